@@ -1,0 +1,3 @@
+"""ftis-node: different language models learn from one another, peer to peer (F-TIS, arXiv 2605.22537)."""
+
+__version__ = "0.1.0"

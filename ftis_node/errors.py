@@ -1,0 +1,27 @@
+"""One exception tree. An error that a person can cause says in one sentence what is wrong and in one what to do."""
+
+from __future__ import annotations
+
+
+class FtisError(Exception):
+    """The root of every error that this package raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(FtisError):
+    """A mistake that a person can mend.
+
+    `what` is one sentence about what is wrong, `fix` one sentence about what to do.
+    """
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what} {fix}")
+        self.what = what
+        self.fix = fix
+
+
+class UsageError(UserError):
+    """Wrong flags, files or values: nothing was started (exit code 2)."""
+
+    exit_code = 2
