@@ -1,0 +1,218 @@
+"""Makes the three built-in models from nothing: `python -m ftis_node.lab.warmup --out DIR`.
+
+Reinforcement learning can only sharpen what a model sometimes does. So each model is first taught by a teacher that
+knows the right procedure and often prefers a wrong one, with mistakes of its own: afterwards the model gets a third to
+a half of the prompts right, and learns the rest from rewards, its own and its peers'. The prompts that the task holds
+out are never shown. The same seed gives the same bytes on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import platform
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+
+from ftis_node.tasks import Example, Task, load_task, score
+from ftis_node.tasks.arithmetic import apply
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+WORDS = ("<|pad|>", "<|end|>", "<|unknown|>", *TAGS, " ", *"0123456789", *"+-=*/(),")
+SEED = 1
+_BATCH = 64
+_IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One model and its warm-up: `steps` of AdamW at the peak rate `rate`."""
+
+    name: str
+    layers: int
+    width: int
+    mlp: int
+    steps: int
+    rate: float
+
+
+RECIPES = (
+    Recipe("tiny-a", layers=2, width=64, mlp=128, steps=700, rate=4e-3),
+    Recipe("tiny-b", layers=3, width=80, mlp=160, steps=450, rate=3e-3),
+    Recipe("tiny-c", layers=2, width=96, mlp=192, steps=500, rate=4e-3),
+)
+
+
+class Teacher:
+    """Writes a completion for a prompt, with habits of error drawn once from `rng`.
+
+    It believes 30 % of the facts (x, sign, y) to be off by one, and then says so 7 times in 10; of the others it gets
+    8 % wrong at random. After 35 % of the first operands it mostly forgets the last operand, elsewhere sometimes.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        facts = [(x, sign, y) for x in range(19) for sign in "+-" for y in range(1, 10)]
+        self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < 0.3}
+        self._forgetful = {operand for operand in range(1, 10) if rng.random() < 0.35}
+
+    def completion(self, question: str) -> str:
+        """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake."""
+        a, first, b, second, c = tuple(question.removesuffix("="))
+        steps = [self._recall(int(a), first, int(b))]
+        if self._rng.random() >= (0.7 if int(a) in self._forgetful else 0.1):
+            steps.append(self._recall(steps[0], second, int(c)))
+        return f"<think>{' '.join(map(str, steps))}</think><answer>{steps[-1]}</answer>"
+
+    def _recall(self, x: int, sign: str, y: int) -> int:
+        value = apply(x, sign, y)
+        off = self._off.get((x, sign, y))
+        if off is not None:
+            value += off if self._rng.random() < 0.7 else 0
+        elif self._rng.random() < 0.08:
+            value += self._rng.choice((-2, -1, 1, 2))
+        return max(0, value)
+
+
+def build_tokenizer() -> Any:
+    """A tokenizer of 26 words: tags are ordinary words, numbers are digits, and decoding gives back the very text."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[2]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("</?(?:think|answer)>|."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=WORDS[0],
+        eos_token=WORDS[1],
+        unk_token=WORDS[2],
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
+
+
+def build_model(recipe: Recipe, tokenizer: Any) -> Any:
+    """An untrained Qwen2 model (fp32); the weights come from torch's global generator."""
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.width,
+        intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    return transformers.Qwen2ForCausalLM(config)
+
+
+def warm_up(recipe: Recipe, task: Task, seed: int = SEED) -> tuple[Any, Any]:
+    """(model, tokenizer) after supervised learning from a teacher of the model's own."""
+    rng = random.Random(f"{seed}/{recipe.name}")
+    torch.manual_seed(rng.getrandbits(63))
+    tokenizer = build_tokenizer()
+    model = build_model(recipe, tokenizer)
+    teacher = Teacher(rng)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.rate)
+    model.train()
+    for step in range(recipe.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = recipe.rate * (1 + math.cos(math.pi * step / recipe.steps)) / 2
+        examples = rng.choices(task.train, k=_BATCH)
+        ids, labels = _batch(tokenizer, [(task.prompt(e), teacher.completion(e.question)) for e in examples])
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        if (step + 1) % 50 == 0 or step + 1 == recipe.steps:
+            print(f"  {recipe.name}: step {step + 1} of {recipe.steps}, loss {loss.item():.3f}", flush=True)
+    return model.eval(), tokenizer
+
+
+def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [N, T], padded on the right, and labels [N, T] that leave out prompts and padding."""
+    prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
+    answers = tokenizer([answer for _, answer in pairs])["input_ids"]
+    length = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True)) + 1
+    ids = torch.full((len(pairs), length), tokenizer.pad_token_id)
+    labels = torch.full((len(pairs), length), _IGNORED)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        end = len(prompt) + len(answer) + 1
+        ids[row, :end] = torch.tensor([*prompt, *answer, tokenizer.eos_token_id])
+        labels[row, len(prompt) : end] = ids[row, len(prompt) : end]
+    return ids, labels
+
+
+@torch.no_grad()
+def greedy_pass_at_1(model: Any, tokenizer: Any, task: Task, examples: tuple[Example, ...]) -> float:
+    """The share of `examples` that the model's most likely completion gets right, in the strict format."""
+    inputs = tokenizer([task.prompt(e) for e in examples], return_tensors="pt", padding=True)
+    output = model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        do_sample=False,
+        max_new_tokens=task.completion_tokens,
+    )
+    texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return sum(score(task.reward, text, e.answer).reward for text, e in zip(texts, examples, strict=True)) / len(texts)
+
+
+def save(recipe: Recipe, model: Any, tokenizer: Any, task: Task, out: Path) -> dict[str, Any]:
+    """Write the model's folder under `out`; returns its entry of the manifest."""
+    folder = out / recipe.name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": recipe.steps,
+        "pass_at_1": round(greedy_pass_at_1(model, tokenizer, task, task.held_out), 4),
+        "sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Make all models, or those named by --only, and write the manifest."""
+    parser = argparse.ArgumentParser(prog="python -m ftis_node.lab.warmup", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write to")
+    parser.add_argument("--only", choices=[r.name for r in RECIPES], action="append", help="make only this one")
+    parser.add_argument("--seed", type=int, default=SEED)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)  # more threads would change the order of sums, and are slower at this size
+    transformers.utils.logging.disable_progress_bar()
+    task = load_task("arithmetic")
+    path = options.out / "manifest.json"
+    known = json.loads(path.read_text())["models"] if options.only and path.exists() else {}
+    for recipe in RECIPES:
+        if options.only is None or recipe.name in options.only:
+            started = time.monotonic()
+            known[recipe.name] = save(recipe, *warm_up(recipe, task, options.seed), task, options.out)
+            print(f"{recipe.name}: pass@1 {known[recipe.name]['pass_at_1']}, {time.monotonic() - started:.0f} s")
+    versions = {
+        "python": platform.python_version(),
+        "tokenizers": tokenizers.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    manifest = {"seed": options.seed, "task_data": task.data, "versions": versions, "models": known}
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""One file from the web into the user's cache: bounded in time and size, its sha256 checked, put there in one move."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftis_node.errors import UsageError
+
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file that never changes: where it is, how many bytes it has and their sha256 (hex)."""
+
+    url: str
+    size: int
+    sha256: str
+
+
+def cache_dir() -> Path:
+    """$XDG_CACHE_HOME/ftis-node, or ~/.cache/ftis-node."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "ftis-node"
+
+
+def sha256_of(path: Path) -> str | None:
+    """The sha256 (hex) of a file's bytes; None where there is no file to read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def cached(remote: Remote, path: Path, *, stall_s: float = 20.0, total_s: float = 300.0) -> Path:
+    """`path`, downloaded first where it is missing or damaged.
+
+    Raises UsageError where that fails; then nothing was put at `path`. `stall_s` bounds each wait for the server,
+    `total_s` the whole download.
+    """
+    if sha256_of(path) == remote.sha256:
+        return path
+    try:
+        data = _download(remote, stall_s, time.monotonic() + total_s)
+        _write(path, data)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise UsageError(
+            f"Cannot download {remote.url} ({error or type(error).__name__}).",
+            "Download the file elsewhere and name it: --data FILE for training, --eval-data FILE for evaluation.",
+        ) from error
+    return path
+
+
+def _download(remote: Remote, stall_s: float, deadline: float) -> bytes:
+    data = bytearray()
+    with urllib.request.urlopen(remote.url, timeout=stall_s) as answer:  # the address is a constant of ours
+        while chunk := answer.read1(_CHUNK):
+            data += chunk
+            if len(data) > remote.size:
+                raise ValueError(f"more than the {remote.size} bytes expected")
+            if time.monotonic() > deadline:
+                raise TimeoutError("it takes too long")
+    if len(data) < remote.size:
+        raise ValueError(f"only {len(data)} of {remote.size} bytes came")
+    if hashlib.sha256(data).hexdigest() != remote.sha256:
+        raise ValueError("its sha256 is not the one expected")
+    return bytes(data)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,61 @@
+"""GSM8K (Cobbe et al. 2021, arXiv 2110.14168): 7,473 grade-school problems to train on and 1,319 to be tested on."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from ftis_node.tasks.download import Remote, cache_dir, cached, sha256_of
+from ftis_node.tasks.jsonl import plain_answer, read_rows, split
+from ftis_node.tasks.task import REASONING, Task
+
+_SOURCE = (
+    "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
+    "/grade_school_math/data"
+)
+TRAIN = Remote(f"{_SOURCE}/train.jsonl", 4_166_206, "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465")
+TEST = Remote(f"{_SOURCE}/test.jsonl", 749_738, "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14")
+
+
+def load_gsm8k(data: Path | None = None, eval_data: Path | None = None) -> Task:
+    """The task from local files, from the cache, or from its source, pinned by commit and sha256.
+
+    The original training file is trained on whole, and the original test file is held out. Another file of the same
+    layout keeps a tenth of its own rows out of training, as `ftis_node.tasks.jsonl` does. Raises UsageError for files
+    that cannot be read and for a download that fails.
+    """
+    path = data if data is not None else cached(TRAIN, cache_dir() / "gsm8k-train.jsonl")
+    content, rows, _ = read_rows(path, gold_answer)
+    digest = hashlib.sha256(content).hexdigest()
+    if digest == TRAIN.sha256:
+        train, held_out = rows, read_rows(eval_data or _test_file(path), gold_answer)[1]
+    else:
+        train, held_out = split(path, rows)
+        if eval_data is not None:
+            held_out = read_rows(eval_data, gold_answer)[1]
+    return Task(
+        name="gsm8k",
+        train=train,
+        held_out=held_out,
+        data=digest,
+        template=REASONING,
+        reward="integer",
+        completion_tokens=256,
+        prompt_tokens=512,
+    )
+
+
+def gold_answer(solution: Any) -> str | None:
+    """The integer after the last `####` of a worked solution; None where there is none."""
+    if not isinstance(solution, str) or "####" not in solution:
+        return None
+    return plain_answer(solution.rpartition("####")[2].strip())
+
+
+def _test_file(train: Path) -> Path:
+    """The original test file: beside the training file where it lies there, else from the cache or the source."""
+    beside = train.with_name(train.name.replace("train", "test"))
+    if sha256_of(beside) == TEST.sha256:
+        return beside
+    return cached(TEST, cache_dir() / "gsm8k-test.jsonl")

@@ -1,0 +1,124 @@
+"""Questions of one's own: a JSONL file with `question` (or `prompt`) and an integer `answer` in every line.
+
+A tenth of the rows, chosen by the hash of their question, is never trained on. It is held out where no other
+evaluation file is named, and stays out of training where one is: what a node evaluates on is its own business and must
+not change the rows that a run's prompts are drawn from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import UsageError
+from ftis_node.tasks.rewards import parse_integer
+from ftis_node.tasks.task import PLAIN, REASONING, Example, Task
+
+_HELD_OUT = 0.1
+_FIELDS = ("question", "prompt")
+
+
+def load_jsonl(path: Path, eval_data: Path | None = None) -> Task:
+    """The task of a local file; raises UsageError, with the line number, for what cannot be used.
+
+    A `question` is put into the reasoning template; a `prompt` is given to the model as it is. A file uses one of them.
+    """
+    data, rows, field = read_rows(path, plain_answer)
+    train, held_out = split(path, rows)
+    if eval_data is not None:
+        held_out, eval_field = read_rows(eval_data, plain_answer)[1:]
+        if eval_field != field:
+            raise UsageError(
+                f"{path} has the field {field!r} but {eval_data} has {eval_field!r}.",
+                "Use the same field in both files.",
+            )
+    return Task(
+        name=path.name,
+        train=train,
+        held_out=held_out,
+        data=hashlib.sha256(data).hexdigest(),
+        template=REASONING if field == "question" else PLAIN,
+        reward="integer",
+        completion_tokens=256,
+        prompt_tokens=512,
+    )
+
+
+def split(path: Path, rows: tuple[Example, ...]) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """(train, held out): about a tenth of the questions is held out, at least one; equal questions stay together."""
+    places = {row.question: _place(row.question) for row in rows}
+    lowest = min(places.values())
+    held = {question for question, place in places.items() if place < _HELD_OUT or place == lowest}
+    train = tuple(row for row in rows if row.question not in held)
+    if not train:
+        raise UsageError(
+            f"{path} has only {len(places)} different question(s), and one of them has to be held out.",
+            "Add rows: two different questions are the least.",
+        )
+    return train, tuple(row for row in rows if row.question in held)
+
+
+def read_rows(path: Path, answer_of: Callable[[Any], str | None]) -> tuple[bytes, tuple[Example, ...], str]:
+    """The file's bytes, its rows, and the name of their question field.
+
+    `answer_of` makes canonical digits of a row's answer, and None of one that holds no integer.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a JSONL file that exists.") from error
+    rows: list[Example] = []
+    fields: list[str] = []
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if line.strip():
+            field, example = _row(path, number, line, answer_of)
+            rows.append(example)
+            fields.append(field)
+            if field != fields[0]:
+                raise UsageError(
+                    f"{path}, line {number}, has the field {field!r} where earlier lines have {fields[0]!r}.",
+                    "Use one of them in the whole file.",
+                )
+    if not rows:
+        raise UsageError(f"{path} is empty.", 'Put one {"question": …, "answer": …} in every line.')
+    return data, tuple(rows), fields[0]
+
+
+def plain_answer(value: Any) -> str | None:
+    """The canonical digits of an answer that is an integer or the text of one."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    if isinstance(value, int) and abs(value) >= 10**39:
+        return None
+    number = parse_integer(str(value))
+    return None if number is None else str(number)
+
+
+def _row(path: Path, number: int, line: bytes, answer_of: Callable[[Any], str | None]) -> tuple[str, Example]:
+    where = f"{path}, line {number},"
+    try:
+        row = json.loads(line.decode())
+        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON in UTF-8.", "Correct or remove that line.") from error
+    if not isinstance(row, dict):
+        raise UsageError(f"{where} is not a JSON object.", 'Write {"question": …, "answer": …}.')
+    field = next((name for name in _FIELDS if isinstance(row.get(name), str) and row[name].strip()), None)
+    if field is None:
+        raise UsageError(f"{where} has no text in `question` or `prompt`.", "Add the question to that line.")
+    if "answer" not in row:
+        raise UsageError(f"{where} has no `answer`.", "Add the answer, an integer, to that line.")
+    answer = answer_of(row["answer"])
+    if answer is None:
+        raise UsageError(
+            f"{where} has an answer that is not an integer of at most 40 characters.", "Correct or remove that line."
+        )
+    return field, Example(row[field], answer)
+
+
+def _place(question: str) -> float:
+    digest = hashlib.sha256(question.encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

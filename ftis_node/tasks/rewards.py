@@ -1,0 +1,83 @@
+"""Scores of text that strangers wrote: pure string work, linear in its length, the same verdict on every node.
+
+Nothing is evaluated, no number longer than 40 characters is converted, and only ASCII whitespace and digits count, so
+that neither the text nor the Unicode tables of a Python version can make two nodes disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ftis_node.errors import UsageError
+
+RULES = ("integer",)
+"""The names that `score` knows."""
+
+_MAX_ANSWER = 40
+_WINDOW = 2 * _MAX_ANSWER  # enough to see that a number is too long to be read
+_SPACE = " \t\n\r\f\v"
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
+_LAST_NUMBER = re.compile(
+    r"(?:(?<![0-9A-Za-z)])[+-])?"  # a sign, but not the minus of 8-3
+    r"(?:(?<![0-9])[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+    r"(?P<fraction>\.[0-9]+)?\Z"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The verdict on one completion.
+
+    `reward` is 1.0 only for the strict format with the right integer, else 0.0. `formatted` says that the format was
+    right, whatever the integer; `lenient` that the last integer anywhere in the text was right, whatever the format.
+    """
+
+    reward: float
+    formatted: bool
+    lenient: bool
+
+
+def score(rule: str, text: str, answer: str) -> Score:
+    """Score `text` against the gold `answer` by a rule of `RULES`; raises UsageError for a rule that is none.
+
+    Never raises on account of `text` or `answer`: a gold that is no integer is simply never matched.
+    """
+    if rule not in RULES:
+        raise UsageError(f"There is no reward rule {rule!r}.", f"Use one of: {', '.join(RULES)}.")
+    gold = parse_integer(answer)
+    given = _strict(text)
+    right = gold is not None and given == gold
+    return Score(float(right), given is not None, gold is not None and _last_integer(text) == gold)
+
+
+def parse_integer(text: str) -> int | None:
+    """The integer that `text` is, with an optional sign and thousands commas; None for anything else."""
+    if len(text) > _MAX_ANSWER:
+        return None
+    text = text.strip(_SPACE)
+    return int(text.replace(",", "")) if _INTEGER.fullmatch(text) else None
+
+
+def _strict(text: str) -> int | None:
+    """The integer of a text that is exactly <think>…</think> <answer>integer</answer>."""
+    text = text.strip(_SPACE)
+    if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in _TAGS):
+        return None
+    between, opened, answer = text.partition("</think>")[2].partition("<answer>")
+    if not opened or between.strip(_SPACE):
+        return None
+    return parse_integer(answer.removesuffix("</answer>"))
+
+
+def _last_integer(text: str) -> int | None:
+    """The last number of the text where it is an integer (12.00 is one, 12.5 is not) of at most 40 characters."""
+    end = max(text.rfind(digit) for digit in "0123456789") + 1
+    found = _LAST_NUMBER.search(text[max(0, end - _WINDOW) : end])
+    if found is None:
+        return None
+    fraction = found["fraction"] or ""
+    if fraction.strip(".0"):
+        return None
+    return parse_integer(found[0].removesuffix(fraction))

@@ -1,0 +1,46 @@
+"""What a task is: questions with integer answers, how to put them to a model, and how to score what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLAIN = "{question}"
+"""The question is the prompt."""
+
+REASONING = (
+    "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant "
+    "first thinks about the reasoning process and then gives the answer. The reasoning process is enclosed in <think> "
+    "</think> tags and the answer, a single integer, in <answer> </answer> tags, i.e. <think> reasoning process here "
+    "</think> <answer> answer here </answer>.\nUser: {question}\nAssistant:"
+)
+"""Plain text for any base or instruct model: no chat template, no tag prefilled, no stop string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question and its gold answer, an integer in canonical decimal digits (`-1234`, never `-1,234`)."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The data and the rules of one task; everything but `held_out` must be equal on all nodes of a run.
+
+    `data` is the sha256 (hex) of what makes the prompts: of the training file's bytes, or of the canonical JSON of the
+    rows where there is no file. `reward` names a rule of `ftis_node.tasks.rewards`. The caps are defaults, in tokens.
+    """
+
+    name: str
+    train: tuple[Example, ...]
+    held_out: tuple[Example, ...]
+    data: str
+    template: str
+    reward: str
+    completion_tokens: int
+    prompt_tokens: int
+
+    def prompt(self, example: Example) -> str:
+        """The text that a model is given; braces in a question stay what they are."""
+        return self.template.replace("{question}", example.question)
