@@ -1,0 +1,11 @@
+"""What a step maximises: advantages, divergence, importance, filter, loss, diagnostics (arXiv 2605.22537, section 3).
+
+Pure torch on tensors; nothing here knows of a network, a model or a token id. An `Objective` is a frozen choice of
+parts, `PRESETS` the choices that have a name, `Terms` what one micro-batch gives, `Diagnostics` what a step tells.
+"""
+
+from ftis_node.objective.diagnostics import Diagnostics
+from ftis_node.objective.loss import Terms
+from ftis_node.objective.objective import PRESETS, Objective
+
+__all__ = ["PRESETS", "Diagnostics", "Objective", "Terms"]

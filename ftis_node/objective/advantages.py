@@ -1,0 +1,43 @@
+"""Group-relative advantages: how much better a completion did than its group (arXiv 2605.22537, section 3).
+
+The paper does not say which standard deviation: we take the population's, with no epsilon. The mean and the standard
+deviation are over the whole group, samples that a filter later drops included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+
+def _mean(centred: Tensor) -> Tensor:
+    return centred
+
+
+def _mean_std(centred: Tensor) -> Tensor:
+    # Brought to a largest value of 1 first, so that squaring neither under- nor overflows and the root is never 0.
+    scaled = centred / centred.abs().max()
+    return scaled / scaled.square().mean().sqrt()
+
+
+# Name → rewards minus their mean (float64 [G], not all equal) → advantages.
+ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"mean_std": _mean_std, "mean": _mean})
+
+
+def group_advantages(rewards: Tensor, kind: str) -> Tensor:
+    """Advantages of one group: rewards `[G]` → `[G]`, in the rewards' float dtype (float32 for integers).
+
+    `mean_std`: Â_i = (r_i − mean(r)) / std(r), population std, no epsilon. `mean`: Â_i = r_i − mean(r).
+    Both are exactly 0 when all rewards are equal. ValueError if `rewards` is not one-dimensional.
+    """
+    if rewards.dim() != 1:
+        raise ValueError(f"rewards must be one group, [G], not {list(rewards.shape)}")
+    dtype = rewards.dtype if rewards.is_floating_point() else torch.float32
+    exact = rewards.detach().to(torch.float64)
+    # Compared, not computed: the mean of twelve times 0.1 is not 0.1, and a std of 1e-17 would make noise of it.
+    if exact.numel() == 0 or bool((exact == exact[0]).all()):
+        return torch.zeros_like(exact, dtype=dtype)
+    return ADVANTAGES[kind](exact - exact.mean()).to(dtype)

@@ -1,0 +1,87 @@
+"""The clipped surrogate of packed samples, and what it tells about them (arXiv 2605.22537, sections 3.1 and 3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ftis_node.objective.importance import Importance, clamped_log_ratio
+from ftis_node.objective.packed import segment_sum
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What an objective says about N packed samples with T tokens in all. Only `value` carries a gradient.
+
+    value         `[N]`      weight · 1/|a_i| Σ_t term, to be maximised; exactly 0 for a filtered sample
+    kept          bool `[N]` not filtered
+    divergence    `[N]`      D of the policy at the start of the step from the generator
+    log_ratio     `[T]`      d = log π_start − log π_gen, clamped
+    importance    `[T]`      weights at the start of the step, after truncation; 1 where the objective uses none
+    loss_weight   `[N]`      |Â_i| · weight · Σ_t importance_t, 0 for a filtered sample
+    clipped       bool `[T]` ε is active: the ratio is past the clip on the side where it stops the gradient
+    truncated     bool `[T]` ρ > C, where C is in force
+
+    `clipped` and `truncated` describe every token, those of filtered samples too.
+    """
+
+    value: Tensor
+    kept: Tensor
+    divergence: Tensor
+    log_ratio: Tensor
+    importance: Tensor
+    loss_weight: Tensor
+    clipped: Tensor
+    truncated: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Packed samples in one dtype on one device; `owner` int64 `[T]` names each token's sample, see `packed`."""
+
+    new: Tensor
+    start: Tensor
+    generator: Tensor
+    lengths: Tensor
+    owner: Tensor
+    advantages: Tensor
+    weights: Tensor
+
+
+def surrogate(log_ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
+    """min(R Â, clip(R, 1−ε, 1+ε) Â) with R = e^log_ratio: log_ratio `[T]`, advantages `[T]` (per token) → `[T]`.
+
+    The paper prints the clip around the product, clip(R Â, 1−ε, 1+ε); taken literally no Â > 1+ε would have a
+    gradient, so we read PPO's usual clip of the ratio.
+    """
+    ratio = log_ratio.exp()
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon) * advantages)
+
+
+def values(samples: Samples, kept: Tensor, token_weights: Tensor, importance: Importance, epsilon: float) -> Tensor:
+    """weight · 1/|a_i| Σ_t w_t · min(R Â, clip(R) Â) of each sample, kept bool `[N]`, token_weights `[T]` → `[N]`.
+
+    R is π_new / π_start and w_t the detached weight; or, where the gradient goes through the ratio (`vanilla`), R is
+    ρ = π_new / π_gen and w_t is 1.
+    """
+    gain = samples.weights * samples.advantages
+    # What cannot teach is cut out before anything is computed with it: a NaN multiplied by 0, forward or backward,
+    # is still a NaN, and one alien sample would spoil the gradient of all.
+    live = (kept & (gain != 0))[samples.owner]
+    base = samples.generator if importance.through_ratio else samples.start
+    new, base = (torch.where(live, log_probs, torch.zeros_like(log_probs)) for log_probs in (samples.new, base))
+    outer = torch.ones_like(token_weights) if importance.through_ratio else token_weights
+    outer = torch.where(live, outer, torch.zeros_like(outer))
+    term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[samples.owner], epsilon)
+    summed = segment_sum(term, samples.owner, samples.lengths.numel())
+    return samples.weights * summed / samples.lengths
+
+
+def clip_active(samples: Samples, importance: Importance, epsilon: float) -> Tensor:
+    """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
+    base = samples.generator if importance.through_ratio else samples.start
+    ratio = clamped_log_ratio(samples.new.detach(), base).exp()
+    advantages = samples.advantages[samples.owner]
+    return ((advantages > 0) & (ratio > 1 + epsilon)) | ((advantages < 0) & (ratio < 1 - epsilon))

@@ -1,0 +1,108 @@
+"""The figures of a step against the same figures worked out with plain Python."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.objective import PRESETS, Diagnostics, Objective
+
+ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
+Sample = tuple[str, float, list[float]]  # source, advantage, d per token
+
+
+def gather(objective: Objective, micro_batches: list[list[Sample]], own: str = "me") -> Diagnostics:
+    diagnostics = Diagnostics()
+    for samples in micro_batches:
+        d = torch.tensor([x for _, _, tokens in samples for x in tokens], dtype=torch.float64)
+        lengths = torch.tensor([len(tokens) for _, _, tokens in samples])
+        advantages = torch.tensor([advantage for _, advantage, _ in samples], dtype=torch.float64)
+        terms = objective.terms(new=d, start=d, generator=torch.zeros_like(d), lengths=lengths, advantages=advantages)
+        sources = [source for source, _, _ in samples]
+        diagnostics.add(terms, advantages=advantages, lengths=lengths, sources=sources, own=own)
+    return diagnostics
+
+
+def test_figures_of_two_sources_worked_by_hand() -> None:
+    me: Sample = ("me", 1.0, [0.0, 0.0])
+    peer: list[Sample] = [("a", 2.0, [math.log(4), math.log(0.5)]), ("a", -1.0, [-2.0]), ("a", -1.0, [math.log(1.5)])]
+    summary: Any = gather(ARITHMETIC, [[me, peer[0]], peer[1:]]).summary()
+    a = summary["sources"]["a"]
+    assert (a["samples"], a["tokens"], a["negatives"], a["filtered"], a["filtered_fraction"]) == (3, 4, 2, 1, 0.5)
+    assert a["ratio_max"] == pytest.approx(4) and a["weight_max"] == pytest.approx(2)
+    assert a["ratio_p1"] == pytest.approx(math.exp(-2)) and a["ratio_p50"] == pytest.approx(0.5)
+    assert (a["truncated"], a["clipped"]) == (0.25, 0.0)
+    weights = [2.0, 0.5, math.exp(-2), 1.5]
+    assert a["ess"] == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights) / 4)
+    divergences = [-math.log(4) - math.log(0.5), 2.0, -math.log(1.5)]
+    assert a["divergence_mean"] == pytest.approx(sum(divergences) / 3) and a["divergence_p99"] == 2.0
+    assert a["k1"] == pytest.approx(sum(divergences) / 4)
+    mine, theirs = 1.0 * 2, 2.0 * 2.5 + 1.0 * 1.5
+    assert a["loss_share"] == pytest.approx(theirs / (mine + theirs))
+    assert summary["sources"]["me"]["ess"] == 1.0
+    assert summary["overall"]["tokens"] == 6 and summary["overall"]["loss_share"] == pytest.approx(1)
+    assert summary["foreign"] == a
+
+
+samples = st.tuples(
+    st.sampled_from(["me", "a", "b"]), st.floats(-2, 2), st.lists(st.floats(-25, 25), min_size=1, max_size=5)
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.lists(samples, min_size=1, max_size=6), max_size=4), st.sampled_from([*PRESETS.values(), ARITHMETIC])
+)
+def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches: list[list[Sample]], objective: Objective) -> None:
+    summary: Any = gather(objective, micro_batches).summary()
+    sources = summary["sources"].values()
+    shares = math.fsum(figures["loss_share"] for figures in sources)
+    assert shares == pytest.approx(1) or all(figures["loss_share"] == 0 for figures in sources)
+    for count in ("samples", "tokens", "negatives", "filtered"):
+        assert sum(figures[count] for figures in sources) == summary["overall"][count]
+    assert all(0 <= figures["ess"] <= 1 + 1e-9 for figures in sources)
+    assert all(figures["weight_max"] <= figures["ratio_max"] or objective.importance == "none" for figures in sources)
+    if micro_batches:
+        at_once: Any = gather(objective, [[sample for batch in micro_batches for sample in batch]]).summary()
+        for name, figures in summary["sources"].items():
+            assert at_once["sources"][name] == pytest.approx(figures, rel=1e-9)
+
+
+def test_all_shares_are_zero_when_nothing_teaches() -> None:
+    summary: Any = gather(ARITHMETIC, [[("me", 0.0, [0.0]), ("a", -1.0, [-5.0])]]).summary()
+    assert [figures["loss_share"] for figures in summary["sources"].values()] == [0.0, 0.0]
+    assert (summary["overall"]["negatives"], summary["overall"]["filtered"]) == (2, 1)
+
+
+def test_idle_samples_are_counted_and_in_no_other_figure() -> None:
+    diagnostics = gather(ARITHMETIC, [[("me", 1.0, [0.0])]])
+    before: Any = diagnostics.summary()
+    diagnostics.add_idle("me", 12)
+    diagnostics.add_idle("b", 12)
+    after: Any = diagnostics.summary()
+    assert after["overall"] == before["overall"] | {"idle": 24.0}
+    assert after["sources"]["me"]["idle"] == 12 and after["sources"]["b"]["idle"] == 12
+    assert after["sources"]["b"]["samples"] == 0
+
+
+def test_a_summary_is_plain_floats_even_of_nothing() -> None:
+    for diagnostics in (Diagnostics(), gather(ARITHMETIC, [[("me", 1.0, [0.5]), ("a", -1.0, [-30.0])]])):
+        diagnostics.add_idle("b", 1)
+        summary: Any = diagnostics.summary()
+        assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+        for figures in (summary["overall"], summary["foreign"], *summary["sources"].values()):
+            assert all(type(value) is float for value in figures.values())
+
+
+def test_sources_must_be_one_a_sample() -> None:
+    one = torch.zeros(1)
+    lengths = torch.tensor([1])
+    terms = ARITHMETIC.terms(new=one, start=one, generator=one, lengths=lengths, advantages=one)
+    with pytest.raises(ValueError, match="2 sources"):
+        Diagnostics().add(terms, advantages=one, lengths=lengths, sources=["a", "b"], own="me")

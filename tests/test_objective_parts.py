@@ -1,0 +1,159 @@
+"""Advantages, divergences and the choices of an objective."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.objective import PRESETS, Objective
+from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS, sample_divergence
+from ftis_node.objective.packed import owners
+
+FORMULAS = {
+    "k1": lambda d: -d,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: math.exp(d) - 1 - d,
+    "is_k1": lambda d: math.exp(d) * d,
+    "is_k3": lambda d: math.exp(d) * d - math.exp(d) + 1,
+    "k3_reverse": lambda d: math.exp(-d) - 1 + d,
+}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["mean_std", "mean"])
+def test_equal_rewards_have_advantages_of_exactly_zero(value: float, dtype: torch.dtype, kind: str) -> None:
+    rewards = torch.full((12,), min(value, torch.finfo(dtype).max), dtype=dtype)
+    advantages = PRESETS["ftis"].replace(advantage=kind).advantages(rewards)
+    assert torch.equal(advantages, torch.zeros(12, dtype=dtype))
+
+
+def test_advantages_of_a_group_worked_on_paper() -> None:
+    # Three right of twelve: mean 1/4, population std √3/4.
+    rewards = torch.tensor([1.0] * 3 + [0.0] * 9, dtype=torch.float64)
+    right, wrong = 0.75 / (math.sqrt(3) / 4), -0.25 / (math.sqrt(3) / 4)
+    assert PRESETS["ftis"].advantages(rewards).tolist() == pytest.approx([right] * 3 + [wrong] * 9, rel=1e-14)
+    centred = PRESETS["ftis"].replace(advantage="mean").advantages(rewards)
+    assert centred.tolist() == [0.75] * 3 + [-0.25] * 9
+
+
+def test_integer_rewards_give_float32_advantages() -> None:
+    advantages = PRESETS["ftis"].advantages(torch.tensor([1, 0, 0, 1]))
+    assert advantages.dtype == torch.float32 and advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
+
+
+@settings(deadline=None)
+@given(st.floats(-300, 300), st.lists(st.booleans(), min_size=2, max_size=12).filter(lambda x: len(set(x)) > 1))
+def test_the_scale_of_rewards_does_not_matter(exponent: float, right: list[bool]) -> None:
+    unit = PRESETS["ftis"].advantages(torch.tensor([float(x) for x in right], dtype=torch.float64))
+    scaled = PRESETS["ftis"].advantages(torch.tensor([x * 10.0**exponent for x in right], dtype=torch.float64))
+    assert torch.allclose(unit, scaled, rtol=1e-12)
+
+
+def test_advantages_are_of_one_group() -> None:
+    with pytest.raises(ValueError, match="one group"):
+        PRESETS["ftis"].advantages(torch.zeros(2, 12))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@settings(deadline=None)
+@given(d=st.lists(st.floats(-20, 20), min_size=3, max_size=10))
+def test_divergences_are_those_of_the_formulas(name: str, d: list[float]) -> None:
+    assert set(FORMULAS) == set(ESTIMATORS)
+    lengths = [len(d) - 2, 2]
+    tokens = [FORMULAS[name](x) for x in d]
+    parts = [tokens[:-2], tokens[-2:]]
+    expected = {
+        "mean": [sum(part) / len(part) for part in parts],
+        "sum": [sum(part) for part in parts],
+        "max": [max(part) for part in parts],
+    }
+    packed = torch.tensor(lengths)
+    for reduction in REDUCTIONS:
+        got = sample_divergence(
+            torch.tensor(d, dtype=torch.float64), owners(packed), packed, estimator=name, reduction=reduction
+        )
+        # e^20 has an ulp of 1e-7, which the plain formulas lose beside the small terms.
+        assert got.tolist() == pytest.approx(expected[reduction], rel=1e-9, abs=1e-12 * max(map(abs, tokens)) + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["k2", "k3", "is_k3", "k3_reverse"])
+def test_the_estimators_that_cannot_be_negative_are_not(name: str) -> None:
+    d = torch.linspace(-20, 20, 10_001, dtype=torch.float64)
+    assert (ESTIMATORS[name](d) >= 0).all()
+    assert ESTIMATORS[name](torch.zeros(1)).item() == 0
+
+
+def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones() -> None:
+    # The reading of g = 50: the mean of k3_reverse passes it by one token of about 9.3 nats among 200.
+    d = torch.zeros(200, dtype=torch.float64)
+    lengths = torch.tensor([200])
+    for nats, dropped in [(9.0, False), (9.4, True)]:
+        d[17] = -nats
+        terms = PRESETS["ftis"].terms(
+            new=d, start=d, generator=torch.zeros_like(d), lengths=lengths, advantages=torch.tensor([-1.0])
+        )
+        assert terms.kept.tolist() == [not dropped]
+
+
+def test_presets_are_the_papers() -> None:
+    ftis, grpo, nois = (PRESETS[name] for name in ("ftis", "grpo", "nois"))
+    assert (ftis.importance, ftis.truncation, ftis.threshold, ftis.epsilon) == ("truncated", 2.0, 50.0, 0.2)
+    assert (ftis.divergence, ftis.reduction, ftis.advantage, ftis.own_only) == ("k3_reverse", "mean", "mean_std", False)
+    assert (grpo.importance, grpo.threshold, grpo.own_only) == ("vanilla", None, True)
+    assert (nois.importance, nois.threshold, nois.own_only) == ("none", None, False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("advantage", "median", "mean_std, mean"),
+        ("divergence", "kl", "k1, k2, k3, is_k1, is_k3, k3_reverse"),
+        ("reduction", "min", "mean, sum, max"),
+        ("importance", "some", "none, vanilla, truncated"),
+        ("truncation", 0, "above 0"),
+        ("truncation", None, "above 0"),
+        ("truncation", math.nan, "above 0"),
+        ("epsilon", 1.0, "between 0 and 1"),
+        ("epsilon", True, "between 0 and 1"),
+        ("threshold", -1.0, "at least 0, or None"),
+        ("threshold", "50", "at least 0, or None"),
+        ("threshold", math.inf, "at least 0, or None"),
+    ],
+)
+def test_a_wrong_choice_is_refused_with_the_allowed_ones(field: str, value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be .*{says}"):
+        PRESETS["ftis"].replace(**{field: value})
+
+
+def test_replace_makes_a_new_objective() -> None:
+    changed = PRESETS["ftis"].replace(threshold=5.0, name="ftis-5")
+    assert changed == Objective("ftis-5", threshold=5.0) and PRESETS["ftis"].threshold == 50.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"lengths": torch.tensor([2, 2])}, "new must have shape"),
+        ({"lengths": torch.tensor([3, 0])}, "at least one token"),
+        ({"lengths": torch.tensor([2.0, 1.0])}, "integers"),
+        ({"generator": torch.zeros(1)}, "generator must have shape"),
+        ({"advantages": torch.zeros(3)}, "advantages must have shape"),
+        ({"weights": torch.zeros(2, 1)}, "weights must have shape"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:
+    arguments = {
+        "new": torch.zeros(3),
+        "start": torch.zeros(3),
+        "generator": torch.zeros(3),
+        "lengths": torch.tensor([2, 1]),
+        "advantages": torch.zeros(2),
+    }
+    with pytest.raises(ValueError, match=says):
+        PRESETS["ftis"].terms(**arguments | changes)

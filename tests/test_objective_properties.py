@@ -1,0 +1,205 @@
+"""What must hold of any objective whatever the numbers are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.objective import PRESETS, Objective, Terms
+
+EVERY = settings(deadline=None, max_examples=50)
+log_probs = st.floats(-15, 0)
+rewards_of_a_group = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=12)
+
+
+@st.composite
+def batches(draw: st.DrawFn, own: bool = False) -> dict[str, torch.Tensor]:
+    """The arguments of `terms`, in float64; with `own` the generator is the policy at the start of the step."""
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    total = sum(lengths)
+    start = torch.tensor(draw(st.lists(log_probs, min_size=total, max_size=total)), dtype=torch.float64)
+    drift = draw(st.lists(st.floats(-0.5, 0.5), min_size=total, max_size=total))
+    claimed = draw(st.lists(log_probs, min_size=total, max_size=total))
+    advantages = draw(st.lists(st.floats(-3, 3), min_size=len(lengths), max_size=len(lengths)))
+    return {
+        "new": start if own else start + torch.tensor(drift, dtype=torch.float64),
+        "start": start,
+        "generator": start if own else torch.tensor(claimed, dtype=torch.float64),
+        "lengths": torch.tensor(lengths),
+        "advantages": torch.tensor(advantages, dtype=torch.float64),
+    }
+
+
+def run(objective: Objective, batch: dict[str, Any]) -> tuple[Terms, torch.Tensor]:
+    new = batch["new"].clone().requires_grad_()
+    terms = objective.terms(**batch | {"new": new})
+    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
+    return terms, gradient
+
+
+def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Tensor]:
+    """The samples `order` of a batch, in that order."""
+    pieces = {
+        name: torch.split(tensor, batch["lengths"].tolist())
+        for name, tensor in batch.items()
+        if name in ("new", "start", "generator")
+    }
+    tokens = {name: torch.cat([piece[i] for i in order]) for name, piece in pieces.items()}
+    return tokens | {name: batch[name][order] for name in ("lengths", "advantages")}
+
+
+@EVERY
+@given(batches(own=True))
+def test_on_own_fresh_samples_all_presets_are_the_same(batch: dict[str, torch.Tensor]) -> None:
+    results = [run(objective, batch) for objective in PRESETS.values()]
+    for terms, gradient in results:
+        assert torch.equal(gradient, results[0][1])
+        assert torch.equal(terms.value, results[0][0].value)
+        assert terms.kept.all() and not terms.clipped.any() and not terms.truncated.any()
+        assert torch.equal(terms.importance, torch.ones_like(terms.importance))
+
+
+@EVERY
+@given(batches(), st.randoms(use_true_random=False))
+def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any) -> None:
+    samples = batch["lengths"].numel()
+    order = rng.sample(range(samples), samples)
+    for objective in PRESETS.values():
+        together, gradient = run(objective, take(batch, order))
+        alone = [run(objective, take(batch, [i])) for i in order]
+        assert torch.equal(gradient, torch.cat([slope for _, slope in alone]))
+        for field in Terms.__dataclass_fields__:
+            assert torch.equal(getattr(together, field), torch.cat([getattr(terms, field) for terms, _ in alone])), (
+                field
+            )
+
+
+@EVERY
+@given(batches(), st.floats(0.1, 5), st.floats(0, 5))
+def test_a_higher_truncation_never_lowers_a_weight(batch: dict[str, torch.Tensor], cap: float, more: float) -> None:
+    low, _ = run(PRESETS["ftis"].replace(truncation=cap), batch)
+    high, _ = run(PRESETS["ftis"].replace(truncation=cap + more), batch)
+    assert (high.importance >= low.importance).all()
+    assert (high.loss_weight >= low.loss_weight).all()
+    assert (low.importance <= cap).all()
+
+
+@EVERY
+@given(batches(), st.integers(0, 5), st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_a_filtered_sample_gives_nothing_even_when_it_is_not_finite(
+    batch: dict[str, torch.Tensor], which: int, alien: float
+) -> None:
+    objective = PRESETS["ftis"].replace(threshold=1.0, divergence="k1", reduction="max")
+    which %= batch["lengths"].numel()
+    batch["advantages"][which] = -1.0
+    owner = torch.repeat_interleave(torch.arange(batch["lengths"].numel()), batch["lengths"])
+    batch["start"][owner == which] = -15.0
+    batch["generator"][owner == which] = -1.0
+    clean, clean_gradient = run(objective, batch)
+    batch["new"] = torch.where(owner == which, alien, batch["new"])
+    spoiled, gradient = run(objective, batch)
+    assert not spoiled.kept[which]
+    assert spoiled.value[which] == 0 and spoiled.loss_weight[which] == 0
+    assert torch.equal(gradient, clean_gradient) and torch.equal(spoiled.value, clean.value)
+    assert (gradient[owner == which] == 0).all()
+
+
+@pytest.mark.parametrize("objective", PRESETS.values(), ids=lambda objective: objective.name)
+def test_no_gradient_leaks_from_a_source_of_weight_zero(objective: Objective) -> None:
+    new = torch.tensor([-1.0, math.nan], requires_grad=True)
+    terms = objective.terms(
+        new=new,
+        start=new.detach(),
+        generator=torch.tensor([-1.0, -1.0]),
+        lengths=torch.tensor([1, 1]),
+        advantages=torch.tensor([1.0, -1.0]),
+        weights=torch.tensor([1.0, 0.0]),
+    )
+    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
+    assert gradient.tolist() == terms.value.tolist() == terms.loss_weight.tolist() == [1.0, 0.0]
+
+
+def test_an_unfiltered_nan_is_not_hidden_from_the_learner() -> None:
+    one = torch.tensor([-1.0])
+    arguments = {"generator": one, "lengths": torch.tensor([1]), "advantages": torch.tensor([-1.0])}
+    nan = torch.tensor([math.nan])
+    terms = PRESETS["ftis"].terms(new=nan, start=nan, **arguments)
+    assert terms.kept.all() and terms.value.isnan().all()
+
+
+@EVERY
+@given(batches(), st.sampled_from([0.0, -1e4, -1e30]), st.sampled_from([0.0, -1e4, -1e30]))
+def test_extreme_log_probs_stay_finite(batch: dict[str, torch.Tensor], start: float, claimed: float) -> None:
+    batch = {name: tensor.float() if name != "lengths" else tensor for name, tensor in batch.items()}
+    batch["start"] = torch.full_like(batch["start"], start)
+    batch["generator"] = torch.full_like(batch["generator"], claimed)
+    for preset in PRESETS.values():
+        for divergence in ("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"):
+            for reduction in ("mean", "sum", "max"):
+                terms, gradient = run(preset.replace(divergence=divergence, reduction=reduction), batch)
+                assert gradient.isfinite().all()
+                for field in ("value", "divergence", "importance", "loss_weight"):
+                    assert getattr(terms, field).isfinite().all(), (preset.name, divergence, field)
+
+
+def test_a_right_answer_that_the_learner_finds_impossible_contributes_next_to_nothing() -> None:
+    batch = {
+        "new": torch.full((4,), -30.0, dtype=torch.float64),
+        "start": torch.full((4,), -30.0, dtype=torch.float64),
+        "generator": torch.zeros(4, dtype=torch.float64),
+        "lengths": torch.tensor([4]),
+        "advantages": torch.tensor([2.0], dtype=torch.float64),
+    }
+    terms, gradient = run(PRESETS["ftis"], batch)
+    assert terms.kept.all() and (terms.log_ratio == -20).all()
+    assert 0 < terms.value.item() < 1e-8 and gradient.abs().max() < 1e-8
+    assert run(PRESETS["nois"], batch)[1].sum().item() == pytest.approx(2.0)
+
+
+@EVERY
+@given(rewards_of_a_group, st.integers(-8, 8), st.randoms(use_true_random=False))
+def test_neither_a_constant_nor_the_order_changes_advantages(rewards: list[float], constant: int, rng: Any) -> None:
+    objective = PRESETS["ftis"]
+    group = torch.tensor(rewards, dtype=torch.float64)
+    plain = objective.advantages(group)
+    order = rng.sample(range(len(rewards)), len(rewards))
+    assert torch.allclose(objective.advantages(group + constant), plain, atol=1e-12)
+    assert torch.allclose(objective.advantages(group[order]), plain[order], atol=1e-12)
+
+
+@EVERY
+@given(rewards_of_a_group.filter(lambda rewards: len(set(rewards)) > 1))
+def test_a_filtered_sample_still_counts_in_mean_and_std(rewards: list[float]) -> None:
+    objective = PRESETS["ftis"].replace(divergence="k1")
+    advantages = objective.advantages(torch.tensor(rewards, dtype=torch.float64))
+    size = len(rewards)
+    batch = {
+        "new": torch.full((size,), -12.0, dtype=torch.float64),
+        "start": torch.full((size,), -12.0, dtype=torch.float64),
+        "generator": torch.zeros(size, dtype=torch.float64),
+        "lengths": torch.ones(size, dtype=torch.int64),
+        "advantages": advantages,
+    }
+    terms, gradient = run(objective.replace(threshold=1.0), batch)
+    mean = math.fsum(rewards) / size
+    std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / size)
+    expected = [(r - mean) / std * math.exp(-12.0) if r > mean else 0.0 for r in rewards]
+    assert gradient.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-18)
+    assert (~terms.kept).sum() == sum(r <= mean + 1e-12 for r in rewards)
+
+
+def test_nothing_at_all_is_no_error() -> None:
+    nothing = torch.zeros(0)
+    terms = PRESETS["ftis"].terms(
+        new=nothing.clone().requires_grad_(),
+        start=nothing,
+        generator=nothing,
+        lengths=torch.zeros(0, dtype=torch.int64),
+        advantages=nothing,
+    )
+    assert terms.value.shape == terms.kept.shape == (0,)
