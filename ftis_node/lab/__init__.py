@@ -1,0 +1,1 @@
+"""Experiments and benchmarks that drive the same code as the node."""

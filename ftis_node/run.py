@@ -1,0 +1,202 @@
+"""The run: what nodes must share to make sense of one another's tokens, and nothing else.
+
+A run file is TOML. Its ``[run]`` table is the contract and gives the run id; its ``[hints]`` table (where to dial, whom
+to ask) is not part of the id. A run file may come from a stranger: it is bounded, and every message about it is plain
+text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
+
+from ftis_node.errors import UsageError
+
+RUN_FILE_CHARACTERS_MAX = 1 << 16
+
+# packet.MAX_PACKET_BYTES once more: neighbours of this layer do not import one another, and a test holds them equal.
+_PACKET_BYTES_MAX = 4 << 20
+
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$", max_length=64)]
+_Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Run(BaseModel):
+    """The contract of a swarm. Two runs are the same exactly if their ids are.
+
+    task, reward: names. data: sha256 of the task's data, lower-case hex. template: the prompt's text, with
+    ``{question}`` once. group: completions a packet. slots: groups an author may announce a round. prompt_tokens,
+    completion_tokens: caps. eos: ids that end a completion, ascending. tokenizer: fingerprint, lower-case hex.
+    vocabulary: how many token ids are valid, 0 … vocabulary − 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    packet: Literal[1] = 1
+    task: _Name
+    data: _Sha256
+    template: str = Field(max_length=1 << 14)
+    reward: _Name
+    group: int = Field(ge=2, le=256)
+    slots: int = Field(ge=1, le=4096)
+    prompt_tokens: int = Field(ge=1, le=1 << 20)
+    completion_tokens: int = Field(ge=1, le=1 << 20)
+    temperature: float = Field(gt=0, allow_inf_nan=False)
+    eos: tuple[StrictInt, ...] = Field(strict=False, min_length=1, max_length=64)
+    tokenizer: _Sha256
+    vocabulary: int = Field(ge=2, le=1 << 32)
+    collaboration: Literal["vertical"] = "vertical"
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Run:
+        if self.template.count("{question}") != 1:
+            raise ValueError("template must contain {question} exactly once")
+        if list(self.eos) != sorted(set(self.eos)):
+            raise ValueError("eos must be in ascending order, each id once")
+        if self.eos[0] < 0 or self.eos[-1] >= self.vocabulary:
+            raise ValueError(f"every eos must be from 0 to {self.vocabulary - 1}, below vocabulary")
+        if self.packet_bytes_max > _PACKET_BYTES_MAX:
+            raise ValueError(
+                f"group × completion_tokens makes packets of up to {self.packet_bytes_max} bytes, "
+                f"above the {_PACKET_BYTES_MAX} allowed"
+            )
+        return self
+
+    def canonical_json(self) -> bytes:
+        """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
+
+        Floats are written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if
+        integral, and an exponent of at least two digits below 1e-4 and from 1e16 (``1e-05``, ``1e+16``).
+        """
+        fields = self.model_dump(mode="json")
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return text.encode()
+
+    @property
+    def id(self) -> bytes:
+        """The first 16 bytes of the sha256 of `canonical_json`."""
+        return hashlib.sha256(self.canonical_json()).digest()[:16]
+
+    @property
+    def packet_bytes_max(self) -> int:
+        """No packet of this run is larger: 80 bytes, 6 a completion (its length, its finished bit) and 8 a token."""
+        return 80 + 6 * self.group + 8 * self.group * self.completion_tokens
+
+
+class Hints(BaseModel):
+    """Where to find the swarm. Not part of the run id, so anyone may change it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str = Field(default="", max_length=200)
+    bootstraps: tuple[Annotated[str, StringConstraints(max_length=400)], ...] = Field(
+        default=(), strict=False, max_length=64
+    )
+    contact: str = Field(default="", max_length=400)
+
+
+class RunFile(BaseModel):
+    """A run and hints about where to find it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: Run
+    hints: Hints = Hints()
+
+
+def load_run_file(path: Path) -> RunFile:
+    """Read a run file. Raises UsageError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"The run file {path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The run file {path} is not UTF-8 text.", "Save it as UTF-8.") from error
+    return parse_run_file(text)
+
+
+def parse_run_file(text: str) -> RunFile:
+    """Read the text of a run file, which may come from a stranger. Raises UsageError."""
+    document = _parse_toml(text)
+    _refuse_unknown(document, ["run", "hints"], "the run file")
+    if "run" not in document:
+        raise UsageError("The run file has no [run] table.", "Write one with `ftis-node run new`.")
+    models: dict[str, type[BaseModel]] = {"run": Run, "hints": Hints}
+    for table, model in models.items():
+        values = document.get(table, {})
+        if not isinstance(values, dict):
+            raise UsageError(f"In the run file, {table} is not a table.", f"Write [{table}] on a line of its own.")
+        _refuse_unknown(values, list(model.model_fields), f"[{table}] of the run file")
+    try:
+        return RunFile.model_validate(document)
+    except ValidationError as error:
+        raise _as_usage_error(error) from error
+
+
+def dump_run_file(run_file: RunFile) -> str:
+    """TOML that reads back to the same run and hints. Texts of several lines are written as such."""
+    parts = []
+    for table, model in (("run", run_file.run), ("hints", run_file.hints)):
+        lines = [f"{key} = {_toml(value)}" for key, value in model.model_dump(mode="json").items()]
+        parts.append("\n".join([f"[{table}]", *lines]) + "\n")
+    return "\n".join(parts)
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    if len(text) > RUN_FILE_CHARACTERS_MAX:
+        raise UsageError(
+            f"The run file is longer than {RUN_FILE_CHARACTERS_MAX} characters.", "Ask for the right file."
+        )
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:  # tomllib descends into nested brackets
+        raise UsageError("The run file nests too deeply.", "Ask for the right file.") from error
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+        found = re.search(r"at line (\d+)", str(error))
+        line = int(found[1]) if found else text.count("\n") + 1
+        reason = re.sub(r" \(at .*\)$", "", str(error))
+        raise UsageError(f"Line {line} of the run file is not TOML: {reason}.", "Correct that line.") from error
+
+
+def _refuse_unknown(values: dict[str, Any], known: list[str], where: str) -> None:
+    for key in values:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            fix = f"Did you mean `{nearest[0]}`?" if nearest else f"It may hold: {', '.join(known)}."
+            raise UsageError(f"{where[0].upper()}{where[1:]} has an unknown key {key[:40]!a}.", fix)
+
+
+def _as_usage_error(error: ValidationError) -> UsageError:
+    """The first complaint only: the others often follow from it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    table, *keys = (str(part) for part in first["loc"])
+    where = f"[{table}] of the run file"
+    if first["type"] == "missing":
+        return UsageError(f"`{keys[0]}` is missing from {where}.", f"Add `{keys[0]} = …`.")
+    name = f"`{'.'.join(keys)}` in {where}" if keys else where
+    return UsageError(f"{name[0].upper()}{name[1:]} is wrong: {message}.", "Correct it, or ask for the right file.")
+
+
+def _toml(value: Any) -> str:
+    """A str, int, float or list of these as TOML."""
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if not isinstance(value, str):
+        return repr(value)
+    lines = [_basic_string(line) for line in value.split("\n")]
+    if len(lines) == 1:
+        return f'"{lines[0]}"'
+    return '"""\n' + "\n".join(lines) + '"""'
+
+
+def _basic_string(text: str) -> str:
+    """The inside of a TOML basic string. JSON's escapes are all TOML's too, but TOML wants DEL escaped as well."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")

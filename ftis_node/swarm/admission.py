@@ -1,0 +1,216 @@
+"""Whether a packet may enter this node: one pure function from bytes to a `Group` or a typed `Rejection`.
+
+The order is by cost, so that rubbish is cheap. Every check follows from the run and the announcement alone; nothing
+here trusts a claim, and a foreign id is never used as an index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ftis_node.draw import draw
+from ftis_node.packet import (
+    MAX_PACKET_BYTES,
+    SHORT_DIGEST_BYTES,
+    Group,
+    Packet,
+    PacketError,
+    author_digest,
+    decode,
+    packet_digest,
+    prompt_digest,
+)
+from ftis_node.run import Run
+
+LOGPROB_MAX = 1e-3
+"""Rounding may put the log of a probability of 1 a little above zero."""
+LOGPROB_MARGIN = 18.0
+"""An honest sampler goes below −(ln V + 18) with probability e⁻¹⁸ a token; a lie below it would buy weight."""
+
+
+class Blame(Enum):
+    """Whose fault a rejection is. The author is the one who signed the announcement, not whom the packet names."""
+
+    HOLDER = "holder"
+    AUTHOR = "author"
+    NOBODY = "nobody"
+
+
+class Reason(StrEnum):
+    """One member per kind of refusal."""
+
+    TOO_LARGE = "too large"
+    WRONG_HASH = "wrong hash"
+    MALFORMED = "malformed"
+    OTHER_RUN = "other run"
+    OTHER_AUTHOR = "other author"
+    NOT_AS_ANNOUNCED = "not as announced"
+    SLOT_OUT_OF_RANGE = "slot out of range"
+    WRONG_GROUP_SIZE = "wrong group size"
+    WRONG_PROMPT = "wrong prompt"
+    TOO_LONG = "too long"
+    CUT_SHORT = "cut short"
+    UNKNOWN_TOKEN = "unknown token"
+    LOGPROB_OUT_OF_RANGE = "log-prob out of range"
+    EOS_MISSING = "EOS missing"
+    EOS_INTERIOR = "EOS interior"
+    EOS_UNDECLARED = "EOS undeclared"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a packet was refused. `detail` is a sentence of our own words and numbers, safe to print."""
+
+    reason: Reason
+    blame: Blame
+    detail: str
+
+
+@dataclass(frozen=True)
+class AdmissionContext:
+    """What admission needs to know. prompt_digests: 8 bytes for each row of the task's data, in order.
+
+    Raises ValueError if there is no row or half a digest.
+    """
+
+    run: Run
+    prompt_digests: bytes
+
+    def __post_init__(self) -> None:
+        if not self.prompt_digests or len(self.prompt_digests) % SHORT_DIGEST_BYTES:
+            raise ValueError(f"prompt_digests must be {SHORT_DIGEST_BYTES} bytes for each of at least one row")
+
+    @property
+    def rows(self) -> int:
+        return len(self.prompt_digests) // SHORT_DIGEST_BYTES
+
+    @cached_property
+    def run_id(self) -> bytes:
+        return self.run.id
+
+    @cached_property
+    def logprob_min(self) -> float:
+        """−(ln V + 18), in nats."""
+        return -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
+
+    def digest_of_row(self, row: int) -> bytes:
+        start = row * SHORT_DIGEST_BYTES
+        return self.prompt_digests[start : start + SHORT_DIGEST_BYTES]
+
+
+def prompt_digests(prompts: Iterable[Sequence[int]]) -> bytes:
+    """What `AdmissionContext` wants, from the token ids of every row's prompt."""
+    return b"".join(prompt_digest(ids) for ids in prompts)
+
+
+def admit(
+    context: AdmissionContext,
+    author: bytes,
+    data: bytes,
+    *,
+    announced: tuple[int, int] | None = None,
+    digest: bytes | None = None,
+) -> Group | Rejection:
+    """Judge a packet. Never raises, whatever the bytes.
+
+    author: the 38-byte peer id that signed the announcement. announced: the (round, slot) it was announced under.
+    digest: the sha256 it was announced under; leave it out only if it was compared before, since without it everything
+    wrong is held against `author`.
+    """
+    # An announcement cannot name so large a packet, so it is not what the author signed.
+    if len(data) > MAX_PACKET_BYTES:
+        return Rejection(Reason.TOO_LARGE, Blame.HOLDER, f"{len(data)} bytes; no packet has over {MAX_PACKET_BYTES}")
+    actual = packet_digest(data)
+    if digest is not None and actual != digest:
+        return Rejection(Reason.WRONG_HASH, Blame.HOLDER, "the bytes are not those that were announced")
+    if len(data) > context.run.packet_bytes_max:
+        return _refuse(Reason.TOO_LARGE, f"{len(data)} bytes; this run has at most {context.run.packet_bytes_max}")
+    try:
+        packet = decode(data)
+    except PacketError as error:
+        return _refuse(Reason.MALFORMED, str(error))
+    row = draw(context.run_id, author, packet.round, packet.slot, context.rows)
+    rejection = (
+        _check_origin(context, author, packet, announced)
+        or _check_prompt(context, packet, row)
+        or _check_lengths(context.run, packet)
+        or _check_tokens(context, packet)
+    )
+    return rejection or Group(author, row, packet, actual)
+
+
+def _refuse(reason: Reason, detail: str) -> Rejection:
+    return Rejection(reason, Blame.AUTHOR, detail)
+
+
+def _check_origin(
+    context: AdmissionContext, author: bytes, packet: Packet, announced: tuple[int, int] | None
+) -> Rejection | None:
+    if packet.run_id != context.run_id:
+        return _refuse(Reason.OTHER_RUN, f"it belongs to run {packet.run_id.hex()}")
+    if packet.author_digest != author_digest(author):
+        return _refuse(Reason.OTHER_AUTHOR, "it names another author than the one who announced it")
+    if announced is not None and (packet.round, packet.slot) != announced:
+        found, promised = f"round {packet.round}, slot {packet.slot}", f"round {announced[0]}, slot {announced[1]}"
+        return _refuse(Reason.NOT_AS_ANNOUNCED, f"it holds {found} but was announced as {promised}")
+    if packet.slot >= context.run.slots:
+        return _refuse(Reason.SLOT_OUT_OF_RANGE, f"slot {packet.slot} of {context.run.slots}")
+    return None
+
+
+def _check_prompt(context: AdmissionContext, packet: Packet, row: int) -> Rejection | None:
+    if len(packet.lengths) != context.run.group:
+        return _refuse(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {context.run.group}")
+    if packet.prompt_digest != context.digest_of_row(row):
+        return _refuse(Reason.WRONG_PROMPT, f"it does not answer the drawn row {row}")
+    return None
+
+
+def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
+    cap = run.completion_tokens
+    for length, finished in zip(packet.lengths, packet.finished, strict=True):
+        if length > cap:
+            return _refuse(Reason.TOO_LONG, f"a completion of {length} tokens; the cap is {cap}")
+        if not finished and length != cap:
+            return _refuse(Reason.CUT_SHORT, f"an unfinished completion of {length} tokens; the cap is {cap}")
+    return None
+
+
+def _check_tokens(context: AdmissionContext, packet: Packet) -> Rejection | None:
+    run, ids = context.run, packet.token_ids
+    highest = int(ids.max())
+    if highest >= run.vocabulary:
+        return _refuse(Reason.UNKNOWN_TOKEN, f"token id {highest}; the vocabulary has {run.vocabulary}")
+    # A NaN is its own minimum and maximum, and fails both comparisons. The bounds are doubles, so compare as doubles.
+    low, high = float(packet.logprobs.min()), float(packet.logprobs.max())
+    if not (low >= context.logprob_min and high <= LOGPROB_MAX):
+        allowed = f"{context.logprob_min:.3f} … {LOGPROB_MAX}"
+        return _refuse(Reason.LOGPROB_OUT_OF_RANGE, f"log-probs {low:.6g} … {high:.6g}; allowed are {allowed}")
+    return _check_eos(_is_eos(ids, run.eos), packet)
+
+
+def _is_eos(ids: npt.NDArray[np.uint32], eos: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """bool [Σ lengths]. One comparison an EOS id: runs have one or two, and np.isin would sort."""
+    found: npt.NDArray[np.bool_] = ids == eos[0]
+    for other in eos[1:]:
+        found |= ids == other
+    return found
+
+
+def _check_eos(is_eos: npt.NDArray[np.bool_], packet: Packet) -> Rejection | None:
+    ends_in_eos = is_eos[np.cumsum(packet.lengths) - 1]
+    finished = np.array(packet.finished)
+    if (finished & ~ends_in_eos).any():
+        return _refuse(Reason.EOS_MISSING, "a completion is called finished and does not end in an EOS")
+    if (ends_in_eos & ~finished).any():
+        return _refuse(Reason.EOS_UNDECLARED, "a completion ends in an EOS and is called unfinished")
+    if np.count_nonzero(is_eos) != np.count_nonzero(ends_in_eos):
+        return _refuse(Reason.EOS_INTERIOR, "a completion goes on after an EOS")
+    return None

@@ -1,0 +1,143 @@
+"""One Ed25519 key is everything a node is: its libp2p identity, its author id, its signature.
+
+The peer id of an Ed25519 key *contains* the public key, so a signature proves its author to anyone, relayed or not. The
+file is what p2pd reads: libp2p's PrivateKey protobuf, key type 1, data = 32-byte seed ‖ 32-byte public key
+(https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md). The four bytes before the data are written by hand,
+because importing hivemind's protobuf takes two seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from ftis_node.errors import UserError
+
+AUTHOR_BYTES = 38
+SIGNATURE_BYTES = 64
+
+_PRIVATE_KEY_HEADER = bytes.fromhex("08011240")  # field 1: Ed25519; field 2: 64 bytes follow
+_AUTHOR_HEADER = bytes.fromhex(
+    "002408011220"
+)  # identity multihash of 36 bytes: field 1: Ed25519; field 2: 32 bytes follow
+_PEER_ID_CHARACTERS = 52
+
+
+class Identity:
+    """A private key and what follows from it. Its text form shows the peer id only."""
+
+    __slots__ = ("_key", "_seed", "author")
+
+    author: bytes
+    """The peer id, 38 bytes: 00 24 08 01 12 20 ‖ public key."""
+
+    def __init__(self, seed: bytes) -> None:
+        """`seed` is the 32 random bytes of the key. Raises ValueError if it is not 32 bytes."""
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self._seed = seed
+        self.author = _AUTHOR_HEADER + self._key.public_key().public_bytes_raw()
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """The identity in the file, which is made first if there is none. Raises UserError.
+
+        An existing file is never overwritten, and a new one appears whole or not at all.
+        """
+        try:
+            if not path.exists():
+                _write_new(path, cls(os.urandom(32)).to_bytes())
+            data = path.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"The key file {path} cannot be used: {error.strerror}.", "Give --home a folder that you may write to."
+            ) from error
+        try:
+            return cls.from_bytes(data)
+        except ValueError as error:
+            raise UserError(
+                f"The key file {path} is damaged: {error}.",
+                "Restore it with `ftis-node keys import`, or remove it to start with a new identity.",
+            ) from error
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Identity:
+        """Read libp2p's PrivateKey protobuf. Raises ValueError, saying why, if it is not a whole Ed25519 key."""
+        if len(data) != 68 or not data.startswith(_PRIVATE_KEY_HEADER):
+            raise ValueError("it is not a libp2p Ed25519 private key of 68 bytes")
+        identity = cls(data[4:36])
+        if identity.to_bytes() != data:
+            raise ValueError("its public half does not belong to its private half")
+        return identity
+
+    def to_bytes(self) -> bytes:
+        """libp2p's PrivateKey protobuf, 68 bytes. Secret."""
+        return _PRIVATE_KEY_HEADER + self._seed + self.author[len(_AUTHOR_HEADER) :]
+
+    @property
+    def peer_id(self) -> str:
+        """The author id in base58, as libp2p writes it: 52 characters from ``12D3KooW``."""
+        return peer_id(self.author)
+
+    def sign(self, message: bytes) -> bytes:
+        """The Ed25519 signature (RFC 8032), 64 bytes."""
+        return self._key.sign(message)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+
+def is_author(author: bytes) -> bool:
+    """Whether these bytes have the form of an Ed25519 peer id."""
+    return len(author) == AUTHOR_BYTES and author.startswith(_AUTHOR_HEADER)
+
+
+def verify(author: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether `author` (a 38-byte peer id) signed `message`. False for anything malformed; never raises."""
+    if not is_author(author) or len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(author[len(_AUTHOR_HEADER) :]).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def peer_id(author: bytes) -> str:
+    """The 38-byte peer id in base58."""
+    return base58.b58encode(author).decode()
+
+
+def author_of(peer_id: str) -> bytes:
+    """The 38 bytes of a base58 peer id. Raises ValueError if it is not an Ed25519 peer id in its one spelling."""
+    # base58 decodes in quadratic time, so the length comes first.
+    author = base58.b58decode(peer_id) if len(peer_id) == _PEER_ID_CHARACTERS else b""
+    if not is_author(author) or base58.b58encode(author).decode() != peer_id:
+        raise ValueError("not an Ed25519 peer id (52 characters from 12D3KooW)")
+    return author
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write a file with mode 0600 that is whole or absent after a crash, unless one is there already."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")  # made with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)  # unlike rename, it fails if another process was faster; then that key is the key
+        except FileExistsError:
+            return
+    finally:
+        os.unlink(temporary)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

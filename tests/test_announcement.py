@@ -1,0 +1,229 @@
+"""An announcement says who made what, and only its author could have said it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.packet import MAX_PACKET_BYTES
+from ftis_node.swarm.announcement import Announcement, AnnouncementError, PacketRef, announce, decode_announcement
+from ftis_node.swarm.identity import Identity
+
+VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "announcements.json").read_text())
+IDENTITY = Identity(bytes(range(32)))
+U64 = st.integers(0, 2**64 - 1)
+REFS = st.lists(
+    st.builds(
+        PacketRef, st.integers(0, 2**32 - 1), st.binary(min_size=32, max_size=32), st.integers(1, MAX_PACKET_BYTES)
+    ),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda ref: ref.slot,
+).map(lambda refs: sorted(refs, key=lambda ref: ref.slot))
+
+
+def sample(**changes: Any) -> Announcement:
+    fields: dict[str, Any] = {
+        "run_id": bytes(16),
+        "round": 5,
+        "policy_step": 12,
+        "issued_at": 1_760_000_000,
+        "packets": [PacketRef(0, bytes(32), 24_000), PacketRef(3, b"\x01" * 32, 200)],
+    }
+    return announce(IDENTITY, **(fields | changes))
+
+
+@pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
+def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
+    made = announce(
+        Identity(bytes.fromhex(vector["seed"])),
+        run_id=bytes.fromhex(vector["run_id"]),
+        round=vector["round"],
+        policy_step=vector["policy_step"],
+        issued_at=vector["issued_at"],
+        packets=[PacketRef(ref["slot"], bytes.fromhex(ref["sha256"]), ref["size"]) for ref in vector["packets"]],
+    )
+    assert made.author.hex() == vector["author"]
+    assert made.signed_bytes().hex() == vector["signed_bytes"]
+    assert made.signature.hex() == vector["signature"]
+    assert made.encode().hex() == vector["announcement"]
+    assert decode_announcement(bytes.fromhex(vector["announcement"]), max_packets=64) == made
+
+
+@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["why"])
+def test_the_refused_test_vectors_are_refused(vector: dict[str, str]) -> None:
+    data = bytes.fromhex(vector["announcement"])
+    try:
+        accepted = decode_announcement(data, max_packets=64).verify()
+    except AnnouncementError:
+        accepted = False
+    assert not accepted
+
+
+@given(st.binary(min_size=16, max_size=16), U64, U64, U64, REFS)
+def test_every_announcement_survives_the_round_trip_and_verifies(
+    run_id: bytes, round_: int, policy_step: int, issued_at: int, refs: list[PacketRef]
+) -> None:
+    made = sample(run_id=run_id, round=round_, policy_step=policy_step, issued_at=issued_at, packets=refs)
+    back = decode_announcement(made.encode(), max_packets=8)
+    assert back == made and back.verify()
+
+
+def test_its_size_is_about_150_bytes_and_40_a_packet() -> None:
+    refs = [PacketRef(slot, bytes(32), 24_667) for slot in range(12)]
+    assert len(sample(packets=refs[:1]).encode()) <= 180
+    assert len(sample(packets=refs).encode()) <= 150 + 12 * 41
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": b"\x01" * 16},
+        {"author": Identity(bytes(32)).author},
+        {"round": 6},
+        {"policy_step": 13},
+        {"issued_at": 1_760_000_001},
+        {"packets": (PacketRef(0, bytes(32), 24_000),)},
+        {"packets": (PacketRef(0, bytes(32), 24_000), PacketRef(3, b"\x02" * 32, 200))},
+        {"packets": (PacketRef(0, bytes(32), 24_000), PacketRef(4, b"\x01" * 32, 200))},
+        {"packets": (PacketRef(0, bytes(32), 24_001), PacketRef(3, b"\x01" * 32, 200))},
+        {"signature": bytes(64)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_changed_announcement_does_not_verify(change: dict[str, Any]) -> None:
+    forged = decode_announcement(replace(sample(), **change).encode(), max_packets=8)
+    assert not forged.verify()
+
+
+def test_what_is_signed_is_the_specified_fixed_width_layout() -> None:
+    head = b"ftis/announce/1" + bytes(16) + IDENTITY.author
+    numbers = (5).to_bytes(8, "big") + (12).to_bytes(8, "big") + (1_760_000_000).to_bytes(8, "big")
+    first = (0).to_bytes(4, "big") + bytes(32) + (24_000).to_bytes(4, "big")
+    second = (3).to_bytes(4, "big") + b"\x01" * 32 + (200).to_bytes(4, "big")
+    assert sample().signed_bytes() == head + numbers + first + second
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": bytes(15)},
+        {"round": -1},
+        {"policy_step": 2**64},
+        {"issued_at": 1.5},
+        {"packets": []},
+        {"packets": [PacketRef(1, bytes(32), 5), PacketRef(1, bytes(32), 5)]},
+        {"packets": [PacketRef(2, bytes(32), 5), PacketRef(1, bytes(32), 5)]},
+        {"packets": [PacketRef(2**32, bytes(32), 5)]},
+        {"packets": [PacketRef(0, bytes(31), 5)]},
+        {"packets": [PacketRef(0, bytes(32), 0)]},
+        {"packets": [PacketRef(0, bytes(32), MAX_PACKET_BYTES + 1)]},
+    ],
+    ids=str,
+)
+def test_what_others_would_refuse_is_not_announced(changes: dict[str, Any]) -> None:
+    with pytest.raises(AnnouncementError):
+        sample(**changes)
+
+
+def fields() -> list[Any]:
+    unpacked: list[Any] = msgpack.unpackb(sample().encode())
+    return unpacked
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (0, 2),
+        (0, True),
+        (1, bytes(17)),
+        (1, "x" * 16),
+        (2, bytes(38)),
+        (2, b""),
+        (2, None),
+        (3, -1),
+        (3, 5.0),
+        (4, None),
+        (5, [1]),
+        (6, []),
+        (6, {}),
+        (6, None),
+        (6, [[0, bytes(32)]]),
+        (6, [[0, bytes(32), 5, 5]]),
+        (6, [0, bytes(32), 5]),
+        (6, [[0, "x" * 32, 5]]),
+        (6, [[True, bytes(32), 5]]),
+        (6, [[0, bytes(32), 5.0]]),
+        (6, [[1, bytes(32), 5], [0, bytes(32), 5]]),
+        (6, [[0, bytes(32), 5], [0, bytes(32), 5]]),
+        (6, [[0, bytes(32), MAX_PACKET_BYTES + 1]]),
+        (6, [[slot, bytes(32), 5] for slot in range(9)]),
+        (7, bytes(63)),
+        (7, bytes(65)),
+    ],
+)
+def test_a_field_of_the_wrong_type_or_range_is_refused(position: int, value: Any) -> None:
+    changed = fields()
+    changed[position] = value
+    with pytest.raises(AnnouncementError):
+        decode_announcement(msgpack.packb(changed), max_packets=8)
+
+
+@pytest.mark.parametrize("spelling", [b"\xcc\x05", b"\xcd\x00\x05", b"\xcf" + bytes(7) + b"\x05", b"\xd0\x05"])
+def test_a_second_spelling_of_the_same_announcement_is_refused(spelling: bytes) -> None:
+    data = sample().encode()
+    position = 1 + 1 + 18 + 40
+    assert data[position] == 5
+    with pytest.raises(AnnouncementError):
+        decode_announcement(data[:position] + spelling + data[position + 1 :], max_packets=8)
+
+
+def test_an_announcement_cut_or_extended_is_refused() -> None:
+    data = sample().encode()
+    for damaged in [*(data[:end] for end in range(len(data))), data + b"\0", data + data]:
+        with pytest.raises(AnnouncementError):
+            decode_announcement(damaged, max_packets=8)
+
+
+def test_a_flipped_bit_is_refused_or_does_not_verify() -> None:
+    data = sample().encode()
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            forged = decode_announcement(bytes(damaged), max_packets=8)
+        except AnnouncementError:
+            continue
+        assert not forged.verify()
+
+
+def test_more_packets_than_the_receiver_allows_are_refused() -> None:
+    data = sample().encode()
+    decode_announcement(data, max_packets=2)
+    with pytest.raises(AnnouncementError):
+        decode_announcement(data, max_packets=1)
+
+
+@pytest.mark.parametrize(
+    "bomb", [b"\x98" + b"\x91" * 400, b"\x98" * 300, b"\xdd\xff\xff\xff\xff", b"\x98\xc6\xff\xff\xff\xff", bytes(10**6)]
+)
+def test_bombs_are_refused(bomb: bytes) -> None:
+    with pytest.raises(AnnouncementError):
+        decode_announcement(bomb, max_packets=8)
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.binary(max_size=250), st.binary(max_size=250).map(lambda tail: b"\x98\x01\xc4\x10" + tail)))
+def test_arbitrary_bytes_are_canonical_or_raise_announcement_error(data: bytes) -> None:
+    try:
+        announcement = decode_announcement(data, max_packets=8)
+    except AnnouncementError:
+        return
+    assert announcement.encode() == data

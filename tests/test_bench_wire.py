@@ -1,0 +1,22 @@
+"""The wire stays as small as it is said to be."""
+
+from __future__ import annotations
+
+from ftis_node.lab.bench_wire import bench_wire
+
+
+def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
+    result = bench_wire(repeats=3)
+    assert set(result) == {
+        "bytes_per_token",
+        "header_bytes",
+        "encode_us",
+        "decode_us",
+        "admit_us",
+        "announcement_bytes",
+    }
+    assert 8 < result["bytes_per_token"] <= 8.06
+    assert result["header_bytes"] <= 160
+    assert result["announcement_bytes"] <= 150 + 8 * 41
+    # Tens of microseconds on an idle machine; the bound only catches a loop over tokens.
+    assert 0 < result["admit_us"] < 5_000 and result["encode_us"] > 0 and result["decode_us"] > 0

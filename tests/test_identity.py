@@ -1,0 +1,167 @@
+"""A node's key is what libp2p takes it for, and its peer id proves who signed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.errors import UserError
+from ftis_node.swarm.identity import Identity, author_of, is_author, peer_id, verify
+
+VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "identities.json").read_text())
+SEEDS = st.binary(min_size=32, max_size=32)
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
+def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]) -> None:
+    identity = Identity(bytes.fromhex(vector["seed"]))
+    assert identity.author.hex() == vector["author"]
+    assert identity.peer_id == vector["peer_id"]
+    assert identity.to_bytes().hex() == vector["key_file"]
+    assert identity.sign(bytes.fromhex(vector["message"])).hex() == vector["signature"]
+
+
+def test_the_key_and_peer_id_are_those_of_libp2p() -> None:
+    from hivemind.p2p import PeerID
+    from hivemind.proto import crypto_pb2
+
+    identity = Identity(bytes(range(32)))
+    public = identity.author[-32:]
+    private_key = crypto_pb2.PrivateKey(key_type=crypto_pb2.Ed25519, data=bytes(range(32)) + public)
+    public_key = crypto_pb2.PublicKey(key_type=crypto_pb2.Ed25519, data=public)
+    assert identity.to_bytes() == private_key.SerializeToString()
+    assert identity.author == b"\x00\x24" + public_key.SerializeToString()
+    assert identity.peer_id == PeerID(identity.author).to_base58()
+    assert PeerID.from_base58(identity.peer_id).to_bytes() == identity.author
+
+
+async def test_p2pd_takes_the_key_file_and_calls_itself_by_the_peer_id(tmp_path: Path) -> None:
+    from hivemind.p2p import P2P
+
+    identity = Identity.load_or_create(tmp_path / "key")
+    p2p = await P2P.create(identity_path=str(tmp_path / "key"), check_if_identity_free=False)
+    try:
+        assert p2p.peer_id.to_bytes() == identity.author
+    finally:
+        await p2p.shutdown()
+
+
+def test_a_key_is_made_once_and_then_read(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "identity.key"
+    first = Identity.load_or_create(path)
+    assert Identity.load_or_create(path).author == first.author
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert os.listdir(path.parent) == ["identity.key"]
+
+
+def test_two_nodes_have_different_keys(tmp_path: Path) -> None:
+    assert Identity.load_or_create(tmp_path / "a").author != Identity.load_or_create(tmp_path / "b").author
+
+
+def test_all_who_make_the_key_at_once_get_the_same(tmp_path: Path) -> None:
+    found: list[bytes] = []
+    barrier = threading.Barrier(8)
+
+    def make() -> None:
+        barrier.wait()
+        found.append(Identity.load_or_create(tmp_path / "key").author)
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(found)) == 1
+
+
+def test_a_damaged_key_is_told_and_left_alone(tmp_path: Path) -> None:
+    good = Identity(bytes(32)).to_bytes()
+    path = tmp_path / "key"
+    flipped = [good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :] for i in range(len(good))]
+    for damaged in [b"", good[:-1], good + b"\0", b"\x08\x00" + good[2:], *flipped]:
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="damaged") as caught:
+            Identity.load_or_create(path)
+        assert "keys import" in caught.value.fix
+        assert path.read_bytes() == damaged
+
+
+def test_a_key_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match="cannot be used"):
+        Identity.load_or_create(tmp_path / "file" / "key")
+    with pytest.raises(UserError, match="cannot be used"):
+        Identity.load_or_create(tmp_path)
+
+
+def test_neither_text_nor_message_shows_the_secret() -> None:
+    identity = Identity(b"secret secret secret secret 1234")
+    assert repr(identity) == f"Identity({identity.peer_id})" and "secret" not in str(identity)
+
+
+@given(SEEDS, st.binary(max_size=100))
+def test_what_an_author_signed_verifies_for_that_author_and_message_only(seed: bytes, message: bytes) -> None:
+    identity, other = Identity(seed), Identity(bytes(31) + b"\x01")
+    signature = identity.sign(message)
+    assert verify(identity.author, message, signature)
+    assert not verify(identity.author, message + b"x", signature)
+    assert not verify(identity.author, message, bytes([signature[0] ^ 1]) + signature[1:])
+    assert other.author == identity.author or not verify(other.author, message, signature)
+
+
+@given(st.binary(max_size=80), st.binary(max_size=20), st.binary(max_size=80))
+def test_verify_is_false_for_rubbish(author: bytes, message: bytes, signature: bytes) -> None:
+    assert verify(author, message, signature) is False
+
+
+@given(SEEDS, st.binary(min_size=64, max_size=64))
+def test_verify_is_false_for_any_public_key_and_a_foreign_signature(public: bytes, signature: bytes) -> None:
+    author = bytes.fromhex("002408011220") + public
+    assert verify(author, b"a message", Identity(bytes(32)).sign(b"another")) is False
+    assert verify(author, b"a message", signature) is False
+
+
+@given(SEEDS)
+def test_a_peer_id_reads_back(seed: bytes) -> None:
+    author = Identity(seed).author
+    assert is_author(author) and len(author) == 38
+    assert peer_id(author).startswith("12D3KooW") and author_of(peer_id(author)) == author
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "12D3KooW",
+        "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+        peer_id(bytes(38)),
+        Identity(bytes(32)).peer_id[:-1],
+        Identity(bytes(32)).peer_id + " ",
+        " " + Identity(bytes(32)).peer_id[:-1],
+        Identity(bytes(32)).peer_id[:-1] + "0",
+        Identity(bytes(32)).peer_id[:-1] + "é",
+        Identity(bytes(32)).peer_id[:-1] + "\n",
+        "1" * 52,
+        "z" * 52,
+        "z" * 1_000_000,
+    ],
+    ids=lambda text: ascii(text[-12:]),
+)
+def test_what_is_no_ed25519_peer_id_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        author_of(text)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_peer_id_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert peer_id(author_of(text)) == text

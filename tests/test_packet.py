@@ -1,0 +1,425 @@
+"""A packet reads back as it was written, and nothing but a packet reads at all."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ftis_node.packet import (
+    MAX_GROUP,
+    MAX_PACKET_BYTES,
+    Completion,
+    Group,
+    Packet,
+    PacketError,
+    author_digest,
+    decode,
+    encode,
+    pack_group,
+    packet_digest,
+    prompt_digest,
+)
+
+VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "packets.json").read_text())
+U64 = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> Packet:
+    lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=20))
+    tokens = sum(lengths)
+    # Any 8 bytes are a record: NaN payloads must survive too, since only admission may judge them.
+    records = np.frombuffer(draw(st.binary(min_size=8 * tokens, max_size=8 * tokens)), "<u4").reshape(tokens, 2)
+    return Packet(
+        run_id=draw(st.binary(min_size=16, max_size=16)),
+        author_digest=draw(st.binary(min_size=8, max_size=8)),
+        round=draw(U64),
+        slot=draw(U64),
+        policy_step=draw(U64),
+        prompt_digest=draw(st.binary(min_size=8, max_size=8)),
+        finished=tuple(draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))),
+        lengths=tuple(lengths),
+        token_ids=records[:, 0],
+        logprobs=records[:, 1].copy().view(np.float32),
+    )
+
+
+def small_packet(**changes: Any) -> Packet:
+    fields: dict[str, Any] = {
+        "run_id": bytes(range(16)),
+        "author_digest": b"authored",
+        "round": 7,
+        "slot": 2,
+        "policy_step": 300,
+        "prompt_digest": b"prompted",
+        "finished": (True, False, True),
+        "lengths": (2, 3, 1),
+        "token_ids": np.array([5, 9, 1, 2, 3, 9], np.uint32),
+        "logprobs": np.array([-0.5, -0.25, -1, -2, -3, 0], np.float32),
+    }
+    return Packet(**(fields | changes))
+
+
+def by_the_book(fields: list[Any], records: bytes) -> bytes:
+    """A packet written with msgpack alone, for spellings that `encode` would not write."""
+    packed: bytes = msgpack.packb([*fields, records], use_bin_type=True)
+    return packed
+
+
+def small_fields() -> list[Any]:
+    return [1, bytes(range(16)), b"authored", 7, 2, 300, b"prompted", b"\x05", [2, 3, 1]]
+
+
+def small_records() -> bytes:
+    packet = small_packet()
+    return b"".join(struct.pack("<If", *record) for record in zip(packet.token_ids, packet.logprobs, strict=True))
+
+
+@given(packets())
+def test_every_packet_survives_the_round_trip(packet: Packet) -> None:
+    data = encode(packet)
+    back = decode(data)
+    for name in ("run_id", "author_digest", "round", "slot", "policy_step", "prompt_digest", "finished", "lengths"):
+        assert getattr(back, name) == getattr(packet, name)
+    assert back.token_ids.tobytes() == packet.token_ids.astype("<u4").tobytes()
+    assert back.logprobs.tobytes() == packet.logprobs.tobytes()
+    assert encode(back) == data
+
+
+def test_the_layout_is_the_specified_one() -> None:
+    assert encode(small_packet()) == by_the_book(small_fields(), small_records())
+
+
+@pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
+def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
+    ids, bits = iter(vector["token_ids"]), iter(vector["logprob_bits"])
+    completions = []
+    for length, finished in zip(vector["lengths"], vector["finished"], strict=True):
+        logprobs = np.array([int(next(bits), 16) for _ in range(length)], np.uint32).view(np.float32)
+        completions.append(Completion(np.array([next(ids) for _ in range(length)], np.uint32), logprobs, finished))
+    packet = pack_group(
+        run_id=bytes.fromhex(vector["run_id"]),
+        author=bytes.fromhex(vector["author"]),
+        round=vector["round"],
+        slot=vector["slot"],
+        policy_step=vector["policy_step"],
+        prompt_ids=vector["prompt_ids"],
+        completions=completions,
+    )
+    data = bytes.fromhex(vector["packet"])
+    assert packet.author_digest.hex() == vector["author_digest"]
+    assert packet.prompt_digest.hex() == vector["prompt_digest"]
+    assert encode(packet) == data
+    assert encode(decode(data)) == data
+    assert packet_digest(data).hex() == vector["sha256"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["why"])
+def test_the_refused_test_vectors_are_refused(vector: dict[str, str]) -> None:
+    with pytest.raises(PacketError):
+        decode(bytes.fromhex(vector["packet"]))
+
+
+def test_a_header_of_twelve_completions_fits_160_bytes_whatever_its_numbers() -> None:
+    big, length = 2**64 - 1, 40_000
+    packet = small_packet(
+        round=big,
+        slot=big,
+        policy_step=big,
+        finished=(True,) * 12,
+        lengths=(length,) * 12,
+        token_ids=np.zeros(12 * length, np.uint32),
+        logprobs=np.zeros(12 * length, np.float32),
+    )
+    assert len(encode(packet)) - 8 * 12 * length <= 160
+
+
+def test_decoding_copies_no_records() -> None:
+    data = encode(small_packet())
+    packet = decode(data)
+    whole = np.frombuffer(data, np.uint8)
+    assert np.shares_memory(packet.token_ids, whole) and np.shares_memory(packet.logprobs, whole)
+    assert not packet.token_ids.flags.writeable
+
+
+def test_completions_come_in_order_with_their_own_tokens() -> None:
+    completions = list(small_packet().completions())
+    assert [completion.token_ids.tolist() for completion in completions] == [[5, 9], [1, 2, 3], [9]]
+    assert [completion.logprobs.tolist() for completion in completions] == [[-0.5, -0.25], [-1, -2, -3], [0]]
+    assert [completion.finished for completion in completions] == [True, False, True]
+    assert [len(completion) for completion in completions] == [2, 3, 1]
+
+
+def test_a_group_is_known_by_author_round_and_slot() -> None:
+    assert Group(b"author", 11, small_packet(), b"digest").key == (b"author", 7, 2)
+
+
+def test_packing_takes_plain_lists_and_wider_types() -> None:
+    completion = Completion(np.array([5, 9]), np.array([-0.5, -0.25]), np.bool_(True))  # type: ignore[arg-type]
+    packet = pack_group(
+        run_id=bytes(16), author=b"me", round=0, slot=0, policy_step=0, prompt_ids=[1, 2], completions=[completion]
+    )
+    back = decode(encode(packet))
+    assert (back.token_ids.tolist(), back.logprobs.tolist(), back.finished) == ([5, 9], [-0.5, -0.25], (True,))
+    assert back.author_digest == author_digest(b"me") and back.prompt_digest == prompt_digest([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs"),
+    [([-1], [0.0]), ([2**32], [0.0]), ([1.5], [0.0]), ([1, 2], [0.0]), ([[1]], [[0.0]])],
+    ids=["negative id", "id above u32", "fractional id", "missing log-prob", "two axes"],
+)
+def test_completions_that_make_no_sense_are_not_packed(ids: list[Any], logprobs: list[Any]) -> None:
+    completion = Completion(np.array(ids), np.array(logprobs), True)
+    with pytest.raises(PacketError):
+        pack_group(
+            run_id=bytes(16), author=b"", round=0, slot=0, policy_step=0, prompt_ids=[], completions=[completion]
+        )
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**32], ["a"], [0.5]])
+def test_a_prompt_of_anything_but_token_ids_has_no_digest(ids: list[Any]) -> None:
+    with pytest.raises(PacketError):
+        prompt_digest(ids)
+
+
+def test_an_empty_group_is_not_packed() -> None:
+    with pytest.raises(PacketError):
+        pack_group(run_id=bytes(16), author=b"", round=0, slot=0, policy_step=0, prompt_ids=[], completions=[])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": bytes(15)},
+        {"author_digest": bytes(9)},
+        {"prompt_digest": bytearray(8)},
+        {"round": -1},
+        {"slot": 2**64},
+        {"policy_step": 1.0},
+        {"policy_step": True},
+        {"finished": (True, False)},
+        {"lengths": (2, 4, 0)},
+        {"lengths": (2, 3, 2)},
+        {"lengths": (), "finished": ()},
+        {"token_ids": np.zeros(6, np.int64)},
+        {"token_ids": np.zeros(5, np.uint32)},
+        {"logprobs": np.zeros(6, np.float64)},
+        {"logprobs": np.zeros((6, 1), np.float32)},
+        {
+            "finished": (True,) * (MAX_GROUP + 1),
+            "lengths": (1,) * (MAX_GROUP + 1),
+            "token_ids": np.zeros(MAX_GROUP + 1, np.uint32),
+            "logprobs": np.zeros(MAX_GROUP + 1, np.float32),
+        },
+        {
+            "finished": (True,),
+            "lengths": (MAX_PACKET_BYTES // 8,),
+            "token_ids": np.zeros(MAX_PACKET_BYTES // 8, np.uint32),
+            "logprobs": np.zeros(MAX_PACKET_BYTES // 8, np.float32),
+        },
+    ],
+    ids=lambda changes: " ".join(changes),
+)
+def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]) -> None:
+    with pytest.raises(PacketError):
+        encode(small_packet(**changes))
+
+
+def test_the_largest_group_is_a_packet() -> None:
+    packet = small_packet(
+        finished=(False,) * 255 + (True,),
+        lengths=(1,) * 256,
+        token_ids=np.arange(256, dtype=np.uint32),
+        logprobs=np.zeros(256, np.float32),
+    )
+    assert decode(encode(packet)).finished == packet.finished
+
+
+def test_a_packet_cut_anywhere_is_refused() -> None:
+    data = encode(small_packet())
+    for end in range(len(data)):
+        with pytest.raises(PacketError):
+            decode(data[:end])
+
+
+def test_anything_after_a_packet_is_refused() -> None:
+    for tail in (b"\0", b"\xc0", bytes(8)):
+        with pytest.raises(PacketError):
+            decode(encode(small_packet()) + tail)
+
+
+def test_a_flipped_bit_changes_the_packet_or_is_refused() -> None:
+    data = encode(small_packet())
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            packet = decode(bytes(damaged))
+        except PacketError:
+            continue
+        assert encode(packet) == bytes(damaged) != data
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (0, 2),
+        (0, True),
+        (0, 1.0),
+        (1, bytes(15)),
+        (1, "0123456789abcdef"),
+        (2, None),
+        (3, -1),
+        (3, 7.0),
+        (4, None),
+        (5, [300]),
+        (6, bytes(9)),
+        (7, 5),
+        (7, b"\x05\x00"),
+        (7, b"\x0d"),
+        (7, b""),
+        (8, []),
+        (8, [2, 3]),
+        (8, [2, 3, 2]),
+        (8, [2, 3, 1, 0]),
+        (8, [2, 4, 0]),
+        (8, [7, -2, 1]),
+        (8, [2, 3, 1.0]),
+        (8, [2, 3, True]),
+        (8, [2, 3, 2**61]),
+        (8, [2**64 - 1, 3, 4]),
+        (8, [1] * 257),
+        (8, {2: 3}),
+    ],
+)
+def test_a_field_of_the_wrong_type_or_range_is_refused(position: int, value: Any) -> None:
+    fields = small_fields()
+    fields[position] = value
+    with pytest.raises(PacketError):
+        decode(by_the_book(fields, small_records()))
+
+
+@pytest.mark.parametrize("records", [None, [], "x" * 48, bytes(40), bytes(47), bytes(56), b""])
+def test_records_of_another_type_or_size_are_refused(records: Any) -> None:
+    with pytest.raises(PacketError):
+        decode(by_the_book(small_fields(), records))
+
+
+@pytest.mark.parametrize("count", [9, 11])
+def test_a_packet_has_ten_fields(count: int) -> None:
+    fields = [*small_fields(), small_records(), 0]
+    with pytest.raises(PacketError):
+        decode(msgpack.packb(fields[:count]))
+
+
+@pytest.mark.parametrize(
+    ("canonical", "spelling"),
+    [
+        (b"\x07", b"\xcc\x07"),
+        (b"\x07", b"\xcd\x00\x07"),
+        (b"\x07", b"\xcf" + bytes(7) + b"\x07"),
+        (b"\x07", b"\xd0\x07"),
+        (b"\xcd\x01\x2c", b"\xd1\x01\x2c"),
+        (b"\xcd\x01\x2c", b"\xce\x00\x00\x01\x2c"),
+        (b"\xc4\x08prompted", b"\xc5\x00\x08prompted"),
+        (b"\xc4\x08prompted", b"\xa8prompted"),
+        (b"\xc4\x30", b"\xc5\x00\x30"),
+        (b"\xc4\x30", b"\xc6\x00\x00\x00\x30"),
+        (b"\x93\x02\x03\x01", b"\xdc\x00\x03\x02\x03\x01"),
+        (b"\x9a\x01", b"\xdc\x00\x0a\x01"),
+        (b"\x9a\x01", b"\xdd\x00\x00\x00\x0a\x01"),
+    ],
+    ids=lambda value: value.hex(),
+)
+def test_a_second_spelling_of_the_same_packet_is_refused(canonical: bytes, spelling: bytes) -> None:
+    data = encode(small_packet())
+    assert data.count(canonical) >= 1
+    with pytest.raises(PacketError):
+        decode(data.replace(canonical, spelling, 1))
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"\x91" * 100_000,
+        b"\x9a" + b"\x91" * 100_000,
+        b"\x9a" * 2000,
+        b"\x9a\x01" + b"\x81\x01" * 1000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\x9a\xc6\xff\xff\xff\xff",
+        b"\x9a\xdb\xff\xff\xff\xff",
+        b"\x9a\xdd\xff\xff\xff\xff",
+        b"\x9a\xdf\xff\xff\xff\xff",
+        b"\x9a\xc9\xff\xff\xff\xff\x40",
+        b"\x9a\xd4\xff\x00",
+        b"\x9a" + b"\xd4\x40" * 300,
+        b"\x9a\xc7\x00\xff",
+        b"\x9a\xa1\xff",
+        b"\x9a\x81\x01\x02",
+        b"\x9a\xc1",
+    ],
+    ids=lambda bomb: bomb[:6].hex(),
+)
+def test_bombs_are_refused(bomb: bytes) -> None:
+    with pytest.raises(PacketError):
+        decode(bomb)
+
+
+def test_claimed_sizes_allocate_nothing() -> None:
+    lengths = [MAX_PACKET_BYTES // 8] * MAX_GROUP  # claims 1 GiB of records
+    fields = [*small_fields()[:7], bytes(32), lengths]
+    data = b"\x9a" + msgpack.packb(fields, use_bin_type=True)[1:] + b"\xc6\x40\x00\x00\x00"
+    tracemalloc.start()
+    try:
+        with pytest.raises(PacketError, match="do not fit"):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20  # of which msgpack's packer takes 256 KiB each time
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_oversize_packet_is_refused_unread() -> None:
+    with pytest.raises(PacketError, match="above"):
+        decode(bytes(MAX_PACKET_BYTES + 1))
+
+
+@settings(max_examples=500)
+@example(b"")
+@given(st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(lambda tail: b"\x9a\x01\xc4\x10" + tail)))
+def test_arbitrary_bytes_decode_canonically_or_raise_packet_error(data: bytes) -> None:
+    try:
+        packet = decode(data)
+    except PacketError:
+        return
+    assert encode(packet) == data
+
+
+MSGPACK_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.binary(), st.text()),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.integers(0, 9), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.integers(0, 9), MSGPACK_VALUES, min_size=1, max_size=3))
+def test_any_msgpack_in_place_of_a_field_decodes_canonically_or_raises_packet_error(changes: dict[int, Any]) -> None:
+    fields = [*small_fields(), small_records()]
+    for position, value in changes.items():
+        fields[position] = value
+    data = msgpack.packb(fields, use_bin_type=True)
+    try:
+        packet = decode(data)
+    except PacketError:
+        return
+    assert encode(packet) == data

@@ -1,0 +1,261 @@
+"""A run is what its id says, and a run file tells a person what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ftis_node import packet, run
+from ftis_node.errors import UsageError
+from ftis_node.run import Hints, Run, RunFile, dump_run_file, load_run_file, parse_run_file
+
+VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "runs.json").read_text())
+FIELDS: dict[str, Any] = {
+    "task": "gsm8k",
+    "data": "17" * 32,
+    "template": "Q: {question}\nA:",
+    "reward": "gsm8k",
+    "group": 12,
+    "slots": 64,
+    "prompt_tokens": 512,
+    "completion_tokens": 256,
+    "temperature": 1.0,
+    "eos": (151643, 151645),
+    "tokenizer": "ab" * 32,
+    "vocabulary": 151665,
+    "collaboration": "vertical",
+}
+TEXT = dump_run_file(RunFile(run=Run(**FIELDS)))
+
+
+def complaint(text: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        parse_run_file(text)
+    return caught.value
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
+def test_the_code_agrees_with_the_test_vectors(vector: dict[str, str]) -> None:
+    parsed = parse_run_file(vector["toml"]).run
+    assert parsed.canonical_json().decode() == vector["canonical_json"]
+    assert parsed.id.hex() == vector["run_id"]
+    assert hashlib.sha256(vector["canonical_json"].encode()).hexdigest()[:32] == vector["run_id"]
+
+
+def test_hints_and_the_order_of_keys_do_not_change_the_id() -> None:
+    head, *lines = TEXT.split("\n\n")[0].replace('"""\nQ: {question}\nA:"""', '"Q: {question}\\nA:"').splitlines()
+    shuffled = "\n".join([head, *reversed(lines), "[hints]", 'name = "another"', 'bootstraps = ["/ip4/1.2.3.4"]'])
+    parsed = parse_run_file(shuffled)
+    assert parsed.hints.bootstraps == ("/ip4/1.2.3.4",)
+    assert parsed.run.id == Run(**FIELDS).id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "math500"},
+        {"data": "18" * 32},
+        {"template": "Q: {question}\nA: "},
+        {"reward": "math"},
+        {"group": 8},
+        {"slots": 65},
+        {"prompt_tokens": 513},
+        {"completion_tokens": 255},
+        {"temperature": 0.9},
+        {"eos": (151645,)},
+        {"tokenizer": "ac" * 32},
+        {"vocabulary": 151666},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_field_changes_the_id(change: dict[str, Any]) -> None:
+    assert Run(**(FIELDS | change)).id != Run(**FIELDS).id
+
+
+def test_a_copy_with_a_change_has_its_own_id() -> None:
+    original = Run(**FIELDS)
+    assert original.id != original.model_copy(update={"group": 4}).id
+
+
+def test_a_whole_temperature_is_the_same_run_as_a_fraction_of_the_same_value() -> None:
+    assert parse_run_file(TEXT.replace("temperature = 1.0", "temperature = 1")).run.id == Run(**FIELDS).id
+
+
+def test_line_endings_of_another_system_do_not_change_the_id() -> None:
+    assert parse_run_file(TEXT.replace("\n", "\r\n")).run.id == Run(**FIELDS).id
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@given(
+    before=TEXTS,
+    after=TEXTS,
+    temperature=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    name=TEXTS,
+    bootstraps=st.lists(TEXTS, max_size=3),
+)
+def test_a_dumped_run_file_reads_back(
+    before: str, after: str, temperature: float, name: str, bootstraps: list[str]
+) -> None:
+    template = before.replace("{question}", "") + "{question}" + after.replace("{question}", "")
+    if template.count("{question}") != 1:
+        return
+    fields = FIELDS | {"template": template, "temperature": temperature}
+    run_file = RunFile(run=Run(**fields), hints=Hints(name=name, bootstraps=tuple(bootstraps), contact=after))
+    back = parse_run_file(dump_run_file(run_file))
+    assert back == run_file
+    assert back.run.id == run_file.run.id
+
+
+def test_a_template_of_several_lines_is_written_as_several_lines() -> None:
+    assert 'template = """\nQ: {question}\nA:"""\n' in TEXT
+
+
+def test_the_largest_packet_of_a_run_fits_its_bound() -> None:
+    tokens = 70_000 // 8
+    small = Run(**(FIELDS | {"group": 9, "completion_tokens": tokens}))
+    largest = packet.Packet(
+        run_id=small.id,
+        author_digest=bytes(8),
+        round=2**64 - 1,
+        slot=2**64 - 1,
+        policy_step=2**64 - 1,
+        prompt_digest=bytes(8),
+        finished=(True,) * 9,
+        lengths=(tokens,) * 9,
+        token_ids=packet.np.zeros(9 * tokens, "u4"),
+        logprobs=packet.np.zeros(9 * tokens, "f4"),
+    )
+    assert len(packet.encode(largest)) <= small.packet_bytes_max <= 160 + 8 * 9 * tokens
+
+
+def test_a_run_whose_packets_would_be_too_large_is_refused() -> None:
+    error = complaint(TEXT.replace("completion_tokens = 256", "completion_tokens = 43700"))
+    assert "group × completion_tokens" in error.what
+    Run(**(FIELDS | {"completion_tokens": 43600}))
+
+
+def test_run_and_packet_agree_on_the_largest_packet() -> None:
+    assert run._PACKET_BYTES_MAX == packet.MAX_PACKET_BYTES
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"packet": 2}, "packet"),
+        ({"task": "../x"}, "task"),
+        ({"task": "a\n"}, "task"),
+        ({"task": "\x1b[31m"}, "task"),
+        ({"data": "17" * 31}, "data"),
+        ({"data": "AB" * 32}, "data"),
+        ({"template": "no question"}, "{question}"),
+        ({"template": "{question} {question}"}, "{question}"),
+        ({"template": "{question}" + "x" * 20000}, "template"),
+        ({"group": 1}, "group"),
+        ({"group": 257}, "group"),
+        ({"group": True}, "group"),
+        ({"group": "12"}, "group"),
+        ({"group": 12.0}, "group"),
+        ({"slots": 0}, "slots"),
+        ({"slots": 4097}, "slots"),
+        ({"prompt_tokens": 0}, "prompt_tokens"),
+        ({"completion_tokens": 0}, "completion_tokens"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"eos": []}, "eos"),
+        ({"eos": [2, 1]}, "eos"),
+        ({"eos": [1, 1]}, "eos"),
+        ({"eos": [-1, 1]}, "eos"),
+        ({"eos": [151665]}, "eos"),
+        ({"eos": [True]}, "eos"),
+        ({"eos": [1.0]}, "eos"),
+        ({"tokenizer": "qwen"}, "tokenizer"),
+        ({"vocabulary": 1}, "vocabulary"),
+        ({"collaboration": "horizontal"}, "collaboration"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_value_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError):
+        Run(**(FIELDS | change))
+    name, value = next(iter(change.items()))
+    text = re.sub(rf'^{name} = (""".*?"""|[^\n]*)', lambda _: f"{name} = {run._toml(value)}", TEXT, flags=re.S | re.M)
+    text = text.replace("True", "true")
+    error = complaint(text)
+    assert named in error.what and error.exit_code == 2
+    assert error.what.isprintable() and error.fix.isprintable()
+
+
+def test_an_unknown_key_names_the_nearest_one() -> None:
+    error = complaint(TEXT.replace("completion_tokens", "completion_token"))
+    assert "'completion_token'" in error.what and "`completion_tokens`" in error.fix
+    assert "`hints`" in complaint(TEXT.replace("[hints]", "[hint]")).fix
+    assert "`bootstraps`" in complaint(TEXT.replace("bootstraps", "bootstrap")).fix
+
+
+def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
+    assert "bootstraps, contact" in complaint(TEXT + 'zzz = "1"\n').fix
+
+
+def test_an_unknown_key_cannot_write_to_the_terminal() -> None:
+    assert complaint('[run]\n"\\u001b[31mred" = 1\n').what.isprintable()
+
+
+def test_a_missing_key_is_named() -> None:
+    error = complaint(re.sub(r"^reward = .*\n", "", TEXT, flags=re.M))
+    assert "`reward`" in error.what and "`reward = …`" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("[run]\ntask = gsm8k\n", 2), ("[run]\n\ngroup 12\n", 3), ('[run]\ntask = "a"\ntemplate = """x\n', 4)],
+)
+def test_broken_toml_names_its_line(text: str, line: int) -> None:
+    assert f"Line {line} " in complaint(text).what
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "run = 1", "[hints]\n", "[[run]]\n", "x = " + "[" * 30000, "x = " + "9" * 10000, "#" * (1 << 17)],
+    ids=["empty", "no table", "hints only", "array", "nested", "long number", "long"],
+)
+def test_rubbish_is_a_usage_error(text: str) -> None:
+    complaint(text)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_run_file_or_a_usage_error(text: str) -> None:
+    for candidate in (text, "[run]\n" + text, TEXT + text):
+        try:
+            parse_run_file(candidate)
+        except UsageError:
+            continue
+
+
+def test_a_run_file_is_read_from_disk(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    assert load_run_file(path).run.id == Run(**FIELDS).id
+
+
+def test_an_unreadable_run_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_run_file(tmp_path / "missing.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="UTF-8"):
+        load_run_file(tmp_path / "binary.toml")
+
+
+def test_a_run_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Run(**FIELDS).group = 4  # type: ignore[misc]
