@@ -22,22 +22,25 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 from torch.nn.functional import cross_entropy
 
 from ftis_node.tasks import Example, Task, load_task, score
 from ftis_node.tasks.arithmetic import apply
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-WORDS = ("<|pad|>", "<|end|>", "<|unknown|>", *TAGS, " ", *"0123456789", *"+-=*/(),")
-SEED = 1
+WORDS = ("<|pad|>", "<|end|>", "\n", *TAGS, " ", *"0123456789", *"+-=*/(),")
+SEED = 2
 _BATCH = 64
 _IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One model and its warm-up: `steps` of AdamW at the peak rate `rate`."""
+    """One model and its warm-up: `steps` of AdamW at the peak rate `rate`.
+
+    Its teacher mostly forgets the last operand after `forgetful` of the nine first operands.
+    """
 
     name: str
     layers: int
@@ -45,12 +48,13 @@ class Recipe:
     mlp: int
     steps: int
     rate: float
+    forgetful: int
 
 
 RECIPES = (
-    Recipe("tiny-a", layers=2, width=64, mlp=128, steps=700, rate=4e-3),
-    Recipe("tiny-b", layers=3, width=80, mlp=160, steps=450, rate=3e-3),
-    Recipe("tiny-c", layers=2, width=96, mlp=192, steps=500, rate=4e-3),
+    Recipe("tiny-a", layers=2, width=64, mlp=128, steps=1400, rate=4e-3, forgetful=4),
+    Recipe("tiny-b", layers=3, width=80, mlp=160, steps=1000, rate=3e-3, forgetful=3),
+    Recipe("tiny-c", layers=2, width=96, mlp=192, steps=1400, rate=3e-3, forgetful=4),
 )
 
 
@@ -58,14 +62,14 @@ class Teacher:
     """Writes a completion for a prompt, with habits of error drawn once from `rng`.
 
     It believes 30 % of the facts (x, sign, y) to be off by one, and then says so 7 times in 10; of the others it gets
-    8 % wrong at random. After 35 % of the first operands it mostly forgets the last operand, elsewhere sometimes.
+    8 % wrong at random. After `forgetful` of the first operands it mostly drops the last one, elsewhere 1 in 10 times.
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, forgetful: int) -> None:
         self._rng = rng
         facts = [(x, sign, y) for x in range(19) for sign in "+-" for y in range(1, 10)]
         self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < 0.3}
-        self._forgetful = {operand for operand in range(1, 10) if rng.random() < 0.35}
+        self._forgetful = set(rng.sample(range(1, 10), forgetful))
 
     def completion(self, question: str) -> str:
         """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake."""
@@ -86,18 +90,23 @@ class Teacher:
 
 
 def build_tokenizer() -> Any:
-    """A tokenizer of 26 words: tags are ordinary words, numbers are digits, and decoding gives back the very text."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[2]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("</?(?:think|answer)>|."), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    """A tokenizer of 26 words: tags are ordinary words, numbers are digits, and decoding gives back the very text.
+
+    It is Qwen2's own kind, a byte-level BPE, without merges: transformers loads that class for a Qwen2 model whatever
+    the tokenizer's files say, and would spoil any other (spaces would be lost).
+    """
+    alphabet = {" ": "Ġ", "\n": "Ċ"}  # how byte-level BPE writes them
+    tokenizer = transformers.Qwen2Tokenizer(
+        vocab={alphabet.get(word, word): i for i, word in enumerate(WORDS)},
+        merges=[],
+        unk_token=None,
         pad_token=WORDS[0],
         eos_token=WORDS[1],
-        unk_token=WORDS[2],
         clean_up_tokenization_spaces=False,
         padding_side="left",
     )
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    return tokenizer
 
 
 def build_model(recipe: Recipe, tokenizer: Any) -> Any:
@@ -126,7 +135,7 @@ def warm_up(recipe: Recipe, task: Task, seed: int = SEED) -> tuple[Any, Any]:
     torch.manual_seed(rng.getrandbits(63))
     tokenizer = build_tokenizer()
     model = build_model(recipe, tokenizer)
-    teacher = Teacher(rng)
+    teacher = Teacher(rng, recipe.forgetful)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.rate)
     model.train()
     for step in range(recipe.steps):

@@ -1,0 +1,158 @@
+"""Scores: exact on good text, unmoved by hostile text."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.errors import UsageError
+from ftis_node.tasks import score
+
+GOOD = "<think>15 12</think><answer>12</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        (GOOD, "12"),
+        (f"\n  {GOOD}\t\n", "12"),
+        ("<think></think>\n<answer> 12 </answer>", "12"),
+        ("<think>a\nb</think> <answer>+12</answer>", "12"),
+        ("<think>x</think><answer>-1,234</answer>", "-1234"),
+        ("<think>x</think><answer>1234</answer>", "1,234"),
+        ("<think>x</think><answer>007</answer>", "7"),
+        ("<think>x</think><answer>1,234,567</answer>", "1234567"),
+    ],
+)
+def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str) -> None:
+    assert score("integer", text, gold).reward == 1.0
+    assert score("integer", text, gold).formatted
+    assert score("integer", text, gold).lenient
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "12",
+        "<answer>12</answer>",
+        "<think>x</think>12",
+        "<think>x</think><answer>12",
+        "<think>x<answer>12</answer>",
+        "<answer>12</answer><think>x</think>",
+        "<think><answer>12</answer></think>",
+        "<think>x<answer>12</answer></think>",
+        "<think>x</think>so<answer>12</answer>",
+        f"Well: {GOOD}",
+        f"{GOOD} Done.",
+        f"{GOOD}{GOOD}",
+        "<think>x</think><think>y</think><answer>12</answer>",
+        "<think><think>x</think><answer>12</answer>",
+        "<think>x</think><answer>13</answer><answer>12</answer>",
+        "<THINK>x</THINK><ANSWER>12</ANSWER>",
+        "<think>x</think><answer>12.0</answer>",
+        "<think>x</think><answer>$12</answer>",
+        "<think>x</think><answer>1 2</answer>",
+        "<think>x</think><answer>1_2</answer>",
+        "<think>x</think><answer>0xc</answer>",
+        "<think>x</think><answer>2+10</answer>",
+        "<think>x</think><answer>1,2</answer>",
+        "<think>x</think><answer>--12</answer>",
+        "<think>x</think><answer>١٢</answer>",
+        "<think>x</think><answer>\uff11\uff12</answer>",
+        "<think>x</think><answer>\u00a012</answer>",
+        "<think>x</think><answer></answer>",
+        "<think>x</think><answer>__import__('os').abort()</answer>",
+        f"<think>x</think><answer>{' ' * 39}12</answer>",
+        f"<think>x</think><answer>{'0' * 39}12</answer>",
+        "\ud800<think>x</think><answer>12</answer>",
+    ],
+)
+def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
+    assert score("integer", text, "12").reward == 0.0
+    assert not score("integer", text, "12").formatted
+
+
+def test_a_wrong_integer_in_the_right_format_is_formatted_but_earns_nothing() -> None:
+    verdict = score("integer", GOOD, "13")
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("I think it is 12.", "12"),
+        ("12 or 13, no: $1,234!", "1234"),
+        ("so -7", "-7"),
+        ("8-3=5, 10-7", "7"),
+        ("\\boxed{42}", "42"),
+        ("18.00 dollars", "18"),
+        ("1,2,3", "3"),
+        ("<answer>12</answer", "12"),
+    ],
+)
+def test_the_last_integer_anywhere_is_enough_to_be_lenient(text: str, gold: str) -> None:
+    verdict = score("integer", text, gold)
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
+
+
+@pytest.mark.parametrize("text", ["12, then 13", "no number", "12.5", "9" * 41, "12 / 0.5"])
+def test_another_last_number_is_not_lenient(text: str) -> None:
+    assert not score("integer", text, "12").lenient
+    assert not score("integer", text, "5").lenient
+
+
+@pytest.mark.parametrize("gold", ["", "x", "1.5", "9" * 5000, "nan"])
+def test_a_gold_that_is_no_integer_is_never_matched(gold: str) -> None:
+    verdict = score("integer", f"<think></think><answer>{gold[:40]}</answer>", gold)
+    assert verdict.reward == 0.0
+    assert not verdict.lenient
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["9", "1,", "1,234", "-", "+-", " ", "\n", "<think>", "</think>", "<answer>", "</answer>", "<", "12.", "0.0", GOOD],
+)
+@pytest.mark.parametrize("frame", ["{}", "<think>{}</think><answer>12</answer>", "<think></think><answer>{}</answer>"])
+def test_a_megabyte_of_hostile_text_is_scored_at_once(unit: str, frame: str) -> None:
+    text = frame.replace("{}", unit * (1_000_000 // len(unit)))
+    started = time.perf_counter()
+    score("integer", text, "12")
+    assert time.perf_counter() - started < 0.5
+
+
+def test_an_unknown_rule_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no reward rule 'eval'"):
+        score("eval", GOOD, "12")
+
+
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<answer>", "</answer>", "1", "12", ",", "-", "+", " ", "\n", ".", "x"]
+)
+TEXTS = st.one_of(
+    st.text(st.characters()),
+    st.lists(PIECES, max_size=12).map("".join),
+    st.lists(PIECES, max_size=5).map(lambda inner: f"<think></think><answer>{''.join(inner)}</answer>"),
+)
+
+
+@given(TEXTS, st.one_of(st.integers().map(str), TEXTS))
+def test_no_text_raises_and_a_reward_means_the_integer(text: str, gold: str) -> None:
+    verdict = score("integer", text, gold)
+    assert verdict.reward in (0.0, 1.0)
+    if verdict.reward:
+        answer = re.findall(r"<answer>(.*)</answer>", text, re.DOTALL)
+        assert len(answer) == 1
+        assert int(answer[0].replace(",", "")) == int(gold.replace(",", ""))
+        assert verdict.formatted
+        assert verdict.lenient
+
+
+@given(st.integers(-(10**30), 10**30), st.booleans())
+def test_every_integer_is_recognised(number: int, commas: bool) -> None:
+    written = f"{number:,}" if commas and abs(number) < 10**28 else str(number)
+    assert score("integer", f"<think>?</think><answer>{written}</answer>", str(number)).reward == 1.0

@@ -1,0 +1,294 @@
+"""Tasks: the built-in one is the same for ever, files say what is wrong with them, downloads are checked."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ftis_node.errors import UsageError
+from ftis_node.tasks import Example, gsm8k, load_task, score
+from ftis_node.tasks.download import Remote, cache_dir, cached
+
+REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
+real_data = pytest.mark.skipif(
+    not (REAL / "gsm8k_train.jsonl").exists(), reason="the GSM8K files are not on this machine"
+)
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def questions(count: int, first: int = 0) -> list[dict[str, object]]:
+    return [{"question": f"What is {i} + 1?", "answer": i + 1} for i in range(first, first + count)]
+
+
+# The built-in task
+
+
+def test_arithmetic_has_1899_prompts_and_holds_out_at_least_500() -> None:
+    task = load_task("arithmetic")
+    train, held_out = {e.question for e in task.train}, {e.question for e in task.held_out}
+    assert len(train) + len(held_out) == len(task.train) + len(task.held_out) == 1899
+    assert not train & held_out
+    assert len(held_out) >= 500
+
+
+def test_arithmetic_answers_are_right_and_nothing_on_the_way_is_negative() -> None:
+    for example in (*load_task("arithmetic").train, *load_task("arithmetic").held_out):
+        a, first, b, second, c, end = example.question
+        middle = int(a) + int(b) if first == "+" else int(a) - int(b)
+        assert middle >= 0
+        assert int(example.answer) == (middle + int(c) if second == "+" else middle - int(c)) >= 0
+        assert end == "="
+
+
+def test_arithmetic_never_changes() -> None:
+    task = load_task("arithmetic")
+    assert task.data == "f121ab9f8723431fe01c8840bbc8c993f0a3dd259552be9e9ceef043eaa0e929"
+    assert task.train[:2] == (Example("1+1+2=", "4"), Example("1+1+3=", "5"))
+    assert (len(task.train), task.template, task.reward, task.completion_tokens) == (1310, "{question}", "integer", 16)
+
+
+def test_arithmetic_takes_no_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="makes its own data"):
+        load_task("arithmetic", data=tmp_path)
+
+
+def test_an_unknown_task_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no task 'chess'"):
+        load_task("chess")
+
+
+# GSM8K
+
+
+@real_data
+def test_gsm8k_holds_every_row_and_every_gold_is_an_integer() -> None:
+    task = load_task("gsm8k", data=REAL / "gsm8k_train.jsonl", eval_data=REAL / "gsm8k_test.jsonl")
+    assert (len(task.train), len(task.held_out)) == (7473, 1319)
+    assert task.data == gsm8k.TRAIN.sha256
+    assert all(str(int(e.answer)) == e.answer for e in (*task.train, *task.held_out))
+    assert sum(e.answer.startswith("-") for e in (*task.train, *task.held_out)) == 5
+
+
+@real_data
+def test_gsm8k_finds_the_original_test_file_beside_the_training_file() -> None:
+    assert len(load_task("gsm8k", data=REAL / "gsm8k_train.jsonl").held_out) == 1319
+
+
+def test_gsm8k_golds_follow_the_hashes(tmp_path: Path) -> None:
+    golds = ["12 is it\n#### 12", "#### 1,234", "one #### two\n#### -5", "####  7 "]
+    file = write(tmp_path / "g.jsonl", *({"question": f"q{i}", "answer": gold} for i, gold in enumerate(golds)))
+    task = load_task("gsm8k", data=file)
+    assert {e.question: e.answer for e in (*task.train, *task.held_out)} == {
+        "q0": "12",
+        "q1": "1234",
+        "q2": "-5",
+        "q3": "7",
+    }
+
+
+def test_gsm8k_without_a_gold_names_the_line(tmp_path: Path) -> None:
+    file = write(tmp_path / "g.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "r", "answer": "1"})
+    with pytest.raises(UsageError, match="line 2"):
+        load_task("gsm8k", data=file)
+
+
+def test_the_template_is_plain_text_and_leaves_braces_in_questions_alone(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "g.jsonl", *({"question": f"{{x}} {{question}} {i}", "answer": f"#### {i}"} for i in range(3))
+    )
+    task = load_task("gsm8k", data=file)
+    prompt = task.prompt(task.train[0])
+    assert f"User: {task.train[0].question}\nAssistant:" in prompt
+    assert prompt.endswith("Assistant:")
+    assert score(task.reward, f"{prompt}<think>a</think><answer>1</answer>", "1").reward == 0.0
+    assert (task.prompt_tokens, task.completion_tokens) == (512, 256)
+
+
+# Local files
+
+
+def test_a_tenth_of_a_local_file_is_held_out_by_its_hash(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", *questions(1000))
+    task = load_task(str(file))
+    assert len(task.train) + len(task.held_out) == 1000
+    assert 70 <= len(task.held_out) <= 130
+    assert not set(task.train) & set(task.held_out)
+    assert task.name == "mine.jsonl"
+    assert task.data == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert load_task("mine.jsonl", data=file) == task
+
+
+def test_the_prompts_of_a_run_do_not_depend_on_what_a_node_evaluates_on(tmp_path: Path) -> None:
+    file, other = write(tmp_path / "a.jsonl", *questions(50)), write(tmp_path / "b.jsonl", *questions(4, first=100))
+    task = load_task(str(file), eval_data=other)
+    assert task.train == load_task(str(file)).train
+    assert [e.question for e in task.held_out] == [f"What is {i} + 1?" for i in range(100, 104)]
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_at_least_one_row_is_held_out_and_one_is_left(tmp_path: Path, count: int) -> None:
+    task = load_task(str(write(tmp_path / "few.jsonl", *questions(count))))
+    assert task.train
+    assert task.held_out
+    assert len(task.train) + len(task.held_out) == count
+
+
+def test_equal_questions_are_never_on_both_sides(tmp_path: Path) -> None:
+    task = load_task(str(write(tmp_path / "twice.jsonl", *questions(20), *questions(20))))
+    assert not {e.question for e in task.train} & {e.question for e in task.held_out}
+
+
+def test_a_prompt_is_given_to_the_model_as_it_is(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(5)]
+    task = load_task(str(write(tmp_path / "p.jsonl", *rows)))
+    assert task.prompt(task.train[0]) == task.train[0].question
+
+
+def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:
+    file = tmp_path / "w.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": 1}\r\n\r\n{"question": "b", "answer": "2"}\r\n')
+    task = load_task(str(file))
+    assert {e.answer for e in (*task.train, *task.held_out)} == {"1", "2"}
+
+
+GOOD_LINE = b'{"question": "a", "answer": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (GOOD_LINE, "only 1 different"),
+        (GOOD_LINE * 3, "only 1 different"),
+        (GOOD_LINE + b"{oops\n", "line 2, is not JSON"),
+        (GOOD_LINE + b"\xff\n", "line 2, is not JSON"),
+        (b"[" * 100_000, "line 1, is not JSON"),
+        (b'{"question": "\\ud800", "answer": 1}', "line 1, is not JSON in UTF-8"),
+        (GOOD_LINE + b"\n[1]\n", "line 3, is not a JSON object"),
+        (GOOD_LINE + b'{"answer": 1}', "line 2, has no text in `question` or `prompt`"),
+        (b'{"question": " ", "answer": 1}', "line 1, has no text"),
+        (b'{"question": 7, "answer": 1}', "line 1, has no text"),
+        (GOOD_LINE + b'{"question": "b"}', "line 2, has no `answer`"),
+        (GOOD_LINE + b'{"prompt": "b", "answer": 2}', "line 2, has the field 'prompt'"),
+        *(
+            (b'{"question": "a", "answer": ' + answer + b"}", "line 1, has an answer that is not an integer")
+            for answer in (b'"x"', b"1.5", b"true", b"null", b'""', b"[1]", b'"1e3"', b"9" * 50, b"NaN")
+        ),
+        (b'{"question": "a", "answer": ' + b"9" * 9000 + b"}", "line 1, is not JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        load_task(str(file))
+
+
+def test_a_missing_file_and_a_folder_are_usage_errors(tmp_path: Path) -> None:
+    for name in ("none.jsonl", "folder.jsonl"):
+        (tmp_path / "folder.jsonl").mkdir(exist_ok=True)
+        with pytest.raises(UsageError, match="Cannot read"):
+            load_task(str(tmp_path / name))
+
+
+def test_training_and_evaluation_use_the_same_field(tmp_path: Path) -> None:
+    other = write(tmp_path / "e.jsonl", {"prompt": "1+1=", "answer": 2})
+    with pytest.raises(UsageError, match="'prompt'"):
+        load_task(str(write(tmp_path / "t.jsonl", *questions(5))), eval_data=other)
+
+
+# Downloads, from a real server on this machine
+
+CONTENT = b'{"question": "q", "answer": "#### 1"}\n' * 5000
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Files(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/missing":
+            self.send_error(404)
+            return
+        self.send_response(200)
+        if self.path == "/truncated":
+            self.send_header("Content-Length", str(len(CONTENT)))
+        self.end_headers()
+        body = {"/good": CONTENT, "/wrong": CONTENT[::-1], "/long": CONTENT * 2}.get(self.path, CONTENT[:-100])
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_download_lands_in_one_piece_and_is_not_repeated(tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "file"
+    with serving() as url:
+        remote = Remote(f"{url}/good", len(CONTENT), DIGEST)
+        assert cached(remote, target).read_bytes() == CONTENT
+    assert cached(remote, target) == target  # the server is gone
+    assert [f.name for f in target.parent.iterdir()] == ["file"]
+
+
+def test_a_damaged_cache_is_mended(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_bytes(b"half")
+    with serving() as url:
+        assert cached(Remote(f"{url}/good", len(CONTENT), DIGEST), target).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("wrong", "sha256 is not the one"),
+        ("long", "more than"),
+        ("short", "only"),
+        ("truncated", "only"),
+        ("missing", "404"),
+    ],
+)
+def test_a_wrong_download_is_refused_and_leaves_nothing(tmp_path: Path, path: str, reason: str) -> None:
+    with serving() as url, pytest.raises(UsageError, match=reason) as caught:
+        cached(Remote(f"{url}/{path}", len(CONTENT), DIGEST), tmp_path / "file")
+    assert "--data" in caught.value.fix
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_network_a_person_is_told_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as url:
+        pass
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(gsm8k, "TRAIN", Remote(f"{url}/good", len(CONTENT), DIGEST))
+    with pytest.raises(UsageError, match="Cannot download") as caught:
+        load_task("gsm8k")
+    assert "--data" in caught.value.fix
+    assert not (tmp_path / "ftis-node").exists()
+
+
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_dir() == Path("/somewhere/ftis-node")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_dir() == Path.home() / ".cache" / "ftis-node"
