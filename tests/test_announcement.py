@@ -209,6 +209,9 @@ def test_more_packets_than_the_receiver_allows_are_refused() -> None:
     decode_announcement(data, max_packets=2)
     with pytest.raises(AnnouncementError):
         decode_announcement(data, max_packets=1)
+    short = sample(packets=[PacketRef(slot, bytes(32), 5) for slot in range(3)]).encode()
+    with pytest.raises(AnnouncementError, match="at most 2"):
+        decode_announcement(short, max_packets=2)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,19 @@ def test_the_layout_is_the_specified_one() -> None:
     assert encode(small_packet()) == by_the_book(small_fields(), small_records())
 
 
+@pytest.mark.parametrize("tokens", [1, 31, 32, 8191, 8192])
+def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tokens: int) -> None:
+    packet = small_packet(
+        finished=(False,),
+        lengths=(tokens,),
+        token_ids=np.zeros(tokens, np.uint32),
+        logprobs=np.zeros(tokens, np.float32),
+    )
+    data = encode(packet)
+    assert data == by_the_book([*small_fields()[:7], b"\0", [tokens]], bytes(8 * tokens))
+    assert decode(data).lengths == (tokens,)
+
+
 @pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
 def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
     ids, bits = iter(vector["token_ids"]), iter(vector["logprob_bits"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -96,6 +96,7 @@ def test_line_endings_of_another_system_do_not_change_the_id() -> None:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
+@example(before='\x7f\t\r\n\\"""', after='\n"', temperature=1e-7, name="\x00\x7f", bootstraps=["\n"])
 @given(
     before=TEXTS,
     after=TEXTS,
