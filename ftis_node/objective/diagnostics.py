@@ -87,7 +87,8 @@ class Diagnostics:
         filtered, filtered_fraction   how many it dropped, and of the negatives which share
         divergence_mean, divergence_p99   of the objective's own D, over samples
         k1, k2, …           mean over tokens of every estimator in `divergence.ESTIMATORS`
-        loss_share          Σ |Â| · weight · Σ_t importance as a share of all sources': they add up to 1, or all are 0
+        loss_weight         Σ |Â| · weight · Σ_t importance over the samples that were kept
+        loss_share          the same as a share of all sources': they add up to 1, or all are 0
         """
         names = {name for record in self._records for name in record.sources} | set(self._idle)
         total = sum(float(record.samples["loss_weight"].sum()) for record in self._records)
@@ -123,6 +124,7 @@ def _sample_figures(column: Callable[[str], Tensor], total: float) -> dict[str, 
         "filtered_fraction": filtered / negatives if negatives else 0.0,
         "divergence_mean": _mean(divergence),
         "divergence_p99": _quantiles(divergence, 0.99)[0],
+        "loss_weight": float(column("loss_weight").sum()),
         "loss_share": float(column("loss_weight").sum()) / total if total else 0.0,
     }
 

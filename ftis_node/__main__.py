@@ -1,0 +1,5 @@
+"""``python -m ftis_node``: the same as ``ftis-node``."""
+
+from ftis_node.cli import main
+
+main()

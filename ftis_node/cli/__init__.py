@@ -1,0 +1,40 @@
+"""The command line: one file a command group, no logic."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ftis_node.cli import bench, demo, join, local, run
+from ftis_node.errors import FtisError, UserError
+
+app = typer.Typer(
+    name="ftis-node",
+    help="Different language models learn from one another, peer to peer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("join")(join.join)
+app.command("status")(local.status)
+app.command("peers")(local.peers)
+app.command("stop")(local.stop)
+app.command("id")(local.show_id)
+app.add_typer(run.app, name="run")
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Runs the command line; exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error.what}\n       {error.fix}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except FtisError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,42 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ftis_node.errors import UsageError
+
+DEFAULT_HOME = Path("~/.ftis-node")
+
+HomeOption = Annotated[
+    Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(value))
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """``--set key=value`` options; JSON values where they parse, strings otherwise.
+
+    Raises:
+        UsageError: there is no ``=``.
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        if not separator:
+            raise UsageError(f"--set {pair} has no value.", "Write --set KEY=VALUE.")
+        try:
+            values[key] = json.loads(text)
+        except json.JSONDecodeError:
+            values[key] = text
+    return values

@@ -1,0 +1,101 @@
+"""``ftis-node join``: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.common import DEFAULT_HOME, HomeOption, parse_pairs
+from ftis_node.settings import Settings, collect
+
+
+def join(
+    model: Annotated[
+        str | None, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")
+    ] = None,
+    peers: Annotated[
+        str, typer.Option(help="Addresses of nodes to join, separated by commas; none: start a run of one's own.")
+    ] = "",
+    run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
+    task: Annotated[str | None, typer.Option(help="arithmetic, gsm8k, or the path of a .jsonl file.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
+    eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
+    home: HomeOption = DEFAULT_HOME,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
+    objective: Annotated[str | None, typer.Option(help="The loss: ftis, grpo (own samples only) or nois.")] = None,
+    own_share: Annotated[
+        float | None, typer.Option(help="Part of each batch generated here; 0 only listens. Default: 1/nodes.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="End after so many steps in all; default: never.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port to listen on; 0 means any.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
+    settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
+) -> None:
+    """Trains a model together with a swarm. The same command again goes on from the last checkpoint.
+
+    What leaves this machine: its address, and the token ids and log-probs that its model samples. Never the model.
+    """
+    flags = parse_pairs(set_ or []) | {
+        key: value
+        for key, value in {
+            "model": model,
+            "lora": lora,
+            "objective": objective,
+            "own_share": own_share,
+            "steps": steps,
+            "host": host,
+            "port": port,
+            "device": device,
+            "seed": seed,
+        }.items()
+        if value is not None
+    }
+    home = home.expanduser()
+    settle = functools.partial(_settle, flags=flags, file=settings)
+    settle(task or "arithmetic")  # wrong settings are told before anything heavy is imported
+    from ftis_node.policy.names import resolve
+
+    resolve(settle(task or "arithmetic").model)
+    _log_to(home)
+    import uvloop
+
+    from ftis_node.node import JoinOptions, Node
+
+    options = JoinOptions(
+        home=home,
+        task=task,
+        data=data,
+        eval_data=eval_data,
+        peers=tuple(part.strip() for part in peers.split(",") if part.strip()),
+        run=run,
+        name=name,
+    )
+    uvloop.run(Node(options, settle).run())
+
+
+def _settle(task: str, *, flags: dict[str, object], file: Path | None) -> Settings:
+    return collect(task=task, flags=flags, file=file)[0]
+
+
+def _log_to(home: Path) -> None:
+    """Logs go to stderr and, if the home can be written, to its node.log."""
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(home / "node.log", encoding="utf-8"))
+    except OSError:
+        pass  # opening the home will say what is wrong with it
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers)
+    for noisy in ("httpx", "transformers", "aiohttp"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,65 @@
+"""``ftis-node run``: making and reading run files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.run import Hints, Run, RunFile, dump_run_file, load_run_file
+
+app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
+
+
+@app.command("show")
+def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOption = False) -> None:
+    """Checks a run file and shows it with its id."""
+    run_file = load_run_file(file)
+    if json:
+        print_json({"id": run_file.run.id.hex(), **run_file.model_dump(mode="json")})
+    else:
+        print(f"# run {run_file.run.id.hex()}\n{dump_run_file(run_file)}", end="")
+
+
+@app.command("new")
+def new(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the run file.")],
+    task: Annotated[str, typer.Option(help="arithmetic, gsm8k, or the path of a .jsonl file.")] = "arithmetic",
+    model: Annotated[str, typer.Option(help="Any model of the family whose tokenizer the run shall use.")] = "tiny-a",
+    data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
+    group: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
+    completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    name: Annotated[str, typer.Option(help="A name for people; not part of the id.")] = "",
+    bootstrap: Annotated[list[str] | None, typer.Option(help="An address to join at, repeatable; a hint.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Writes a run file for a task and a tokenizer."""
+    from ftis_node.policy.load import load_tokenizer
+    from ftis_node.policy.tokenizer import end_ids, fingerprint
+    from ftis_node.tasks import load_task
+
+    chosen = load_task(task, data=data)
+    tokenizer = load_tokenizer(model)
+    run = Run(
+        slots=32,
+        task=chosen.name,
+        data=chosen.data,
+        template=chosen.template,
+        reward=chosen.reward,
+        prompt_tokens=chosen.prompt_tokens,
+        completion_tokens=completion_tokens or chosen.completion_tokens,
+        group=group,
+        temperature=temperature,
+        eos=end_ids(tokenizer),
+        tokenizer=fingerprint(tokenizer),
+        vocabulary=len(tokenizer),
+    )
+    run_file = RunFile(run=run, hints=Hints(name=name, bootstraps=tuple(bootstrap or ())))
+    output.write_text(dump_run_file(run_file), encoding="utf-8")
+    if json:
+        print_json({"id": run.id.hex(), "file": str(output)})
+    else:
+        print(f"Run {run.id.hex()} written to {output}; join it with: ftis-node join --run {output} --model …")

@@ -1,0 +1,230 @@
+"""The demo: three (or four) real daemons on this machine, watched live, then summed up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.observe.api import ask
+from ftis_node.observe.metrics import read_events
+from ftis_node.observe.plot import plot_pass_at_1
+from ftis_node.observe.view import nodes_view
+from ftis_node.store.home import Home
+from ftis_node.swarm.identity import Identity
+
+POLL_SECONDS = 0.5
+TIME_LIMIT = 280.0  # seconds: on a slow machine the demo ends with fewer steps rather than late
+STOP_SECONDS = 40.0
+_MARK = ".ftis-node-demo"
+
+
+@dataclass
+class _Member:
+    """One daemon of the demo."""
+
+    name: str
+    model: str
+    flags: tuple[str, ...]
+    home: Home
+    process: subprocess.Popen[bytes] | None = None
+    status: dict[str, Any] = field(default_factory=dict)
+
+    def poll(self) -> None:
+        """Asks the daemon; while it does not answer yet, the last answer stands."""
+        with suppress(UserError):
+            self.status = ask(self.home.api_socket(), "/status", timeout=2.0)
+
+    @property
+    def steps(self) -> int:
+        return int(self.status.get("step", 0))
+
+    def curve(self) -> list[tuple[float, float]]:
+        return [(e["since_start"], e["pass_at_1"]) for e in read_events(self.home.metrics, "evaluation")]
+
+
+class Demo:
+    """Starts the daemons, watches them until each has taken its steps, ends them, and sums up."""
+
+    def __init__(self, output: Path, *, listener: bool, steps: int, quiet: bool) -> None:
+        """
+        Args:
+            output: directory for the homes and results; a previous demo's is replaced, anything else is refused.
+            steps: until every node has taken so many.
+            quiet: nothing is drawn (for ``--json``).
+        """
+        self.output = output
+        self.steps = steps
+        self.console = Console(stderr=True, quiet=quiet)
+        _prepare(output)
+        self.members = [
+            self._member("A", "tiny-a", "--full"),
+            self._member("B", "tiny-b", "--full"),
+            self._member("C", "tiny-c", "--lora"),
+        ]
+        if listener:
+            self.members.append(self._member("D", "tiny-b", "--full", "--own-share", "0"))
+
+    def run(self) -> dict[str, Any]:
+        """Runs the demo and returns its summary; Ctrl-C ends it early, with no process left.
+
+        Raises:
+            UserError: a daemon ended by itself.
+        """
+        began = time.monotonic()
+        try:
+            self._start()
+            self._watch(began)
+        except KeyboardInterrupt:
+            self.console.print("Interrupted; ending the nodes.")
+            raise
+        finally:
+            self._stop()
+        return self._sum_up(time.monotonic() - began)
+
+    def _member(self, name: str, model: str, *flags: str) -> _Member:
+        return _Member(name, model, flags, Home(self.output / name.lower()))
+
+    def _start(self) -> None:
+        """A listens on a port found free, so that its address is known before it is up and all can start at once."""
+        first = self.members[0]
+        first.home.path.mkdir(parents=True)
+        port = _free_port()
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.load_or_create(first.home.key).peer_id}"
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "FTIS_PATIENCE": "90", "TOKENIZERS_PARALLELISM": "false"}
+        for number, member in enumerate(self.members):
+            place = ("--port", str(port)) if member is first else ("--peers", address)
+            command = [
+                *(sys.executable, "-m", "ftis_node", "join", "--model", member.model, "--home", str(member.home.path)),
+                *("--host", "127.0.0.1", "--name", member.name, "--seed", str(number), "--task", "arithmetic"),
+                *("--set", f"min_peers={len(self.members) - 1}", *place, *member.flags),
+            ]
+            member.home.path.mkdir(parents=True, exist_ok=True)
+            with (member.home.path / "output.log").open("wb") as log:
+                member.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends the nodes in order
+                )
+            member.status = {"name": member.name, "model": member.model, "state": "STARTING"}
+
+    def _watch(self, began: float) -> None:
+        with Live(console=self.console, refresh_per_second=2, transient=False) as live:
+            while time.monotonic() - began < TIME_LIMIT:
+                for member in self.members:
+                    self._check_alive(member)
+                    member.poll()
+                done = min(member.steps for member in self.members)
+                headline = (
+                    f"{len(self.members)} nodes, one swarm, no coordinator · {time.monotonic() - began:.0f} s · "
+                    f"slowest at step {done} of {self.steps} · Ctrl-C ends it"
+                )
+                curves = [[value for _, value in member.curve()] for member in self.members]
+                live.update(nodes_view([member.status for member in self.members], curves, headline))
+                if done >= self.steps:
+                    return
+                time.sleep(POLL_SECONDS)
+
+    def _check_alive(self, member: _Member) -> None:
+        if member.process is not None and member.process.poll() is not None:
+            log = member.home.path / "output.log"
+            last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+            raise UserError(f"Node {member.name} ended by itself: {last}", f"Its whole log is {log}.")
+
+    def _stop(self) -> None:
+        """SIGTERM to all, so that each takes its last evaluation and checkpoint; SIGKILL for what is left."""
+        running = [m for m in self.members if m.process is not None and m.process.poll() is None]
+        for member in running:
+            _signal(member, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for member in running:
+            assert member.process is not None
+            try:
+                member.process.wait(max(0.1, deadline - time.monotonic()))
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                _signal(member, signal.SIGKILL)
+                member.process.wait()
+
+    def _sum_up(self, seconds: float) -> dict[str, Any]:
+        nodes = [self._node_summary(member) for member in self.members]
+        summary = {
+            "nodes": nodes,
+            "seconds": seconds,
+            "complete": all(node["steps"] >= self.steps for node in nodes),
+            "picture": str(self.output / "curves.png"),
+        }
+        plot_pass_at_1(
+            {f"{m.name} ({m.model}{', ' + m.flags[0].strip('-') if m.flags else ''})": m.curve() for m in self.members},
+            self.output / "curves.png",
+            f"{len(nodes)} different models learning from one another (F-TIS)",
+        )
+        (self.output / "summary.json").write_text(json.dumps(summary, indent=1))
+        for node in nodes:
+            self.console.print(_in_words(node), highlight=False)
+        self.console.print(f"{seconds:.0f} s; curves in {summary['picture']}, logs under {self.output}")
+        return summary
+
+    def _node_summary(self, member: _Member) -> dict[str, Any]:
+        evaluations = read_events(member.home.metrics, "evaluation")
+        status = member.status
+        by_author = status.get("foreign_groups_used", {})
+        return {
+            "name": member.name,
+            "model": member.model,
+            "kind": status.get("kind"),
+            "steps": max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
+            "pass_at_1_before": evaluations[0]["pass_at_1"] if evaluations else 0.0,
+            "pass_at_1_after": evaluations[-1]["pass_at_1"] if evaluations else 0.0,
+            "own_groups_used": status.get("own_groups_used", 0),
+            "foreign_groups_used": sum(by_author.values()),
+            "foreign_groups_by_author": by_author,
+            "foreign_weight_share": status.get("foreign_weight_share", 0.0),
+            "bytes_in": status.get("bytes_in", 0),
+            "bytes_out": status.get("bytes_out", 0),
+        }
+
+
+def _prepare(output: Path) -> None:
+    """An empty directory with our mark; a previous demo's is removed, anybody else's is left alone."""
+    if output.exists():
+        if not (output / _MARK).exists() and (not output.is_dir() or any(output.iterdir())):
+            raise UsageError(f"{output} exists and is not a demo's.", "Name another --output.")
+        shutil.rmtree(output)
+    output.mkdir(parents=True)
+    (output / _MARK).touch()
+
+
+def _in_words(node: dict[str, Any]) -> str:
+    return (
+        f"{node['name']} ({node['model']}): pass@1 {node['pass_at_1_before']:.2f} → {node['pass_at_1_after']:.2f} in "
+        f"{node['steps']} steps, with {node['foreign_groups_used']} groups of {len(node['foreign_groups_by_author'])} "
+        f"others, which carried {node['foreign_weight_share']:.0%} of the weight in its loss"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _signal(member: _Member, number: signal.Signals) -> None:
+    assert member.process is not None
+    with suppress(ProcessLookupError):
+        member.process.send_signal(number)

@@ -1,0 +1,453 @@
+"""The daemon: wires the rooms together and owns the life cycle, from an empty home to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.observe.api import Api
+from ftis_node.observe.metrics import MetricsLog
+from ftis_node.packet import decode, packet_digest
+from ftis_node.run import Hints, Run, RunFile, dump_run_file, load_run_file, parse_run_file
+from ftis_node.settings import Settings
+from ftis_node.stepping import Progress, Stepper
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.store.home import Home
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.membership import fetch_run
+from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.transport import Transport, parse_address
+from ftis_node.worker.client import Worker, WorkerDied
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
+CHECKPOINT_SECONDS = 600.0
+STOP_SECONDS = 25.0
+WORKER_RESTARTS = 5
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """What `ftis-node join` was told, beside the settings."""
+
+    home: Path
+    task: str | None = None
+    data: Path | None = None
+    eval_data: Path | None = None
+    peers: tuple[str, ...] = ()
+    run: Path | None = None
+    name: str = ""
+
+
+class Node:
+    """One daemon. `run` returns when it was stopped or has taken its steps."""
+
+    def __init__(self, options: JoinOptions, settle: Callable[[str], Settings]) -> None:
+        """
+        Args:
+            settle: the settings for a task; which task that is may only be known once a peer has sent its run.
+        """
+        self.options = options
+        self.settings = settle(options.task or "arithmetic")
+        self._settle = settle
+        self.home = Home(options.home)
+        self.state, self.reason = "LOADING", "The node is starting."
+        self._stopping = asyncio.Event()
+        self._stack = contextlib.AsyncExitStack()
+        self._facts: dict[str, Any] = {}
+        self._run_file: RunFile | None = None
+        self._swarm: Swarm | None = None
+        self._stepper: Stepper | None = None
+        self._addresses: list[str] = []
+        self._worker = Worker()
+        self._restarts = 0
+        self._saving: asyncio.Task[None] | None = None
+        self._saved_at = 0.0
+        self._saved_bytes = 0
+        self._started = time.time()
+
+    async def run(self) -> None:
+        """Starts everything, trains until stopped, and ends everything in the opposite order.
+
+        Raises:
+            UserError: something that a person can mend keeps the node from starting or going on.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        async with self._stack:
+            await self._start()
+            if not self._stopping.is_set():
+                await self._train()
+
+    def stop(self) -> None:
+        """Asks the node to finish its step, save and end; a second call ends it at once."""
+        if self._stopping.is_set():
+            logger.warning("Second request to stop: ending at once; the last checkpoint stands.")
+            raise SystemExit(130)
+        self._set_state("STOPPING", "The node was asked to stop.")
+        self._stopping.set()
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self.home.open()
+        self._stack.callback(self.home.close)
+        bootstraps = [parse_address(text)[0] for text in self.options.peers]
+        identity = Identity.load_or_create(self.home.key)
+        runtime = self.home.make_runtime()
+        transport = await Transport.start(
+            key=self.home.key, host=self.settings.host, port=self.settings.port, sockets=runtime
+        )
+        self._stack.push_async_callback(transport.close)
+        self.home.record_runtime(runtime, (transport.pid,))
+        self._addresses = await transport.addresses()
+        api = Api({"/status": self.status, "/peers": self.peers}, {"/stop": self._api_stop})
+        await api.start(runtime / "api.sock")
+        self._stack.push_async_callback(api.close)
+        self._run_file = await self._find_run(transport, bootstraps)
+        self.settings = self._settle(self._task())
+        await self._start_worker()
+        if self._run_file is None:
+            self._run_file = RunFile(run=_new_run(self._facts), hints=Hints(name=self.options.name))
+        run = self._run_file.run
+        _check_fit(run, self._facts, self.settings.model)
+        self._keep_run(self._run_file)
+        self.home.record_runtime(runtime, (transport.pid, self._worker.pid or 0))
+        digests = await self._open_run(run)
+        store = PacketStore(self.home.store, run.id, self.settings.packet_quota_mb << 20)
+        self._stack.callback(store.close)
+        store.skip_round()
+        self._checkpoints = Checkpoints(self.home.checkpoints)
+        self._metrics = MetricsLog(self.home.metrics)
+        self._stack.callback(self._metrics.close)
+        self._stepper = Stepper(
+            run=run,
+            identity=identity,
+            settings=self.settings,
+            store=store,
+            worker=self._worker,
+            rows=len(digests) // 8,
+        )
+        context = AdmissionContext(run=run, prompt_digests=digests)
+        self._swarm = self._stepper.swarm = Swarm(
+            transport=transport,
+            identity=identity,
+            run_file=self._run_file,
+            context=context,
+            store=store,
+            exchange_peers=self.settings.exchange_peers,
+            max_age=self.settings.max_age,
+            want=self._stepper.want,
+            on_group=self._stepper.on_group,
+            peer_cache=self.home.path / "peers.json",
+        )
+        await self._restore()
+        self._set_state("JOINING", "Looking for peers.")
+        await self._swarm.start([*bootstraps, *self._run_file.hints.bootstraps])
+        self._stack.push_async_callback(self._swarm.close)
+        self._refill_pool(store, context)
+        logger.info("Run %s; this node is %s", run.id.hex(), " ".join(self._addresses))
+
+    async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
+        """The run of a previous start, of --run, or of a peer; None if this node is to start one."""
+        known = load_run_file(self.home.run_file) if self.home.run_file.exists() else None
+        given = load_run_file(self.options.run) if self.options.run is not None else None
+        if known is not None and given is not None and known.run.id != given.run.id:
+            raise UsageError(
+                f"The home {self.home.path} belongs to run {known.run.id.hex()}, not to {given.run.id.hex()}.",
+                "Name another --home for the other run.",
+            )
+        if known is None and given is None and bootstraps:
+            self.reason = "Asking the peers for their run."
+            text = await fetch_run(transport, bootstraps, self.settings.patience)
+            given = parse_run_file(text)
+            logger.info("The peers' run is %s:\n%s", given.run.id.hex(), text)
+        return given or known
+
+    def _keep_run(self, run_file: RunFile) -> None:
+        temporary = self.home.run_file.with_suffix(".tmp")
+        temporary.write_text(dump_run_file(run_file), encoding="utf-8")
+        temporary.replace(self.home.run_file)
+
+    async def _start_worker(self) -> None:
+        """Spawns the compute process and loads task and model in it."""
+        self.reason = f"Loading {self.settings.model}."
+        await self._worker.start()
+        self._stack.push_async_callback(self._worker.stop)
+        self._facts = await self._worker.call(
+            "load",
+            settings=self.settings.model_dump(mode="json"),
+            task=self._task(),
+            data=str(self.options.data.resolve()) if self.options.data else None,
+            eval_data=str(self.options.eval_data.resolve()) if self.options.eval_data else None,
+        )
+
+    def _task(self) -> str:
+        if self.options.task is not None:
+            return self.options.task
+        return self._run_file.run.task if self._run_file is not None else "arithmetic"
+
+    async def _open_run(self, run: Run) -> bytes:
+        digests: bytes = (await self._worker.call("open", run=run.model_dump(mode="json")))["prompt_digests"]
+        return digests
+
+    async def _restore(self) -> None:
+        """Goes on from the newest sound checkpoint, if there is one."""
+        assert self._stepper is not None
+        found = self._checkpoints.latest()
+        for path in self._checkpoints.damaged():
+            logger.error("The checkpoint %s is damaged and was set aside; the one before it is used.", path)
+        if found is None:
+            return
+        directory, facts = found
+        self._stepper.progress = Progress.from_facts(facts["progress"])
+        await self._worker.call("restore", directory=str(directory), steps=self._stepper.progress.step)
+        logger.info("Going on from step %d", self._stepper.progress.step)
+        self._metrics.write("resumed", step=self._stepper.progress.step)
+
+    def _refill_pool(self, store: PacketStore, context: AdmissionContext) -> None:
+        """Groups that were admitted before a restart and not trained on are scored again."""
+        assert self._stepper is not None
+        for author, body, held in store.waiting(self.settings.max_age):
+            packet = decode(body)
+            verdict = admit(context, author, body, announced=(packet.round, packet.slot))
+            if not isinstance(verdict, Rejection) and verdict.digest == packet_digest(body):
+                self._stepper.score_later(verdict, time.monotonic() - held)
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    async def _train(self) -> None:
+        assert self._stepper is not None and self._swarm is not None
+        progress = self._stepper.progress
+        if progress.pass_at_1 is None:
+            await self._evaluate()
+            await self._checkpoint()
+        await self._wait_for_peers()
+        while not self._stopping.is_set() and not self._done():
+            self._look_around()
+            try:
+                if await self._stepper.step(self._stopping) is None:
+                    break
+                await self._after_step()
+            except WorkerDied:
+                await self._revive_worker()
+        await self._finish()
+
+    def _done(self) -> bool:
+        assert self._stepper is not None
+        return self.settings.steps is not None and self._stepper.progress.step >= self.settings.steps
+
+    async def _wait_for_peers(self) -> None:
+        """With `min_peers`, does not take the first steps without them (for swarms that are started all at once)."""
+        assert self._swarm is not None
+        while len(self._swarm.membership.view) < self.settings.min_peers and not self._stopping.is_set():
+            self._set_state("JOINING", f"Waiting for {self.settings.min_peers} peers before the first step.")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), 0.2)
+
+    async def _after_step(self) -> None:
+        assert self._stepper is not None and self._swarm is not None
+        progress, last = self._stepper.progress, self._stepper.last
+        if progress.step % self.settings.eval_every == 0:
+            await self._evaluate()
+        self._metrics.write(
+            "step",
+            state=self.state,
+            peers=len(self._swarm.membership.view),
+            pool=len(self._stepper.pool),
+            bytes_in=self._swarm.traffic.bytes_in,
+            bytes_out=self._swarm.traffic.bytes_out,
+            **last,
+        )
+        if self._checkpoint_is_due():
+            await self._checkpoint()
+
+    async def _evaluate(self) -> None:
+        assert self._stepper is not None
+        result = await self._worker.call("evaluate")
+        progress = self._stepper.progress
+        progress.pass_at_1, progress.pass_at_1_step = result["pass_at_1"], progress.step
+        if progress.pass_at_1_before is None:
+            progress.pass_at_1_before = result["pass_at_1"]
+        self._metrics.write("evaluation", step=progress.step, since_start=time.time() - self._started, **result)
+        logger.info("Step %d: pass@1 %.3f (format %.3f)", progress.step, result["pass_at_1"], result["formatted"])
+
+    def _checkpoint_is_due(self) -> bool:
+        small = self._saved_bytes < CHECKPOINT_EVERY_STEP_BELOW
+        return small or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS
+
+    async def _checkpoint(self) -> None:
+        """Has the worker write its state; checksums, fsync and rename go on beside the next step."""
+        assert self._stepper is not None
+        if self._saving is not None:
+            await self._saving
+        progress = self._stepper.progress
+        directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
+        await self._worker.call("save", directory=str(directory))
+        self._saved_bytes = sum(file.stat().st_size for file in directory.iterdir())
+        self._saved_at = time.monotonic()
+        self._saving = asyncio.create_task(self._commit(directory, {"progress": progress.facts()}))
+
+    async def _commit(self, directory: Path, facts: dict[str, Any]) -> None:
+        await asyncio.to_thread(self._checkpoints.commit, directory, facts)
+
+    async def _finish(self) -> None:
+        """The last evaluation and checkpoint; if the worker does not answer in time, the last checkpoint stands."""
+        assert self._stepper is not None
+        progress = self._stepper.progress
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                if progress.pass_at_1_step != progress.step:
+                    await self._evaluate()
+                    await self._checkpoint()
+                if self._saving is not None:
+                    await self._saving
+        except (TimeoutError, WorkerDied):
+            logger.warning("The compute process did not finish in time; the last checkpoint stands.")
+
+    async def _revive_worker(self) -> None:
+        """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
+        assert self._stepper is not None and self._run_file is not None
+        self._restarts += 1
+        if self._restarts > WORKER_RESTARTS:
+            raise UserError(
+                f"The compute process died {self._restarts} times.",
+                f"Look into {self.home.log} for its last words; a smaller micro_batch_tokens needs less memory.",
+            )
+        logger.error("The compute process died; starting it again (%d of %d)", self._restarts, WORKER_RESTARTS)
+        self._set_state("LOADING", "The compute process died and is being started again.")
+        await asyncio.sleep(min(2.0**self._restarts, 30.0))
+        self._worker = self._stepper.worker = Worker()
+        await self._start_worker()
+        await self._open_run(self._run_file.run)
+        await self._restore()
+
+    # --- looking around -------------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """Sets the state by what is true now, and says so when it changes."""
+        assert self._swarm is not None
+        if self._swarm.membership.view:
+            self._set_state("ONLINE", f"Training with {len(self._swarm.membership.view)} peers.")
+        else:
+            self._set_state("ALONE", "No peers: training alone, and looking for some.")
+
+    def _set_state(self, state: str, reason: str) -> None:
+        if state != self.state:
+            logger.info("%s: %s", state, reason)
+        self.state, self.reason = state, reason
+
+    def _api_stop(self) -> dict[str, Any]:
+        if not self._stopping.is_set():
+            self.stop()
+        return {"state": self.state}
+
+    def status(self) -> dict[str, Any]:
+        """What `ftis-node status --json` shows."""
+        answer: dict[str, Any] = {
+            "name": self.options.name,
+            "state": self.state,
+            "reason": self.reason,
+            "model": self.settings.model,
+            "kind": "lora" if self.settings.lora else "full",
+            "parameters": self._facts.get("parameters"),
+            "addresses": self._addresses,
+            "run": self._run_file.run.id.hex() if self._run_file is not None else None,
+            "uptime": time.time() - self._started,
+        }
+        if self._stepper is None or self._swarm is None:
+            return answer
+        progress, last = self._stepper.progress, self._stepper.last
+        overall = last.get("diagnostics", {}).get("overall", {})
+        return answer | {
+            "reason": f"Waiting for {self._stepper.waiting_for}." if self._stepper.waiting_for else self.reason,
+            "step": progress.step,
+            "pass_at_1_before": progress.pass_at_1_before,
+            "pass_at_1": progress.pass_at_1,
+            "pass_at_1_step": progress.pass_at_1_step,
+            "own_groups_used": progress.own_groups_used,
+            "foreign_groups_used": dict(progress.foreign_groups_used),
+            "foreign_weight_share": progress.foreign_weight_share,
+            "filtered_fraction": overall.get("filtered_fraction"),
+            "own_reward": last.get("own_reward"),
+            "foreign_reward": last.get("foreign_reward"),
+            "step_seconds": self._stepper.step_seconds(),
+            "pool": len(self._stepper.pool),
+            "peers": len(self._swarm.membership.view),
+            "bytes_in": self._swarm.traffic.bytes_in,
+            "bytes_out": self._swarm.traffic.bytes_out,
+            "refused_packets": dict(self._swarm.rejections),
+            "announcements": dict(self._swarm.gossip.counts),
+            "worker_restarts": self._restarts,
+        }
+
+    def peers(self) -> dict[str, Any]:
+        """What `ftis-node peers --json` shows."""
+        swarm, stepper = self._swarm, self._stepper
+        if swarm is None or stepper is None:
+            return {"peers": [], "left_out": []}
+        used = stepper.progress.foreign_groups_used
+        return {
+            "peers": [
+                {
+                    "id": peer_id(peer.id),
+                    "agent": peer.agent,
+                    "addresses": peer.addresses,
+                    "seconds_since_seen": time.monotonic() - peer.seen,
+                    "accepted": swarm.accepted_by_author[peer.id],
+                    "refused": swarm.rejected_by_author[peer.id],
+                    "used": used[peer_id(peer.id)],
+                    "quarantined": swarm.gossip.quarantined(peer.id),
+                    "bytes_in": swarm.traffic.received[peer.id],
+                    "bytes_out": swarm.traffic.sent[peer.id],
+                }
+                for peer in swarm.membership.view.values()
+            ],
+            "left_out": [{"id": peer_id(p), "reason": reason} for p, reason in swarm.membership.refused.items()],
+        }
+
+
+def _new_run(facts: dict[str, Any]) -> Run:
+    """The run that a node without peers starts for its task and tokenizer."""
+    try:
+        return Run(
+            task=facts["task"],
+            data=facts["data"],
+            template=facts["template"],
+            reward=facts["reward"],
+            group=12,
+            slots=32,
+            prompt_tokens=facts["prompt_tokens"],
+            completion_tokens=facts["completion_tokens"],
+            temperature=1.0,
+            eos=tuple(facts["eos"]),
+            tokenizer=facts["tokenizer"],
+            vocabulary=facts["vocabulary"],
+        )
+    except ValueError as error:
+        raise FtisError(f"No run can be made of this task and model: {error}") from error
+
+
+def _check_fit(run: Run, facts: dict[str, Any], model: str) -> None:
+    """Refuses a model or data that would misread the run's tokens, before anything is sent."""
+    if run.tokenizer != facts["tokenizer"] or run.vocabulary != facts["vocabulary"]:
+        raise UsageError(
+            f"The tokenizer of {model} is not the run's: its token ids would mean something else.",
+            "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run.",
+        )
+    if run.data != facts["data"]:
+        raise UsageError(
+            f"The data of {facts['task']} is not the run's: sha256 {facts['data'][:16]}…, not {run.data[:16]}….",
+            "Pass the very same file with --task or --data, or start a run of your own without --peers.",
+        )

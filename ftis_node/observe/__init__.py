@@ -1,0 +1,1 @@
+"""Looking at a node: its local API, its metrics, and how they are drawn."""

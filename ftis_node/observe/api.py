@@ -1,0 +1,84 @@
+"""The local API: HTTP on a unix socket that only its owner can open."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from ftis_node.errors import UserError
+
+Answer = Callable[[], dict[str, Any]]
+
+
+class Api:
+    """Serves JSON answers under ``GET /status``, ``GET /peers`` and ``POST /stop``."""
+
+    def __init__(self, reads: dict[str, Answer], actions: dict[str, Answer]) -> None:
+        app = web.Application()
+        for path, answer in reads.items():
+            app.router.add_get(path, _handler(answer))
+        for path, answer in actions.items():
+            app.router.add_post(path, _handler(answer))
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, path: Path) -> None:
+        """Listens on a unix socket with mode 0600."""
+        await self._runner.setup()
+        previous = os.umask(0o177)  # so that there is no moment at which others could connect
+        try:
+            await web.UnixSite(self._runner, str(path)).start()
+        finally:
+            os.umask(previous)
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+
+def _handler(answer: Answer) -> Any:
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response(answer())
+
+    return handle
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def ask(path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0) -> dict[str, Any]:
+    """Asks a running daemon.
+
+    Args:
+        path: its API socket, None if it left no record of one.
+
+    Raises:
+        UserError: no daemon answers there.
+    """
+    gone = UserError(
+        "No ftis-node daemon is running on this home.", "Start one with `ftis-node join`, or name its --home."
+    )
+    if path is None:
+        raise gone
+    connection = _UnixConnection(path, timeout)
+    try:
+        connection.request("POST" if action else "GET", route)
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        return answer
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise gone from error
+    finally:
+        connection.close()

@@ -1,0 +1,36 @@
+"""One JSON line a step."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+class MetricsLog:
+    """Appends events to a JSON-lines file; each has a wall-clock `time` (seconds) and an `event`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Writes one line, at once."""
+        self._file.write(json.dumps({"time": time.time(), "event": event, **facts}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path, event: str) -> list[dict[str, Any]]:
+    """All lines of one kind; a last line that a kill cut short is left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry.get("event") == event:
+            found.append(entry)
+    return found

@@ -1,0 +1,52 @@
+"""Curves as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def plot_pass_at_1(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, title: str) -> None:
+    """Draws pass@1 against seconds, one line a node, as a PNG.
+
+    Args:
+        curves: label → (seconds, pass@1) in order.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=150)
+    ends: list[tuple[float, str, Any]] = []
+    for label, points in curves.items():
+        if points:
+            (line,) = axes.plot([t for t, _ in points], [p for _, p in points], linewidth=2)
+            axes.plot(points[0][0], points[0][1], "o", color=line.get_color(), markersize=4)
+            ends.append((points[-1][1], label, line))
+    _label_ends(axes, ends)
+    axes.set(xlabel="seconds since the start", ylabel="greedy pass@1 on held-out prompts", ylim=(0, 1))
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _label_ends(axes: Any, ends: list[tuple[float, str, Any]]) -> None:
+    """Each line's label at its right end, pushed apart where they would overlap."""
+    lowest = -1.0
+    for height, label, line in sorted(ends, key=lambda end: end[0]):
+        place = max(height, lowest + 0.06)
+        lowest = place
+        axes.annotate(
+            f"{label}  {height:.2f}",
+            xy=(line.get_xdata()[-1], height),
+            xytext=(1.01, place),
+            textcoords=("axes fraction", "data"),
+            color=line.get_color(),
+            va="center",
+            annotation_clip=False,
+        )

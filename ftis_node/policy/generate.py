@@ -1,0 +1,137 @@
+"""Sampling: one prefill per prompt shared by its whole group, a KV cache, log-probs taken as the tokens are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ftis_node.packet import Completion
+from ftis_node.policy.load import Policy
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample: what the run says, and whether greedily (evaluation)."""
+
+    max_new_tokens: int
+    temperature: float
+    eos: tuple[int, ...]
+    greedy: bool = False
+
+
+@torch.no_grad()
+def generate(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    *,
+    group: int,
+    sampling: Sampling,
+    generator: torch.Generator | None = None,
+    batch: int = 288,
+) -> list[list[Completion]]:
+    """Samples `group` completions of each prompt.
+
+    Args:
+        prompts: token ids of each prompt, none empty.
+        group: completions a prompt (G).
+        generator: source of randomness on the policy's device; the default one if None.
+        batch: how many sequences are decoded side by side at most (prompts are split, groups are not).
+
+    Returns:
+        For each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a sampled
+        EOS included. The log-probs are those of the distribution sampled from: temperature applied, softmax in fp32
+        over the valid vocabulary, nothing cut off.
+    """
+    per_call = max(1, batch // group)
+    out: list[list[Completion]] = []
+    for start in range(0, len(prompts), per_call):
+        out += _generate_batch(policy, prompts[start : start + per_call], group, sampling, generator)
+    return out
+
+
+def _generate_batch(
+    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, generator: torch.Generator | None
+) -> list[list[Completion]]:
+    logits, cache, mask = _prefill(policy, prompts, group)
+    rows = len(prompts) * group
+    device = policy.device
+    eos = torch.tensor(sampling.eos, device=device)
+    ids = torch.zeros(rows, sampling.max_new_tokens, dtype=torch.long, device=device)
+    logprobs = torch.zeros(rows, sampling.max_new_tokens, dtype=torch.float32, device=device)
+    lengths = torch.full((rows,), sampling.max_new_tokens, dtype=torch.long, device=device)
+    finished = torch.zeros(rows, dtype=torch.bool, device=device)
+    alive = torch.arange(rows, device=device)  # which rows the cache still holds
+    positions = mask.sum(1)  # [alive]: where each row's next token goes
+    lm = policy.causal_lm
+    for step in range(sampling.max_new_tokens):
+        token, logprob = _draw(logits, policy.vocabulary, sampling, generator)
+        ids[alive, step], logprobs[alive, step] = token, logprob
+        ended = torch.isin(token, eos) & ~finished[alive]  # what a finished row still draws counts for nothing
+        lengths[alive[ended]] = step + 1
+        finished[alive[ended]] = True
+        over = finished[alive]
+        if bool(over.all()) or step + 1 == sampling.max_new_tokens:
+            break
+        mask = torch.cat([mask, mask.new_ones(len(alive), 1)], 1)
+        if int(over.sum()) * 4 >= len(alive):  # dropping rows copies the cache: do it when it pays
+            keep = (~over).nonzero(as_tuple=True)[0]
+            cache.batch_select_indices(keep)
+            alive, mask, positions, token = alive[keep], mask[keep], positions[keep], token[keep]
+        logits = lm(
+            input_ids=token[:, None],
+            attention_mask=mask,
+            position_ids=positions[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+        positions = positions + 1
+    return _collect(ids, logprobs, lengths, finished, group)
+
+
+def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], group: int) -> tuple[Tensor, DynamicCache, Tensor]:
+    """Runs each prompt once and repeats its cache `group` times: logits [rows, V], cache, mask [rows, L]."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros(len(prompts), width, dtype=torch.long)
+    for row, prompt in enumerate(prompts):  # padded on the left, so that every row's next token is in one column
+        ids[row, width - len(prompt) :] = torch.as_tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    ids, mask = ids.to(policy.device), mask.to(policy.device)
+    cache = DynamicCache()
+    logits = policy.causal_lm(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    cache.batch_repeat_interleave(group)
+    return logits.repeat_interleave(group, 0), cache, mask.repeat_interleave(group, 0)
+
+
+def _draw(
+    logits: Tensor, vocabulary: int, sampling: Sampling, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Next token and its log-prob of each row, from logits [rows, V]; padded vocabulary rows are left out."""
+    distribution = torch.log_softmax(logits[:, :vocabulary].float() / sampling.temperature, -1)
+    if sampling.greedy:
+        token = distribution.argmax(-1)
+    else:
+        token = torch.multinomial(distribution.exp(), 1, generator=generator)[:, 0]
+    return token, distribution.gather(1, token[:, None])[:, 0]
+
+
+def _collect(ids: Tensor, logprobs: Tensor, lengths: Tensor, finished: Tensor, group: int) -> list[list[Completion]]:
+    ids_np = ids.cpu().numpy().astype(np.uint32)
+    logprobs_np, lengths_np, finished_np = logprobs.cpu().numpy(), lengths.tolist(), finished.tolist()
+    flat = [
+        Completion(ids_np[row, :length].copy(), logprobs_np[row, :length].copy(), finished_np[row])
+        for row, length in enumerate(lengths_np)
+    ]
+    return [flat[start : start + group] for start in range(0, len(flat), group)]

@@ -1,0 +1,144 @@
+"""Loading a policy: weights, tokenizer, LoRA, device and dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.policy.names import resolve
+from ftis_node.settings import Settings
+
+# Attributes of a config that change logits after the head; scoring reads the head directly and would miss them.
+_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A model with its tokenizer. `model` is the trainable module (with LoRA a `PeftModel`)."""
+
+    name: str
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+
+    @property
+    def causal_lm(self) -> Any:
+        """The transformers model itself; LoRA layers, if any, sit inside it."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of valid token ids; embedding rows beyond it are padding and never sampled."""
+        return len(self.tokenizer)
+
+    @property
+    def kind(self) -> str:
+        return "lora" if isinstance(self.model, PeftModel) else "full"
+
+    def parameters(self) -> int:
+        """Number of parameters of the whole model."""
+        return sum(p.numel() for p in self.model.parameters())
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of `name` (see `resolve`).
+
+    Raises:
+        UserError: it cannot be found or loaded.
+    """
+    source = resolve(name)
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
+        raise _unloadable(name, source, error) from error
+
+
+def load_policy(settings: Settings) -> Policy:
+    """Loads model and tokenizer; adds LoRA layers if asked to. Dropout is off for good.
+
+    Raises:
+        UsageError: the name is unknown, or the architecture is not supported.
+        UserError: weights cannot be found or read; the message says what to do.
+    """
+    source = resolve(settings.model)
+    tokenizer = load_tokenizer(settings.model)
+    device = _device(settings.device)
+    try:
+        config = AutoConfig.from_pretrained(source)
+        _refuse_unsupported(config, settings.model)
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=_dtype(settings.dtype),
+            use_safetensors=True,
+            attn_implementation="sdpa",
+        )
+    except UserError:
+        raise
+    except Exception as error:  # as above
+        raise _unloadable(settings.model, source, error) from error
+    torch.manual_seed(settings.seed)
+    if settings.lora:
+        model = _with_lora(model, settings)
+    model.to(device)
+    model.eval()  # dropout would make log-probs of training differ from those of sampling
+    return Policy(settings.model, model, tokenizer, device)
+
+
+def _with_lora(model: Any, settings: Settings) -> Any:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    lora = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        target_modules=list(settings.lora_targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, lora)
+    except ValueError as error:
+        raise UsageError(
+            f"LoRA cannot be added to {settings.model}: {error}",
+            "Name modules of this model with --set lora_targets=…, or train it in full.",
+        ) from error
+
+
+def _refuse_unsupported(config: Any, name: str) -> None:
+    for attribute in _LOGIT_TRANSFORMS:
+        if getattr(config, attribute, None) not in (None, 1, 1.0):
+            raise UsageError(
+                f"{name} transforms its logits after the head ({attribute}), which scoring does not know.",
+                "Use a model without it, for example one of the Qwen2.5 family.",
+            )
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise UsageError(f"{wanted!r} is no device.", "Use cpu, cuda, cuda:0 or auto.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("There is no usable CUDA device.", "Use --device cpu, or mend the driver.")
+    return device
+
+
+def _dtype(wanted: str) -> torch.dtype:
+    """fp32 unless asked otherwise: full training in pure bf16 at lr 1e-6 rounds its updates away."""
+    return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+
+
+def _unloadable(name: str, source: str, error: Exception) -> UserError:
+    first_line = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    return UserError(
+        f"The model {name!r} ({source}) cannot be loaded: {first_line}",
+        "Check the name and the network; or download it elsewhere, copy the folder here and pass --model FOLDER.",
+    )

@@ -1,0 +1,51 @@
+"""Model names: short aliases, built-in models, hub ids and local folders."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from ftis_node.errors import UsageError
+
+BUILT_IN_DIR = Path(__file__).resolve().parent.parent / "models"
+
+_SIZES = ("0.5B", "1.5B", "3B", "7B")
+ALIASES: dict[str, str] = {
+    f"qwen2.5-{infix}{size.lower()}{suffix}": f"Qwen/Qwen2.5-{infix_hub}{size}{suffix_hub}"
+    for infix, infix_hub in (("", ""), ("coder-", "Coder-"))
+    for size in _SIZES
+    for suffix, suffix_hub in (("", ""), ("-instruct", "-Instruct"))
+}
+
+
+def built_in() -> tuple[str, ...]:
+    """Names of the models that come with the package."""
+    return tuple(sorted(path.parent.name for path in BUILT_IN_DIR.glob("*/config.json")))
+
+
+def resolve(name: str) -> str:
+    """What transformers should load for `name`: a folder, or a hub id.
+
+    Raises:
+        UsageError: `name` is neither a folder, a built-in model, an alias, nor of the form owner/model.
+    """
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise UsageError(
+                f"The folder {name} holds no model (config.json is missing).",
+                "Name a folder in the format of transformers' save_pretrained.",
+            )
+        return str(Path(name).resolve())
+    if name in built_in():
+        return str(BUILT_IN_DIR / name)
+    if name.lower() in ALIASES:
+        return ALIASES[name.lower()]
+    if name.count("/") == 1 and not name.startswith((".", "/")) and not name.endswith("/"):
+        return name
+    known = [*ALIASES, *built_in()]
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    raise UsageError(
+        f"There is no model {name!r}: no such folder, alias or built-in model.",
+        (f"Did you mean {close[0]!r}? " if close else "")
+        + f"Give a local folder, a hub id such as Qwen/Qwen2.5-3B, or one of: {', '.join(known)}.",
+    )

@@ -1,0 +1,64 @@
+"""What two tokenizers must have in common before one node can read the other's token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.errors import UsageError
+
+# Ids at which a completion ends, whichever of a family's models made it: the base models' and the chat models'.
+_END_TOKENS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>")
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 (hex) over sorted (id, token, special flag), merges, normaliser, pre-tokenizer and decoder.
+
+    Chat template, padding and the default EOS are left out, so that a family's base, Instruct and Coder models share
+    one fingerprint; embedding rows beyond the tokenizer (Qwen2.5 pads them) do not enter either.
+
+    Raises:
+        UsageError: the tokenizer has no fast (Rust) backend to read these from.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UsageError(
+            "This model has only a slow tokenizer.", "Use a model that ships a fast tokenizer (tokenizer.json)."
+        )
+    state = json.loads(backend.to_str())
+    added = {int(entry["id"]): (entry["content"], bool(entry["special"])) for entry in state["added_tokens"]}
+    words = {int(index): (token, False) for token, index in state["model"]["vocab"].items()} | added
+    essence: dict[str, Any] = {
+        "words": [[index, *words[index]] for index in sorted(words)],
+        "merges": [m if isinstance(m, str) else " ".join(m) for m in state["model"].get("merges") or []],
+        "kind": state["model"].get("type"),
+        "normalizer": state.get("normalizer"),
+        "pre_tokenizer": state.get("pre_tokenizer"),
+        "decoder": state.get("decoder"),
+    }
+    canonical = json.dumps(essence, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Sorted ids that end a completion: the tokenizer's own EOS and its family's other end tokens.
+
+    Raises:
+        UsageError: the tokenizer has no end token at all.
+    """
+    vocabulary = tokenizer.get_vocab()
+    ids = {vocabulary[token] for token in _END_TOKENS if token in vocabulary}
+    if tokenizer.eos_token_id is not None:
+        ids.add(int(tokenizer.eos_token_id))
+    if not ids:
+        raise UsageError("This tokenizer has no end-of-sequence token.", "Set eos_token in its tokenizer_config.json.")
+    return tuple(sorted(ids))
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, template: str, question: str) -> list[int]:
+    """Token ids of the run's plain-text template around `question`; no special tokens are added."""
+    ids: list[int] = tokenizer(template.replace("{question}", question), add_special_tokens=False)["input_ids"]
+    return ids

@@ -1,0 +1,84 @@
+"""The pool: admitted foreign groups that wait to be trained on, each at most once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftis_node.packet import Group
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """An admitted group with the rewards that this node gave it [G], and when (monotonic) it was generated."""
+
+    group: Group
+    rewards: tuple[float, ...]
+    born: float
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the rewards differ; a group where all are equal teaches nothing."""
+        return min(self.rewards) != max(self.rewards)
+
+
+class Pool:
+    """Foreign groups by author. Authors take turns; of one author the freshest group goes first."""
+
+    def __init__(self, max_age: float, clock: Callable[[], float], rng: random.Random | None = None) -> None:
+        """
+        Args:
+            max_age: seconds after which a group is too old to train on.
+            clock: the monotonic clock that `Scored.born` was read from.
+        """
+        self.max_age = max_age
+        self.no_signal = 0
+        self.expired = 0
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._by_author: dict[bytes, list[Scored]] = {}
+        self._keys: set[tuple[bytes, int, int]] = set()
+
+    def __len__(self) -> int:
+        return sum(len(groups) for groups in self._by_author.values())
+
+    def add(self, scored: Scored) -> bool:
+        """Takes a group in; False (and counted) if it has no signal or is there already."""
+        if not scored.has_signal:
+            self.no_signal += 1
+            return False
+        if scored.group.key in self._keys:
+            return False
+        self._keys.add(scored.group.key)
+        self._by_author.setdefault(scored.group.author, []).append(scored)
+        return True
+
+    def take(self, count: int) -> list[Scored]:
+        """Removes up to `count` groups: one an author in random order, again until there are enough."""
+        self.expire()
+        taken: list[Scored] = []
+        while self._by_author and len(taken) < count:
+            authors = list(self._by_author)
+            self._rng.shuffle(authors)
+            for author in authors[: count - len(taken)]:
+                groups = self._by_author[author]
+                freshest = max(groups, key=lambda scored: scored.born)
+                groups.remove(freshest)
+                if not groups:
+                    del self._by_author[author]
+                self._keys.discard(freshest.group.key)
+                taken.append(freshest)
+        return taken
+
+    def expire(self) -> None:
+        """Drops groups older than `max_age`."""
+        limit = self._clock() - self.max_age
+        for author, groups in list(self._by_author.items()):
+            fresh = [scored for scored in groups if scored.born >= limit]
+            self.expired += len(groups) - len(fresh)
+            self._keys -= {scored.group.key for scored in groups if scored.born < limit}
+            if fresh:
+                self._by_author[author] = fresh
+            else:
+                del self._by_author[author]

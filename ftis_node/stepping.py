@@ -1,0 +1,273 @@
+"""The rhythm of a node: what it generates itself, what it takes from others, how long it waits, and the step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftis_node.draw import draw
+from ftis_node.packet import Group, encode, pack_group, packet_digest
+from ftis_node.pool import Pool, Scored
+from ftis_node.run import Run
+from ftis_node.settings import Settings
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.swarm import Swarm
+from ftis_node.worker.client import Worker, WorkerDied
+from ftis_node.worker.messages import pack_completions, unpack_completions
+
+# However many peers there are, a node makes at least this part of its batch itself, or strangers would rule it.
+OWN_SHARE_FLOOR = 0.25
+RECENT_SECONDS = 30.0
+PREFETCH_SECONDS = 10.0
+OWN = "own"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """What a node has done so far. It is part of every checkpoint."""
+
+    step: int = 0
+    own_groups_used: int = 0
+    foreign_groups_used: Counter[str] = field(default_factory=Counter)
+    own_weight: float = 0.0
+    foreign_weight: float = 0.0
+    skipped: int = 0
+    pass_at_1_before: float | None = None
+    pass_at_1: float | None = None
+    pass_at_1_step: int = 0
+
+    @property
+    def foreign_weight_share(self) -> float:
+        """Foreign samples' part of Σ |Â|·w·tokens over all steps."""
+        total = self.own_weight + self.foreign_weight
+        return self.foreign_weight / total if total else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Progress:
+        return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
+
+
+@dataclass(frozen=True, eq=False)
+class OwnGroup:
+    """A group of one's own with its rewards, in the form the worker takes."""
+
+    row: int
+    completions: dict[str, Any]
+    rewards: Sequence[float]
+
+
+class Stepper:
+    """Assembles batches and takes steps. It knows the pool and the worker; the swarm brings it groups."""
+
+    def __init__(
+        self, *, run: Run, identity: Identity, settings: Settings, store: PacketStore, worker: Worker, rows: int
+    ) -> None:
+        self.progress = Progress()
+        self.pool = Pool(settings.max_age, time.monotonic)
+        self.worker = worker
+        self.waiting_for = ""
+        self.last: dict[str, Any] = {}
+        self.swarm: Swarm
+        self._run = run
+        self._run_id = run.id
+        self._identity = identity
+        self._settings = settings
+        self._store = store
+        self._rows = rows
+        self._pool_grew = asyncio.Event()
+        self._scoring: set[asyncio.Task[None]] = set()
+        self._step_seconds: deque[float] = deque(maxlen=8)
+        self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one group oneself
+
+    # --- what the swarm asks and brings ---------------------------------------------------------------------------
+
+    def want(self) -> int:
+        """How many more foreign groups to pull: for the next step, and the smaller of 10 s and one step ahead."""
+        per_step = self._settings.batch_groups - self.own_quota()
+        step_seconds = self.step_seconds()
+        ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
+        return math.ceil(per_step * ahead) - len(self.pool) - len(self._scoring)
+
+    async def on_group(self, group: Group, data: bytes, born: float) -> None:
+        """Stores an admitted group and has it scored; the pool gets it as soon as its rewards are known."""
+        self._store.add([(group, data)], own=False)
+        self.score_later(group, born)
+
+    def score_later(self, group: Group, born: float) -> None:
+        task = asyncio.create_task(self._score(group, born))
+        self._scoring.add(task)
+        task.add_done_callback(self._scoring.discard)
+
+    async def _score(self, group: Group, born: float) -> None:
+        packed = pack_completions(list(group.packet.completions()))
+        try:
+            rewards = (await self.worker.call("score", row=group.row, completions=packed))["rewards"]
+        except WorkerDied:
+            return  # it stays in the store as admitted and is scored after the worker's restart
+        if self.pool.add(Scored(group, tuple(rewards), born)):
+            self._pool_grew.set()
+        else:
+            self._store.settle([group.key], "no-signal")
+
+    # --- the step -------------------------------------------------------------------------------------------------
+
+    def own_quota(self) -> int:
+        """Groups of the next batch that this node generates itself, before it is known whether others suffice."""
+        share = self._settings.own_share
+        if share is None:
+            others = len(self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds())))
+            share = max(1 / (1 + others), OWN_SHARE_FLOOR)
+        return math.ceil(share * self._settings.batch_groups)
+
+    def step_seconds(self) -> float:
+        """Mean duration of the latest steps; 0 before the first."""
+        return sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else 0.0
+
+    async def step(self, stopping: asyncio.Event) -> dict[str, Any] | None:
+        """One step; returns its metrics, or None if `stopping` was set before the batch was there."""
+        began = time.perf_counter()
+        own = await self._generate(self.own_quota())
+        generated = time.perf_counter()
+        foreign = await self._gather(self._settings.batch_groups - len(own), stopping)
+        waited = time.perf_counter() - generated
+        if stopping.is_set():
+            return None
+        own += await self._generate(self._missing(len(own) + len(foreign)))
+        self.swarm.poke()
+        trained = time.perf_counter()
+        # Written down first: a group that a crash took out of a step is lost, none is trained on twice.
+        self._store.settle([scored.group.key for scored in foreign], "trained")
+        report = await self.worker.call("step", groups=[_own(g) for g in own] + [_foreign(s) for s in foreign])
+        ended = time.perf_counter()
+        self._step_seconds.append(ended - began)
+        self.swarm.interval = min(max(self.step_seconds() / 4, 0.1), 15.0)
+        return self._account(own, foreign, report, wait=waited, train=ended - trained, total=ended - began)
+
+    def _missing(self, have: int) -> int:
+        return 0 if self._settings.own_share == 0 else max(0, self._settings.batch_groups - have)
+
+    async def _gather(self, count: int, stopping: asyncio.Event) -> list[Scored]:
+        """Takes from the pool; waits for more at most as long as making the missing groups oneself would take.
+
+        Waiting longer than that cannot pay, waiting less might have been too little: like renting before buying, it
+        costs at most twice the best choice. A node that generates nothing waits as long as it takes.
+        """
+        taken = self.pool.take(count)
+        deadline = time.monotonic() + self._patience(count - len(taken))
+        while len(taken) < count and not stopping.is_set():
+            if self._settings.own_share == 0:
+                self.waiting_for = f"groups of others ({len(taken)} of {count})"
+            elif time.monotonic() >= deadline:
+                break
+            self.swarm.poke()
+            await _first(self._pool_grew, stopping, seconds=min(max(deadline - time.monotonic(), 0.01), 0.25))
+            self._pool_grew.clear()
+            taken += self.pool.take(count - len(taken))
+        self.waiting_for = ""
+        return taken
+
+    def _patience(self, missing: int) -> float:
+        if missing <= 0 or not self.swarm.membership.view:
+            return 0.0
+        cost = sum(self._group_seconds) / len(self._group_seconds) if self._group_seconds else 0.0
+        return min(self._settings.wait, missing * cost)
+
+    async def _generate(self, count: int) -> list[OwnGroup]:
+        """Generates, stores and announces `count` groups, in rounds of at most `run.slots`."""
+        groups: list[OwnGroup] = []
+        while len(groups) < count:
+            groups += await self._generate_round(min(count - len(groups), self._run.slots))
+        return groups
+
+    async def _generate_round(self, count: int) -> list[OwnGroup]:
+        began = time.perf_counter()
+        number = self._store.next_round()
+        author = self._identity.author
+        rows = [draw(self._run_id, author, number, slot, self._rows) for slot in range(count)]
+        answers = (await self.worker.call("generate", rows=rows))["groups"]
+        self._group_seconds.append((time.perf_counter() - began) / count)
+        packets, refs = [], []
+        for slot, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+            packet = pack_group(
+                run_id=self._run_id,
+                author=author,
+                round=number,
+                slot=slot,
+                policy_step=self.progress.step,
+                prompt_ids=answer["prompt_ids"],
+                completions=unpack_completions(answer),
+            )
+            data = encode(packet)
+            digest = packet_digest(data)
+            packets.append((Group(author=author, row=row, packet=packet, digest=digest), data))
+            refs.append(PacketRef(slot=slot, digest=digest, size=len(data)))
+        self._store.add(packets, own=True)
+        self.swarm.announce(number, self.progress.step, refs)
+        return [OwnGroup(row, answer, answer["rewards"]) for row, answer in zip(rows, answers, strict=True)]
+
+    def _account(
+        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], **seconds: float
+    ) -> dict[str, Any]:
+        progress = self.progress
+        progress.step += 1
+        progress.own_groups_used += len(own)
+        authors = Counter(peer_id(scored.group.author) for scored in foreign)
+        progress.foreign_groups_used.update(authors)
+        progress.skipped += report["skipped"] is not None
+        for source, figures in report["diagnostics"]["sources"].items():
+            if source == OWN:
+                progress.own_weight += figures["loss_weight"]
+            else:
+                progress.foreign_weight += figures["loss_weight"]
+        now = time.monotonic()
+        self.last = {
+            "step": progress.step,
+            "own_groups": len(own),
+            "foreign_groups": len(foreign),
+            "authors": dict(authors),
+            "own_reward": _mean([r for group in own for r in group.rewards]),
+            "foreign_reward": _mean([r for scored in foreign for r in scored.rewards]),
+            "foreign_age": _mean([now - scored.born for scored in foreign]),
+            "seconds": seconds,
+            **report,
+        }
+        return self.last
+
+
+def _own(group: OwnGroup) -> dict[str, Any]:
+    return {"source": OWN, "row": group.row, "completions": group.completions, "rewards": group.rewards}
+
+
+def _foreign(scored: Scored) -> dict[str, Any]:
+    group = scored.group
+    return {
+        "source": peer_id(group.author),
+        "row": group.row,
+        "completions": pack_completions(list(group.packet.completions())),
+        "rewards": scored.rewards,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+async def _first(*events: asyncio.Event, seconds: float) -> None:
+    """Waits until one of the events is set, or for so many seconds."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,109 @@
+"""Checkpoints: directories that appear whole or not at all, with a checksum of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import FtisError
+
+SCHEMA = 1
+KEPT = 2
+_NAME = re.compile(r"step-(\d{8,})")
+_MANIFEST = "checkpoint.json"
+
+
+class CheckpointError(FtisError):
+    """A checkpoint that is damaged or of another schema."""
+
+
+class Checkpoints:
+    """The checkpoints under one directory. `begin`, fill the directory, `commit`; only then does it exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        for leftover in path.glob("*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def begin(self, step: int) -> Path:
+        """An empty directory for the files of the checkpoint of `step`."""
+        directory = self.path / f"step-{step:08d}.partial"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        return directory
+
+    def commit(self, directory: Path, facts: dict[str, Any]) -> Path:
+        """Makes what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.
+
+        Args:
+            facts: what else to remember; comes back from `latest`.
+        """
+        files = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
+        manifest = {"schema": SCHEMA, "files": files, "facts": facts}
+        (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for file in directory.iterdir():
+            _fsync(file)
+        _fsync(directory)
+        final = directory.with_suffix("")
+        shutil.rmtree(final, ignore_errors=True)
+        directory.rename(final)
+        _fsync(self.path)
+        for old in self._complete()[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def latest(self) -> tuple[Path, dict[str, Any]] | None:
+        """The newest sound checkpoint and its facts; damaged ones are set aside as ``*.damaged``."""
+        for directory in reversed(self._complete()):
+            try:
+                return directory, verify(directory)
+            except CheckpointError:
+                shutil.rmtree(directory.with_suffix(".damaged"), ignore_errors=True)
+                directory.rename(directory.with_suffix(".damaged"))
+        return None
+
+    def damaged(self) -> list[Path]:
+        """Checkpoints that `latest` found damaged and set aside."""
+        return sorted(self.path.glob("*.damaged"))
+
+    def _complete(self) -> list[Path]:
+        found = [entry for entry in self.path.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name)]
+        return sorted(found, key=lambda entry: int(entry.name.removeprefix("step-")))
+
+
+def verify(directory: Path) -> dict[str, Any]:
+    """Checks every file of a checkpoint against its checksum and returns the facts it was committed with.
+
+    Raises:
+        CheckpointError: a file is missing or altered, or the schema is unknown.
+    """
+    try:
+        manifest = json.loads((directory / _MANIFEST).read_text())
+        schema, files, facts = manifest["schema"], dict(manifest["files"]), dict(manifest["facts"])
+        sound = all(_sha256(directory / name) == digest for name, digest in files.items())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"The checkpoint {directory} cannot be read: {error}") from error
+    if schema != SCHEMA:
+        raise CheckpointError(f"The checkpoint {directory} has schema {schema}, this version reads {SCHEMA}.")
+    if not sound:
+        raise CheckpointError(f"The checkpoint {directory} is damaged: a checksum differs.")
+    return facts
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,111 @@
+"""The home directory: one node's key, store, checkpoints and logs; locked against a second daemon."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from ftis_node.errors import UserError
+
+# Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
+RUNTIME_PREFIX = "ftis-"
+
+
+class Home:
+    """Paths of one node, and the lock on them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key = path / "identity.key"
+        self.store = path / "store.sqlite"
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
+        self.log = path / "node.log"
+        self.run_file = path / "run.toml"
+        self.settings_file = path / "node.json"
+        self._runtime_file = path / "runtime.json"
+        self._lock: IO[str] | None = None
+
+    def open(self) -> None:
+        """Creates and locks the home, and clears what a killed daemon left behind.
+
+        Raises:
+            UserError: another daemon uses this home, or it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(stat.S_IRWXU)
+            lock = (self.path / "lock").open("a+")
+        except OSError as error:
+            raise UserError(f"The home {self.path} cannot be used: {error.strerror}.", "Name another --home.") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise UserError(
+                f"Another ftis-node daemon is running on the home {self.path}.",
+                f"Stop it with `ftis-node stop --home {self.path}`, or name another --home.",
+            ) from None
+        self._lock = lock
+        self._reap()
+
+    def close(self) -> None:
+        """Removes the runtime directory and gives up the lock."""
+        runtime = self.runtime()
+        if runtime is not None:
+            shutil.rmtree(runtime["directory"], ignore_errors=True)
+            self._runtime_file.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def make_runtime(self) -> Path:
+        """A fresh private directory (0700) for this daemon's sockets, recorded so that others find it."""
+        directory = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX))
+        self.record_runtime(directory)
+        return directory
+
+    def record_runtime(self, directory: Path, children: tuple[int, ...] = ()) -> None:
+        """Writes down the runtime directory and the child processes, for clients and for the next start's reaper."""
+        started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
+        record = {"pid": os.getpid(), "directory": str(directory), "children": started}
+        temporary = self._runtime_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(record))
+        temporary.replace(self._runtime_file)
+
+    def runtime(self) -> dict[str, Any] | None:
+        """What the running (or last) daemon wrote down, or None."""
+        try:
+            record = json.loads(self._runtime_file.read_text())
+        except (OSError, ValueError):
+            return None
+        directory = Path(str(record.get("directory", ""))) if isinstance(record, dict) else Path()
+        return record if directory.name.startswith(RUNTIME_PREFIX) else None
+
+    def api_socket(self) -> Path | None:
+        """Where the daemon on this home answers, or None if none was started."""
+        record = self.runtime()
+        return Path(record["directory"]) / "api.sock" if record else None
+
+    def _reap(self) -> None:
+        """Ends children of a killed daemon that are still there (by pid and start time), removes its sockets."""
+        record = self.runtime()
+        if record is None:
+            return
+        for pid, started in dict(record.get("children", {})).items():
+            with suppress(psutil.Error, ValueError, ProcessLookupError):
+                process = psutil.Process(int(pid))
+                if abs(process.create_time() - float(started)) < 1.0:
+                    process.send_signal(signal.SIGKILL)
+        shutil.rmtree(record["directory"], ignore_errors=True)
+        self._runtime_file.unlink(missing_ok=True)

@@ -1,0 +1,151 @@
+"""Packets and rounds in SQLite: what this node generated, what it admitted, and what it has trained on."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ftis_node.errors import UserError
+from ftis_node.packet import Group
+
+SCHEMA = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS packets (
+    digest BLOB PRIMARY KEY, run BLOB NOT NULL, author BLOB NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL,
+    own INTEGER NOT NULL, stored REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS packets_by_age ON packets (stored);
+CREATE TABLE IF NOT EXISTS seen (
+    run BLOB NOT NULL, author BLOB NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL,
+    fate TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (run, author, round, slot)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at);
+"""
+# A packet's announcement is refused after three hours, so a key needs no longer memory than some multiple of that.
+SEEN_SECONDS = 24 * 3600.0
+
+
+class PacketStore:
+    """One node's packets of one run. Rounds and fates are on disk before their call returns."""
+
+    def __init__(self, path: Path, run_id: bytes, quota_bytes: int) -> None:
+        """
+        Raises:
+            UserError: the database cannot be opened, is damaged, or was written by a newer version.
+        """
+        self.run_id = run_id
+        self.quota_bytes = quota_bytes
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA):
+                raise UserError(
+                    f"The database {path} has schema {version}, this version knows {SCHEMA}.",
+                    "Use the version of ftis-node that wrote it, or move the file away to start afresh.",
+                )
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; `_durably` also outlives power loss
+            self._db.executescript(_TABLES)
+            self._db.execute(f"PRAGMA user_version = {SCHEMA}")
+            self._bytes = int(self._db.execute("SELECT coalesce(sum(size), 0) FROM packets").fetchone()[0])
+        except sqlite3.DatabaseError as error:
+            raise UserError(
+                f"The database {path} cannot be used: {error}.", "Move the file away; the node makes a new one."
+            ) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    def next_round(self) -> int:
+        """Takes the next round number: never given twice, also not across restarts."""
+        row = self._db.execute("SELECT next FROM rounds WHERE run = ?", (self.run_id,)).fetchone()
+        number = int(row[0]) if row else 0
+        self._set_round(number + 1)
+        return number
+
+    def skip_round(self) -> None:
+        """Leaves one round out, as a start does: a round announced just before a crash is then never contradicted."""
+        row = self._db.execute("SELECT next FROM rounds WHERE run = ?", (self.run_id,)).fetchone()
+        if row:
+            self._set_round(int(row[0]) + 1)
+
+    def _set_round(self, number: int) -> None:
+        with self._durably():
+            self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (self.run_id, number))
+
+    def add(self, groups: Iterable[tuple[Group, bytes]], *, own: bool) -> None:
+        """Keeps admitted packets with their bytes, the oldest making room once the quota is reached."""
+        now = time.time()
+        self._db.execute("BEGIN")
+        for group, body in groups:
+            packet = group.packet
+            key = (self.run_id, group.author, packet.round, packet.slot)
+            added = self._db.execute(
+                "INSERT OR IGNORE INTO packets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (group.digest, *key, int(own), now, len(body), body),
+            ).rowcount
+            self._bytes += len(body) * added
+            if not own:
+                self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, 'admitted', ?)", (*key, now))
+        self._make_room()
+        self._db.execute("COMMIT")
+
+    def body(self, digest: bytes) -> bytes | None:
+        """The bytes of a held packet, or None."""
+        row = self._db.execute("SELECT body FROM packets WHERE digest = ?", (digest,)).fetchone()
+        return bytes(row[0]) if row else None
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether this packet is held."""
+        return self._db.execute("SELECT 1 FROM packets WHERE digest = ?", (digest,)).fetchone() is not None
+
+    def seen(self, author: bytes, round: int, slot: int) -> bool:
+        """Whether a group of this key was ever admitted, refused for its content, or trained on."""
+        key = (self.run_id, author, round, slot)
+        query = "SELECT 1 FROM seen WHERE run = ? AND author = ? AND round = ? AND slot = ?"
+        return self._db.execute(query, key).fetchone() is not None
+
+    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
+        """Writes down what became of groups (``trained``, ``no-signal``, ``refused``), before it becomes of them."""
+        now = time.time()
+        rows = [(self.run_id, *key, fate, now) for key in keys]
+        with self._durably():
+            self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._db.execute("DELETE FROM seen WHERE at < ?", (now - SEEN_SECONDS,))
+
+    def waiting(self, max_age: float) -> list[tuple[bytes, bytes, float]]:
+        """Foreign packets that were admitted and never settled: (author, body, seconds held), for a resumed pool."""
+        now = time.time()
+        query = (
+            "SELECT p.author, p.body, p.stored FROM packets p JOIN seen s "
+            "ON s.run = p.run AND s.author = p.author AND s.round = p.round AND s.slot = p.slot "
+            "WHERE p.run = ? AND p.own = 0 AND s.fate = 'admitted' AND p.stored >= ?"
+        )
+        rows = self._db.execute(query, (self.run_id, now - max_age)).fetchall()
+        return [(bytes(author), bytes(body), max(0.0, now - stored)) for author, body, stored in rows]
+
+    @contextmanager
+    def _durably(self) -> Iterator[None]:
+        """A transaction that is synced to the disk before it ends."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("BEGIN")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        finally:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def _make_room(self) -> None:
+        while self._bytes > self.quota_bytes:
+            row = self._db.execute("SELECT digest, size FROM packets ORDER BY stored LIMIT 1").fetchone()
+            if row is None:
+                return
+            self._db.execute("DELETE FROM packets WHERE digest = ?", (row[0],))
+            self._bytes -= int(row[1])

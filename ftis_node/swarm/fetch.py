@@ -1,0 +1,119 @@
+"""Moving packets: serving what this node holds, and pulling what it wants from any holder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+
+from hivemind.p2p import PeerID
+
+from ftis_node.packet import packet_digest
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.table import Target
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport
+
+MAX_DIGESTS = 64
+UPLOADS = 4
+BUSY_AFTER = 3.0
+OPEN_SECONDS = 5.0
+CHUNK_SECONDS = 20.0
+
+logger = logging.getLogger(__name__)
+
+
+class HolderFault(Exception):
+    """A holder sent something else than it was asked for, or stopped half-way."""
+
+
+class Uploads:
+    """Serves packets: one upload a peer at a time, four in all; who would wait over three seconds hears "busy"."""
+
+    def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic) -> None:
+        self._body = body
+        self._traffic = traffic
+        self._active: set[bytes] = set()
+        self._slots = asyncio.Semaphore(UPLOADS)
+
+    async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        """Answers every digest asked for, in order, up to 64."""
+        self._traffic.received[peer] += request.ByteSize()
+        if peer in self._active or not await self._slot():
+            for digest in request.digests[:MAX_DIGESTS]:
+                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+            return
+        self._active.add(peer)
+        try:
+            for digest in request.digests[:MAX_DIGESTS]:
+                body = self._body(digest)
+                status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
+                chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
+                self._traffic.sent[peer] += chunk.ByteSize()
+                yield chunk
+        finally:
+            self._active.discard(peer)
+            self._slots.release()
+
+    async def _slot(self) -> bool:
+        try:
+            await asyncio.wait_for(self._slots.acquire(), BUSY_AFTER)
+        except TimeoutError:
+            return False
+        return True
+
+
+async def fetch(
+    transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic
+) -> AsyncIterator[tuple[Target, bytes | None]]:
+    """Pulls packets from one holder: (target, its bytes) or (target, None) where it is gone or the holder busy.
+
+    Size and sha256 of what comes are those that the author signed.
+
+    Raises:
+        HolderFault: wrong bytes, a short or silent stream, a failed call. What was yielded before stands.
+    """
+    open_targets = {target.ref.digest: target for target in targets[:MAX_DIGESTS]}
+    request = ftis_pb2.FetchRequest(digests=list(open_targets))
+    stub = FtisSwarm.get_stub(transport.p2p, PeerID(holder))
+    received = asyncio.Event()
+    try:
+        stream = await asyncio.wait_for(stub.rpc_fetch(_ask(request, received)), OPEN_SECONDS)
+    except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
+        raise HolderFault(f"no stream: {error!r}") from error
+    traffic.sent[holder] += request.ByteSize()
+    try:
+        while open_targets:
+            chunk = await _next(stream)
+            traffic.received[holder] += chunk.ByteSize()
+            target = open_targets.pop(chunk.digest, None)
+            if target is None:
+                raise HolderFault("it sent a packet that was not asked for")
+            if chunk.status != ftis_pb2.FetchChunk.HERE:
+                yield target, None
+            elif len(chunk.packet) != target.ref.size or packet_digest(chunk.packet) != chunk.digest:
+                raise HolderFault("it sent other bytes than the author signed")
+            else:
+                yield target, chunk.packet
+    finally:
+        received.set()
+        with suppress(Exception):  # closing a stream whose other end is gone may fail in any way; it is closed
+            await stream.aclose()
+
+
+async def _ask(request: ftis_pb2.FetchRequest, received: asyncio.Event) -> AsyncIterator[ftis_pb2.FetchRequest]:
+    """The request, and then an open side until everything was received."""
+    yield request
+    await received.wait()
+
+
+async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk]) -> ftis_pb2.FetchChunk:
+    """A stream whose server dies just ends: that, silence and errors are all the holder's fault."""
+    try:
+        return await asyncio.wait_for(anext(stream), CHUNK_SECONDS)
+    except StopAsyncIteration:
+        raise HolderFault("its stream ended early") from None
+    except Exception as error:
+        raise HolderFault(f"its stream failed: {error!r}") from error

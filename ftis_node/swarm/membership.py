@@ -1,0 +1,238 @@
+"""Who else is there: handshakes, a bounded view of living peers, and where to look when it is empty."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hivemind.p2p import PeerID
+
+import ftis_node
+from ftis_node.errors import UsageError, UserError
+from ftis_node.run import RunFile, dump_run_file
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport, Unreachable, parse_address
+
+VIEW_SIZE = 64
+HEARD_SIZE = 256
+MAX_ADDRESSES = 8
+MAX_ADDRESS_LENGTH = 256
+HANDSHAKE_SECONDS = 5.0
+GIVE_UP_AFTER = 3
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Peer:
+    """A peer that shook hands with this node and belongs to its run."""
+
+    id: bytes
+    addresses: list[str]
+    agent: str
+    since: float = field(default_factory=time.monotonic)
+    seen: float = field(default_factory=time.monotonic)
+    failures: int = 0
+
+
+class Membership:
+    """The view: at most 64 peers. Others are only heard of until a handshake succeeds."""
+
+    def __init__(
+        self, transport: Transport, identity: Identity, run_file: RunFile, traffic: Traffic, cache: Path | None = None
+    ) -> None:
+        self.view: dict[bytes, Peer] = {}
+        self.refused: dict[bytes, str] = {}
+        self._transport = transport
+        self._identity = identity
+        self._run_file = run_file
+        self._run_text = dump_run_file(run_file)
+        self._traffic = traffic
+        self._cache = cache
+        self._heard: dict[bytes, list[str]] = {}
+        self._own_addresses: list[str] = []
+
+    async def refresh_addresses(self) -> list[str]:
+        """Asks p2pd again where this node may be dialled."""
+        self._own_addresses = (await self._transport.addresses())[:MAX_ADDRESSES]
+        return self._own_addresses
+
+    def hear(self, addresses: Sequence[str]) -> bool:
+        """Remembers addresses that somebody mentioned; anything that is not an address of a peer is ignored.
+
+        Returns whether any of them is a peer that was not known at all.
+        """
+        news = False
+        for text in addresses[:HEARD_SIZE]:
+            if len(text) > MAX_ADDRESS_LENGTH:
+                continue
+            try:
+                _, peer = parse_address(text)
+            except UsageError:
+                continue
+            if peer == self._identity.author:
+                continue
+            if peer not in self._heard and len(self._heard) >= HEARD_SIZE:
+                del self._heard[random.choice(list(self._heard))]
+            news |= peer not in self._heard and peer not in self.view
+            known = self._heard.setdefault(peer, [])
+            if text not in known:
+                self._heard[peer] = [text, *known][:MAX_ADDRESSES]
+        return news
+
+    def strangers(self) -> list[bytes]:
+        """Peers heard of but not in the view, in random order."""
+        found = [peer for peer in self._heard if peer not in self.view and peer not in self.refused]
+        random.shuffle(found)
+        return found
+
+    async def greet(self, peer: bytes) -> bool:
+        """Dials a peer and shakes hands; True if it is now in the view."""
+        try:
+            await self._transport.connect(peer, self._heard.get(peer, []))
+            answer = await _shake(self._transport, peer, self._hello())
+        except Unreachable as error:
+            logger.debug("No handshake with %s: %s", peer_id(peer), error)
+            return False
+        self._traffic.received[peer] += answer.ByteSize()
+        if answer.refusal or answer.run_id != self._run_file.run.id or answer.major != PROTOCOL_MAJOR:
+            self._refuse(peer, answer.refusal[:200] or "it belongs to another run or speaks another protocol")
+            return False
+        self._admit(peer, answer)
+        return True
+
+    def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        """Answers a handshake; a peer of the same run and major version enters the view."""
+        self._traffic.received[peer] += request.ByteSize()
+        answer = self._hello()
+        if request.major != PROTOCOL_MAJOR:
+            answer.refusal = f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {request.major}"
+        elif not request.run_id:
+            answer.run_file = self._run_text
+        elif request.run_id != self._run_file.run.id:
+            answer.refusal = (
+                f"this node is in run {self._run_file.run.id.hex()}, you are in {request.run_id.hex()[:32]}"
+            )
+            self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
+        else:
+            self._admit(peer, request)
+        self._traffic.sent[peer] += answer.ByteSize()
+        return answer
+
+    def failed(self, peer: bytes) -> None:
+        """Notes a failed call; after three in a row the peer leaves the view (and may come back by a handshake)."""
+        entry = self.view.get(peer)
+        if entry is not None:
+            entry.failures += 1
+            if entry.failures >= GIVE_UP_AFTER:
+                del self.view[peer]
+                logger.info("Lost peer %s", peer_id(peer))
+
+    def answered(self, peer: bytes) -> None:
+        """Notes a call that worked."""
+        entry = self.view.get(peer)
+        if entry is not None:
+            entry.failures, entry.seen = 0, time.monotonic()
+
+    def some_addresses(self, count: int, besides: bytes) -> list[str]:
+        """An address each of some peers of the view, to tell another."""
+        peers = [peer for peer in self.view.values() if peer.addresses and peer.id != besides]
+        return [peer.addresses[0] for peer in random.sample(peers, min(count, len(peers)))]
+
+    def load_cache(self) -> None:
+        """Hears again of the peers that a previous start knew."""
+        if self._cache is not None:
+            with suppress(OSError, ValueError):
+                cached = json.loads(self._cache.read_text())
+                self.hear([text for text in cached if isinstance(text, str)])
+
+    def save_cache(self) -> None:
+        """Writes down the view's addresses, for the next start."""
+        if self._cache is not None and self.view:
+            addresses = [address for peer in self.view.values() for address in peer.addresses[:2]]
+            temporary = self._cache.with_suffix(".tmp")
+            temporary.write_text(json.dumps(addresses))
+            temporary.replace(self._cache)
+
+    def _hello(self) -> ftis_pb2.Handshake:
+        return _hello(self._run_file.run.id, self._own_addresses)
+
+    def _admit(self, peer: bytes, hello: ftis_pb2.Handshake) -> None:
+        self.refused.pop(peer, None)
+        known = self.view.get(peer)
+        if known is None and len(self.view) >= VIEW_SIZE:
+            del self.view[random.choice(list(self.view))]
+        addresses = [text for text in hello.addresses[:MAX_ADDRESSES] if text.endswith(peer_id(peer))]
+        if known is None:
+            logger.info("Met peer %s (%a)", peer_id(peer), hello.agent[:64])
+            self.view[peer] = Peer(peer, addresses, hello.agent[:64])
+        else:
+            known.addresses, known.failures, known.seen = addresses or known.addresses, 0, time.monotonic()
+        if addresses:
+            self._heard.pop(peer, None)  # what it says of itself replaces what others said
+        self.hear(addresses)
+
+    def _refuse(self, peer: bytes, reason: str) -> None:
+        if peer not in self.refused:
+            logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
+        if len(self.refused) >= HEARD_SIZE:
+            self.refused.pop(next(iter(self.refused)))
+        self.refused[peer] = reason
+        self.view.pop(peer, None)
+
+
+async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> str:
+    """The run file (TOML) of the first of `bootstraps` that gives one, asked again for `patience` seconds.
+
+    Raises:
+        UserError: none was reached, or none gave a run.
+    """
+    reasons: dict[str, str] = {}
+    deadline = time.monotonic() + patience
+    while True:
+        for text in bootstraps:
+            _, peer = parse_address(text)
+            try:
+                await transport.connect(peer, [text])
+                answer = await _shake(transport, peer, _hello(b"", []))
+            except Unreachable as error:
+                reasons[text] = str(error)
+                continue
+            if answer.run_file and not answer.refusal:
+                return str(answer.run_file)
+            reasons[text] = answer.refusal[:200] or "it sent no run file"
+        if time.monotonic() >= deadline:
+            break
+        await asyncio.sleep(0.5)
+    raise UserError(
+        "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
+        "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
+    )
+
+
+def _hello(run_id: bytes, addresses: Sequence[str]) -> ftis_pb2.Handshake:
+    return ftis_pb2.Handshake(
+        major=PROTOCOL_MAJOR,
+        minor=PROTOCOL_MINOR,
+        run_id=run_id,
+        addresses=addresses,
+        agent=f"ftis-node/{ftis_node.__version__}",
+    )
+
+
+async def _shake(transport: Transport, peer: bytes, hello: ftis_pb2.Handshake) -> ftis_pb2.Handshake:
+    stub = FtisSwarm.get_stub(transport.p2p, PeerID(peer))
+    try:
+        return await stub.rpc_handshake(hello, timeout=HANDSHAKE_SECONDS)
+    except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
+        raise Unreachable(f"no answer to the handshake: {error!r}") from error

@@ -1,0 +1,71 @@
+"""DHT records: small, signed, short-lived hints about where a run's nodes may be dialled."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+
+import msgpack
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+
+from ftis_node.swarm.identity import Identity, author_of, verify
+
+MAX_VALUE_BYTES = 1024
+MAX_LIFETIME = 600.0
+MAX_ADDRESSES = 8
+_CONTEXT = b"ftis/record/1"
+_SIGNATURE_BYTES = 64
+
+
+def record_key(run_id: bytes) -> str:
+    """The DHT key under which a run's nodes leave their addresses; the subkey is the peer id."""
+    return f"ftis/1/{run_id.hex()}"
+
+
+def pack_addresses(addresses: Sequence[str]) -> bytes:
+    """A record's value: up to eight multiaddrs."""
+    packed: bytes = msgpack.packb(list(addresses[:MAX_ADDRESSES]))
+    return packed
+
+
+def unpack_addresses(value: object) -> list[str]:
+    """What `pack_addresses` packed; whatever else somebody stored gives an empty list."""
+    try:
+        addresses = msgpack.unpackb(value, max_buffer_size=MAX_VALUE_BYTES)
+    except (msgpack.UnpackException, ValueError, TypeError):
+        return []
+    if not isinstance(addresses, list) or len(addresses) > MAX_ADDRESSES:
+        return []
+    return [address for address in addresses if isinstance(address, str) and len(address) <= 256]
+
+
+class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
+    """Accepts only records of this run, under the owner's peer id as subkey, signed by it, small and short-lived."""
+
+    def __init__(self, identity: Identity, run_id: bytes) -> None:
+        self._identity = identity
+        self._key = DHTID.generate(source=record_key(run_id)).to_bytes()
+
+    def validate(self, record: DHTRecord) -> bool:
+        if record.key != self._key or len(record.value) > MAX_VALUE_BYTES or len(record.subkey) > 128:
+            return False
+        if not time.time() - 60 < record.expiration_time <= time.time() + MAX_LIFETIME:
+            return False
+        try:
+            owner = author_of(str(msgpack.unpackb(record.subkey)))
+        except (msgpack.UnpackException, ValueError, TypeError):
+            return False
+        value, signature = record.value[:-_SIGNATURE_BYTES], record.value[-_SIGNATURE_BYTES:]
+        return verify(owner, _message(record, value), signature)
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        return bytes(record.value + self._identity.sign(_message(record, record.value)))
+
+    def strip_value(self, record: DHTRecord) -> bytes:
+        return bytes(record.value[:-_SIGNATURE_BYTES])
+
+
+def _message(record: DHTRecord, value: bytes) -> bytes:
+    return b"".join((_CONTEXT, record.key, record.subkey, struct.pack(">d", record.expiration_time), value))

@@ -1,0 +1,361 @@
+"""The swarm as the node sees it: announce what one made, say how much one wants, get admitted groups."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import PeerID
+from hivemind.utils.timed_storage import get_dht_time
+
+from ftis_node.packet import Group
+from ftis_node.run import RunFile
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
+from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
+from ftis_node.swarm.gossip import Gossip
+from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.records import OwnerSigned, pack_addresses, record_key, unpack_addresses
+from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.table import Table, Target
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport
+
+EXCHANGE_SECONDS = 5.0
+IDLE_SECONDS = 30.0
+MAINTAIN_SECONDS = 15.0
+ALONE_SECONDS = 3.0
+RECORD_SECONDS = 60.0
+RECORD_LIFETIME = 240.0
+DHT_SECONDS = 10.0
+MAX_TRIES = 3
+BAD_PACKETS = 3
+PEERS_TOLD = 8
+
+logger = logging.getLogger(__name__)
+
+
+class Store(Protocol):
+    """What the swarm needs of the packet store."""
+
+    def body(self, digest: bytes) -> bytes | None: ...
+
+    def seen(self, author: bytes, round: int, slot: int) -> bool: ...
+
+    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None: ...
+
+
+class Swarm:
+    """Gossip, membership and transfers of one node in one run."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        identity: Identity,
+        run_file: RunFile,
+        context: AdmissionContext,
+        store: Store,
+        exchange_peers: int,
+        max_age: float,
+        want: Callable[[], int],
+        on_group: Callable[[Group, bytes, float], Awaitable[None]],
+        peer_cache: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            store: where held packets are read and keys looked up.
+            want: how many more groups the node would take now.
+            on_group: takes an admitted group, its bytes, and its birth on the monotonic clock.
+        """
+        self.traffic = Traffic()
+        self.rejections: Counter[str] = Counter()
+        self.rejected_by_author: Counter[bytes] = Counter()
+        self.accepted_by_author: Counter[bytes] = Counter()
+        self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
+        self._transport = transport
+        self._identity = identity
+        self._run_file = run_file
+        self._run = run_file.run
+        self._context = context
+        self._store = store
+        self._exchange_peers = exchange_peers
+        self._want = want
+        self._on_group = on_group
+        self.membership = Membership(transport, identity, run_file, self.traffic, peer_cache)
+        self.gossip = Gossip(Table(max_age, time.monotonic), self._run, identity.author, store.seen)
+        self._uploads = Uploads(store.body, self.traffic)
+        self._service = FtisSwarm(self)
+        self._dht: DHTNode | None = None
+        self._tries: Counter[bytes] = Counter()
+        self._busy_holders: set[bytes] = set()
+        self._told = asyncio.Event()  # something to tell or to ask
+        self._news = asyncio.Event()  # something to pull
+        self._heard = asyncio.Event()  # somebody to greet
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, bootstraps: Sequence[str]) -> None:
+        """Registers the handlers, greets the bootstraps, joins the DHT and starts the loops."""
+        await self._service.add_p2p_handlers(self._transport.p2p)
+        await self.membership.refresh_addresses()
+        self.membership.load_cache()
+        self._bootstraps = list(bootstraps)
+        self.membership.hear(self._bootstraps)
+        await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
+        await self._start_dht()
+        self._told.set()
+        for loop in (self._exchange_loop, self._pull_loop, self._maintain_loop, self._record_loop):
+            self._tasks.append(asyncio.create_task(self._forever(loop), name=loop.__name__))
+
+    async def close(self) -> None:
+        """Stops the loops and the DHT; the transport is its owner's to close."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.membership.save_cache()
+        if self._dht is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._dht.shutdown(), DHT_SECONDS)
+
+    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
+        """Signs and spreads a round of this node's own packets, which are in the store already."""
+        announcement = announce(
+            self._identity,
+            run_id=self._run.id,
+            round=round,
+            policy_step=policy_step,
+            issued_at=int(time.time()),
+            packets=tuple(packets),
+        )
+        self.gossip.announce(announcement)
+        self._told.set()
+
+    def poke(self) -> None:
+        """Tells the swarm that the node wants more."""
+        self._news.set()
+        self._told.set()
+
+    def recent_authors(self, seconds: float) -> set[bytes]:
+        """Other authors who announced something within `seconds`."""
+        return self.gossip.table.recent_authors(seconds) - {self._identity.author}
+
+    # --- what peers ask -------------------------------------------------------------------------------------------
+
+    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        alone = not self.membership.view
+        answer = self.membership.on_handshake(request, peer)
+        self.gossip.table.forget_peer(peer)
+        if alone and self.membership.view:
+            self._told.set()
+        return answer
+
+    async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
+        self.traffic.received[peer] += request.ByteSize()
+        if peer not in self.membership.view:
+            return ftis_pb2.ExchangeResponse(stranger=True)
+        if self.gossip.merge(request.entries, peer):
+            self._news.set()
+        known, entries = self.gossip.offer(peer, time.monotonic())
+        answer = ftis_pb2.ExchangeResponse(entries=entries, peers=self.membership.some_addresses(PEERS_TOLD, peer))
+        self.gossip.told(peer, known)
+        self.traffic.sent[peer] += answer.ByteSize()
+        return answer
+
+    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        async for chunk in self._uploads.serve(request, peer):
+            yield chunk
+
+    # --- what this node asks --------------------------------------------------------------------------------------
+
+    async def _exchange_loop(self) -> None:
+        """Exchanges with a few random peers while hungry or with news to tell; at least every half minute."""
+        while True:
+            await self._wait(self._told, self.interval if self._want() > 0 else IDLE_SECONDS)
+            view = list(self.membership.view)
+            peers = random.sample(view, min(self._exchange_peers, len(view)))
+            await asyncio.gather(*(self._exchange(peer) for peer in peers))
+            await asyncio.sleep(self.interval / 2)  # news that arrive meanwhile go out together
+
+    async def _exchange(self, peer: bytes) -> None:
+        known, entries = self.gossip.offer(peer, time.monotonic())
+        request = ftis_pb2.ExchangeRequest(entries=entries)
+        try:
+            answer = await FtisSwarm.get_stub(self._transport.p2p, PeerID(peer)).rpc_exchange(
+                request, timeout=EXCHANGE_SECONDS
+            )
+        except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
+            logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
+            self.membership.failed(peer)
+            return
+        self.traffic.sent[peer] += request.ByteSize()
+        self.traffic.received[peer] += answer.ByteSize()
+        self.membership.answered(peer)
+        if answer.stranger:
+            await self.membership.greet(peer)
+            return
+        self.gossip.told(peer, known)
+        if self.membership.hear(answer.peers):
+            self._heard.set()
+        if self.gossip.merge(answer.entries, peer):
+            self._news.set()
+
+    async def _pull_loop(self) -> None:
+        """Pulls what the node wants, as long as somebody has it."""
+        while True:
+            await self._wait(self._news, IDLE_SECONDS)
+            while (need := self._want()) > 0:
+                targets = self.gossip.table.choose(need, self._wanted)
+                if not targets:
+                    break
+                by_holder: dict[bytes, list[Target]] = {}
+                for target in targets:
+                    by_holder.setdefault(random.choice(self._holders(target)), []).append(target)
+                got = await asyncio.gather(*(self._pull(holder, part) for holder, part in by_holder.items()))
+                if not sum(got):
+                    await asyncio.sleep(self.interval)
+
+    async def _pull(self, holder: bytes, targets: list[Target]) -> int:
+        """Fetches from one holder; returns how many groups were admitted."""
+        admitted = 0
+        self._busy_holders.add(holder)
+        try:
+            async for target, data in fetch(self._transport, holder, targets, self.traffic):
+                if data is None:
+                    self._note_try(target)
+                else:
+                    admitted += await self._take_in(target, data)
+            self.membership.answered(holder)
+        except HolderFault as fault:
+            logger.info("Holder %s: %s", peer_id(holder), fault)
+            self.rejections["holder"] += 1
+            self.membership.failed(holder)
+            for target in targets:
+                self._note_try(target)
+        finally:
+            self._busy_holders.discard(holder)
+        return admitted
+
+    async def _take_in(self, target: Target, data: bytes) -> int:
+        """Admits one packet whose hash is right: from here on, what is wrong is the author's doing."""
+        author, round, slot = target.key
+        target.known.done |= 1 << target.index
+        if self._store.seen(author, round, slot):
+            return 0
+        verdict = admit(self._context, author, data, announced=(round, slot))
+        if isinstance(verdict, Rejection):
+            self._blame(author, target, verdict)
+            return 0
+        target.known.have |= 1 << target.index
+        self.accepted_by_author[author] += 1
+        await self._on_group(verdict, data, target.known.born)
+        return 1
+
+    def _blame(self, author: bytes, target: Target, rejection: Rejection) -> None:
+        self.rejections[str(rejection.reason)] += 1
+        logger.warning("Refused a packet of %s: %s (%s)", peer_id(author), rejection.reason, rejection.detail)
+        self._store.settle([target.key], "refused")
+        if rejection.blame is Blame.AUTHOR:
+            self.rejected_by_author[author] += 1
+            if self.rejected_by_author[author] % BAD_PACKETS == 0:
+                self.gossip.quarantine(author, f"{BAD_PACKETS} of its packets were refused, last: {rejection.reason}")
+
+    def _holders(self, target: Target) -> list[bytes]:
+        return [
+            peer
+            for peer in self.membership.view
+            if peer not in self._busy_holders and target.known.held_by(peer, target.index)
+        ]
+
+    def _wanted(self, target: Target) -> bool:
+        return bool(self._holders(target))
+
+    def _note_try(self, target: Target) -> None:
+        digest = target.ref.digest
+        self._tries[digest] += 1
+        if self._tries[digest] >= MAX_TRIES:
+            target.known.done |= 1 << target.index
+            del self._tries[digest]
+
+    # --- staying in touch -----------------------------------------------------------------------------------------
+
+    async def _maintain_loop(self) -> None:
+        """Greets who was heard of; goes back to the bootstraps and the DHT when alone."""
+        while True:
+            await self._wait(self._heard, ALONE_SECONDS if not self.membership.view else MAINTAIN_SECONDS)
+            await self.membership.refresh_addresses()
+            if not self.membership.view:
+                self.membership.hear(self._bootstraps)
+                self.membership.load_cache()
+                await self._look_up()
+            strangers = self.membership.strangers()[: self._exchange_peers]
+            met = await asyncio.gather(*(self.membership.greet(peer) for peer in strangers))
+            if any(met):
+                self._told.set()
+            self.membership.save_cache()
+            await asyncio.sleep(1.0)
+
+    async def _record_loop(self) -> None:
+        """Leaves this node's addresses in the DHT and reads the others'."""
+        while True:
+            if self._dht is not None:
+                value = pack_addresses(await self.membership.refresh_addresses())
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        self._dht.store(
+                            record_key(self._run.id),
+                            value,
+                            get_dht_time() + RECORD_LIFETIME,
+                            subkey=self._identity.peer_id,
+                        ),
+                        DHT_SECONDS,
+                    )
+                await self._look_up()
+            await asyncio.sleep(RECORD_SECONDS)
+
+    async def _start_dht(self) -> None:
+        self._dht = await asyncio.wait_for(
+            DHTNode.create(
+                p2p=self._transport.p2p,
+                initial_peers=[f"/p2p/{peer_id(peer)}" for peer in self.membership.view],
+                record_validator=OwnerSigned(self._identity, self._run.id),
+                ensure_bootstrap_success=False,
+                strict=False,
+            ),
+            DHT_SECONDS,
+        )
+
+    async def _look_up(self) -> None:
+        """Hears of the peers whose records the DHT has. The DHT is a hint: who is met is decided by a handshake."""
+        if self._dht is None:
+            return
+        try:
+            found = await asyncio.wait_for(self._dht.get(record_key(self._run.id), latest=False), DHT_SECONDS)
+        except TimeoutError:
+            return
+        if found is not None and isinstance(found.value, dict):
+            for entry in found.value.values():
+                self.membership.hear(unpack_addresses(entry.value))
+
+    async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Keeps a loop alive through an unforeseen error, which is logged; at most one a second."""
+        while True:
+            try:
+                await loop()
+            except Exception:
+                logger.exception("The swarm's %s failed; it goes on", getattr(loop, "__name__", loop))
+                await asyncio.sleep(1.0)
+
+    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), seconds)
+        event.clear()

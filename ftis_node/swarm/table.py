@@ -1,0 +1,179 @@
+"""What is known of who made what: fresh announcements, their ages, and who holds which packet."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ftis_node.swarm.announcement import Announcement, PacketRef
+
+CAPACITY = 2048
+# Nobody may fill the table alone: announcements that came through one introducer take at most this part of it.
+INTRODUCER_PART = 8
+
+
+class Heard(Enum):
+    """What an announcement turned out to be."""
+
+    NEW = auto()
+    KNOWN = auto()
+    OLD = auto()
+    FULL = auto()
+    EQUIVOCATION = auto()
+
+
+@dataclass(eq=False)
+class Known:
+    """An announcement in the table. `born` is when the author signed it, on this node's monotonic clock."""
+
+    announcement: Announcement
+    data: bytes
+    born: float
+    introducer: bytes | None
+    holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets
+    have: int = 0  # bit mask of the packets that this node holds itself
+    told: set[bytes] = field(default_factory=set)  # peers that know this announcement already
+    done: int = 0  # bit mask of the packets that it needs not pull (any more)
+
+    def held_by(self, peer: bytes, index: int) -> bool:
+        return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A packet worth pulling: the announcement that promised it, and which of its packets."""
+
+    known: Known
+    index: int
+
+    @property
+    def ref(self) -> PacketRef:
+        return self.known.announcement.packets[self.index]
+
+    @property
+    def key(self) -> tuple[bytes, int, int]:
+        return (self.known.announcement.author, self.known.announcement.round, self.ref.slot)
+
+
+class Table:
+    """A bounded set of announcements, one for each (author, round)."""
+
+    def __init__(
+        self,
+        max_age: float,
+        clock: Callable[[], float],
+        rng: random.Random | None = None,
+        capacity: int = CAPACITY,
+    ) -> None:
+        self.max_age = max_age
+        self.capacity = capacity
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._known: dict[tuple[bytes, int], Known] = {}
+        self._introduced: Counter[bytes] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Known]:
+        return iter(list(self._known.values()))
+
+    def get(self, author: bytes, round: int) -> Known | None:
+        return self._known.get((author, round))
+
+    def add(
+        self, announcement: Announcement, data: bytes, *, age: float, introducer: bytes | None, held: int = 0
+    ) -> Heard:
+        """Takes in an announcement whose signature is sound.
+
+        Args:
+            age: seconds since it was signed, as the introducer says; never believed to be younger than a copy that
+                is known already makes it.
+            introducer: the peer it came from; None if it is one's own.
+            held: bit mask of the packets that the introducer says it holds.
+        """
+        now = self._clock()
+        if age > self.max_age:
+            return Heard.OLD
+        key = (announcement.author, announcement.round)
+        known = self._known.get(key)
+        if known is not None:
+            if known.announcement.packets != announcement.packets:
+                return Heard.EQUIVOCATION
+            known.born = min(known.born, now - age)
+            self._note_introducer(known, introducer, held)
+            return Heard.KNOWN
+        if introducer is not None and self._introduced[introducer] >= self.capacity // INTRODUCER_PART:
+            return Heard.FULL
+        while len(self._known) >= self.capacity:
+            self._remove(self._rng.choice(list(self._known)))
+        known = Known(announcement, data, now - age, introducer)
+        self._known[key] = known
+        if introducer is not None:
+            self._introduced[introducer] += 1
+        self._note_introducer(known, introducer, held)
+        return Heard.NEW
+
+    def sample(self, count: int, peer: bytes) -> list[Known]:
+        """A random sample of what is fresh and, as far as is known, new to `peer`."""
+        self.expire()
+        known = [known for known in self._known.values() if peer not in known.told]
+        return known if len(known) <= count else self._rng.sample(known, count)
+
+    def recent_authors(self, seconds: float) -> set[bytes]:
+        """Authors of announcements no older than `seconds`."""
+        limit = self._clock() - seconds
+        return {k.announcement.author for k in self._known.values() if k.born >= limit}
+
+    def forget_author(self, author: bytes) -> None:
+        for key in [key for key in self._known if key[0] == author]:
+            self._remove(key)
+
+    def forget_peer(self, peer: bytes) -> None:
+        """A peer that comes back may have forgotten everything."""
+        for known in self._known.values():
+            known.holders.pop(peer, None)
+            known.told.discard(peer)
+
+    def expire(self) -> None:
+        limit = self._clock() - self.max_age
+        for key in [key for key, known in self._known.items() if known.born < limit]:
+            self._remove(key)
+
+    def choose(self, count: int, wanted: Callable[[Target], bool]) -> list[Target]:
+        """Up to `count` packets to pull: of two random authors the fresher one's, one an author, again until enough.
+
+        In simulation this spreads load and influence where "freshest first" takes everything from one author.
+        """
+        by_author: dict[bytes, list[Target]] = {}
+        for known in sorted(self._known.values(), key=lambda k: k.born):
+            for index in range(len(known.announcement.packets)):
+                target = Target(known, index)
+                if not known.done >> index & 1 and wanted(target):
+                    by_author.setdefault(known.announcement.author, []).append(target)
+        chosen: list[Target] = []
+        turn = list(by_author)
+        while by_author and len(chosen) < count:
+            if not turn:
+                turn = list(by_author)
+            pair = self._rng.sample(turn, min(2, len(turn)))
+            author = max(pair, key=lambda a: by_author[a][-1].known.born)
+            turn.remove(author)
+            chosen.append(by_author[author].pop())  # sorted by birth: the last is the freshest
+            if not by_author[author]:
+                del by_author[author]
+        return chosen
+
+    def _note_introducer(self, known: Known, peer: bytes | None, held: int) -> None:
+        if peer is not None:
+            known.told.add(peer)
+            every = (1 << len(known.announcement.packets)) - 1
+            known.holders[peer] = known.holders.get(peer, 0) | (held & every)
+
+    def _remove(self, key: tuple[bytes, int]) -> None:
+        known = self._known.pop(key)
+        if known.introducer is not None:
+            self._introduced[known.introducer] -= 1

@@ -1,0 +1,116 @@
+"""libp2p through hivemind's p2pd, in this process's own event loop. Every wait here has a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.utils.multiaddr import Multiaddr
+
+from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.swarm.identity import author_of
+
+START_SECONDS = 15.0
+DIAL_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Unreachable(FtisError):
+    """A peer could not be dialled, or did not answer in time."""
+
+
+def parse_address(text: str) -> tuple[str, bytes]:
+    """A multiaddr such as ``/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…`` → (itself, the 38-byte peer id in it).
+
+    Raises:
+        UsageError: it is no multiaddr, or does not end in ``/p2p/`` and an Ed25519 peer id.
+    """
+    fix = "Copy it from the other node's `ftis-node id`; it looks like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+    try:
+        peer = Multiaddr(text)["p2p"]
+    except Exception:  # the parser raises whatever its codecs raise
+        raise UsageError(f"The peer address {text!r} is not a multiaddr that ends in /p2p/ID.", fix) from None
+    try:
+        return text, author_of(peer)
+    except ValueError as error:
+        raise UsageError(f"The peer address {text!r} has a bad peer id: {error}", fix) from None
+
+
+class Transport:
+    """One running p2pd with our identity."""
+
+    def __init__(self, p2p: Any) -> None:
+        self.p2p = p2p
+
+    @classmethod
+    async def start(cls, *, key: Path, host: str, port: int, sockets: Path) -> Transport:
+        """Starts p2pd listening on TCP `host`:`port` (0: any free port), its control sockets under `sockets` (0700).
+
+        Raises:
+            UserError: the port is taken, or p2pd does not start.
+        """
+        # hivemind puts p2pd's control sockets into /tmp, open to every local user; a private directory is not.
+        private_p2p: Any = type("_P2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
+        family = "ip6" if ":" in host else "ip4"
+        try:
+            p2p = await private_p2p.create(
+                host_maddrs=[f"/{family}/{host}/tcp/{port}"],
+                identity_path=str(key),
+                check_if_identity_free=False,  # hivemind's check only parses RSA keys
+                startup_timeout=START_SECONDS,
+            )
+        except P2PDaemonError as error:
+            raise _start_error(str(error), host, port) from error
+        return cls(p2p)
+
+    @property
+    def pid(self) -> int:
+        """Process id of p2pd."""
+        return int(self.p2p._child.pid)
+
+    async def addresses(self) -> list[str]:
+        """Multiaddrs under which this node may be dialled, each ending in its peer id."""
+        found = await asyncio.wait_for(self.p2p.get_visible_maddrs(latest=True), DIAL_SECONDS)
+        return [str(address) for address in found]
+
+    async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
+        """Makes sure that there is a connection to `peer`, dialling `addresses` if there is none.
+
+        Raises:
+            Unreachable: no address answered.
+        """
+        maddrs = []
+        for text in addresses:
+            with suppress(Exception):  # an address from a peer may be anything; a bad one is skipped
+                maddrs.append(Multiaddr(text).decapsulate("/p2p/" + Multiaddr(text)["p2p"]))
+        try:
+            # The one call that hivemind keeps private and a node cannot do without: dialling after the start.
+            await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
+        except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {str(error) or type(error).__name__}") from error
+
+    async def connected(self) -> set[bytes]:
+        """Peer ids that p2pd has a connection to."""
+        peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
+        return {info.peer_id.to_bytes() for info in peers}
+
+    async def close(self) -> None:
+        """Ends p2pd."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.p2p.shutdown(), DIAL_SECONDS)
+
+
+def _start_error(message: str, host: str, port: int) -> UserError:
+    if "address already in use" in message or "failed to listen" in message:
+        return UserError(
+            f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0 means any)."
+        )
+    return UserError(f"The network daemon p2pd did not start: {message}", "Look into the log; then start again.")

@@ -1,0 +1,68 @@
+"""``python -m ftis_node.worker FD``: the compute process, serving the network process at the other end of FD."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+from ftis_node.errors import UserError
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import pack, receive
+
+# Scoring needs no GPU and is wanted while a long step or generation runs, so it has a thread of its own.
+_SIDE_OPS = frozenset({"score"})
+
+
+class _Server:
+    """Reads requests, hands them to one of two threads, writes the answers."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._engine = Engine()
+        self._write_lock = threading.Lock()
+        self._main: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._side: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def serve(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._work, args=(self._side,), daemon=True).start()
+        self._work(self._main)
+
+    def _read(self) -> None:
+        """The end of the stream means that the network process is gone: then nobody needs this process either."""
+        try:
+            while (request := receive(self._connection)) is not None:
+                (self._side if request["op"] in _SIDE_OPS else self._main).put(request)
+        finally:
+            os._exit(0)
+
+    def _work(self, requests: queue.Queue[dict[str, Any]]) -> None:
+        while True:
+            request = requests.get()
+            try:
+                answer = {"result": getattr(self._engine, request["op"])(**request["args"])}
+            except UserError as error:
+                answer = {"error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
+            except Exception as error:  # the network process decides what a fault means; here it is only reported
+                traceback.print_exc()
+                answer = {"error": {"kind": type(error).__name__, "what": str(error), "fix": ""}}
+            data = pack({"id": request["id"], **answer})
+            with self._write_lock:
+                self._connection.sendall(data)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.setblocking(True)
+    _Server(connection).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The network process's end of the pipe to the compute process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import sys
+from contextlib import suppress
+from typing import IO, Any
+
+from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.worker.messages import HEADER, pack, unpack
+
+
+class WorkerDied(FtisError):
+    """The compute process is gone; what it was asked is lost, what it saved is not."""
+
+
+class WorkerFault(FtisError):
+    """The compute process answered with an error of its own and lives on."""
+
+
+class Worker:
+    """Starts the compute process and asks it things. One instance is one process."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader_task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self, log: IO[bytes] | None = None) -> None:
+        """Spawns the process; its own output goes to `log`, or where this process's errors go."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "ftis_node.worker", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log or sys.stderr,
+                stderr=log or sys.stderr,
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reader_task = asyncio.create_task(self._read(reader))
+
+    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+        """Asks the engine for `op`; as long as it takes, for a step may take minutes.
+
+        Raises:
+            UserError: the engine refused for a reason that a person can mend.
+            WorkerFault: the engine failed otherwise.
+            WorkerDied: the process ended before it answered.
+        """
+        if self._writer is None or self._reader_task is None or self._reader_task.done():
+            raise WorkerDied("The compute process is not running.")
+        number = next(self._ids)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            self._writer.write(pack({"id": number, "op": op, "args": args}))
+            await self._writer.drain()
+            return await future
+        except (ConnectionError, BrokenPipeError) as error:
+            raise WorkerDied("The compute process ended.") from error
+        finally:
+            self._waiting.pop(number, None)
+
+    async def stop(self) -> None:
+        """Ends the process now. What should last must have been saved before."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._reader_task is not None:
+            await asyncio.gather(self._reader_task, return_exceptions=True)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                header = await reader.readexactly(HEADER.size)
+                answer = unpack(await reader.readexactly(HEADER.unpack(header)[0]))
+                future = self._waiting.get(answer["id"])
+                if future is not None and not future.done():
+                    _settle(future, answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(WorkerDied("The compute process ended while it was working."))
+
+
+def _settle(future: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
+    error = answer.get("error")
+    if error is None:
+        future.set_result(answer["result"])
+    elif error["kind"] == "UsageError":
+        future.set_exception(UsageError(error["what"], error["fix"]))
+    elif error["fix"]:
+        future.set_exception(UserError(error["what"], error["fix"]))
+    else:
+        future.set_exception(WorkerFault(f"{error['kind']}: {error['what']}"))

@@ -1,0 +1,207 @@
+"""What the compute process can do: load, open a run, generate, score, step, evaluate, save, restore."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.learner import Learner, TrainingGroup
+from ftis_node.objective import PRESETS, Objective
+from ftis_node.packet import Completion, prompt_digest
+from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.load import Policy, load_policy
+from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
+from ftis_node.run import Run
+from ftis_node.settings import Settings
+from ftis_node.tasks import Example, Score, Task, load_task, score
+from ftis_node.worker.messages import pack_completions, unpack_completions
+
+OWN = "own"
+_WEIGHTS, _OPTIMISER, _RANDOM = "trainable.safetensors", "optimiser.safetensors", "random.safetensors"
+
+
+class Engine:
+    """One model on one device. Every method takes and returns plain values that msgpack can carry."""
+
+    def __init__(self) -> None:
+        self._settings: Settings
+        self._policy: Policy
+        self._task: Task
+        self._run: Run
+        self._learner: Learner
+        self._random: torch.Generator
+        self._prompts: list[list[int]] = []
+        self._held_out: list[tuple[list[int], Example]] = []
+
+    def load(self, settings: dict[str, Any], task: str, data: str | None, eval_data: str | None) -> dict[str, Any]:
+        """Loads task, then model; answers what a run must know of both.
+
+        Raises:
+            UserError: the data or the model cannot be loaded.
+        """
+        self._settings = Settings(**settings)
+        self._task = load_task(
+            task, data=Path(data) if data else None, eval_data=Path(eval_data) if eval_data else None
+        )
+        self._policy = load_policy(self._settings)
+        self._random = torch.Generator(self._policy.device).manual_seed(self._settings.seed)
+        tokenizer = self._policy.tokenizer
+        return {
+            "tokenizer": fingerprint(tokenizer),
+            "vocabulary": self._policy.vocabulary,
+            "eos": list(end_ids(tokenizer)),
+            "parameters": self._policy.parameters(),
+            "kind": self._policy.kind,
+            "device": str(self._policy.device),
+            "task": self._task.name,
+            "data": self._task.data,
+            "template": self._task.template,
+            "reward": self._task.reward,
+            "prompt_tokens": self._task.prompt_tokens,
+            "completion_tokens": self._task.completion_tokens,
+            "rows": len(self._task.train),
+            "held_out": len(self._task.held_out),
+        }
+
+    def open(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Takes up a run: tokenises every prompt, makes the learner. Answers the prompts' digests, 8 bytes a row.
+
+        Raises:
+            UsageError: a prompt is longer than the run allows, or the objective is unknown.
+        """
+        self._run = Run(**run)
+        template, tokenizer = self._run.template, self._policy.tokenizer
+        self._prompts = [prompt_ids(tokenizer, template, example.question) for example in self._task.train]
+        self._held_out = [(prompt_ids(tokenizer, template, e.question), e) for e in self._task.held_out]
+        longest = max(len(ids) for ids in self._prompts)
+        if longest > self._run.prompt_tokens:
+            raise UsageError(
+                f"A prompt has {longest} tokens, the run allows {self._run.prompt_tokens}.",
+                "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
+            )
+        self._learner = Learner(self._policy, _objective(self._settings), self._settings, self._run.temperature, OWN)
+        return {"prompt_digests": b"".join(prompt_digest(ids) for ids in self._prompts)}
+
+    def generate(self, rows: Sequence[int]) -> dict[str, Any]:
+        """Samples a group for each row of the training data, and scores it."""
+        began = time.perf_counter()
+        sampling = Sampling(self._run.completion_tokens, self._run.temperature, self._run.eos)
+        groups = generate(
+            self._policy,
+            [self._prompts[row] for row in rows],
+            group=self._run.group,
+            sampling=sampling,
+            generator=self._random,
+            batch=self._settings.generation_batch,
+        )
+        answers = []
+        for row, completions in zip(rows, groups, strict=True):
+            scores = self._scores(row, completions)
+            answer = pack_completions(completions)
+            answers.append(answer | {"rewards": [s.reward for s in scores], "prompt_ids": self._prompts[row]})
+        return {"groups": answers, "seconds": time.perf_counter() - began}
+
+    def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
+        """Rewards [G] of a foreign group, by this node's own reading of its text."""
+        return {"rewards": [s.reward for s in self._scores(row, unpack_completions(completions))]}
+
+    def step(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """One optimiser step. A group is ``{source, row, completions, rewards, weight}``."""
+        batch = [
+            TrainingGroup(
+                source=group["source"],
+                prompt_ids=self._prompts[group["row"]],
+                completions=unpack_completions(group["completions"]),
+                rewards=group["rewards"],
+                weight=group.get("weight", 1.0),
+            )
+            for group in groups
+        ]
+        return asdict(self._learner.step(batch))
+
+    def evaluate(self) -> dict[str, Any]:
+        """Greedy pass@1 on held-out prompts (strict), with format rate and lenient accuracy beside it."""
+        began = time.perf_counter()
+        chosen = self._held_out[: self._settings.eval_prompts]
+        groups = generate(
+            self._policy,
+            [ids for ids, _ in chosen],
+            group=1,
+            sampling=Sampling(self._run.completion_tokens, self._run.temperature, self._run.eos, greedy=True),
+            batch=self._settings.generation_batch,
+        )
+        scores = [self._score_one(group[0], example.answer) for group, (_, example) in zip(groups, chosen, strict=True)]
+        count = max(1, len(scores))
+        return {
+            "pass_at_1": sum(s.reward for s in scores) / count,
+            "formatted": sum(s.formatted for s in scores) / count,
+            "lenient": sum(s.lenient for s in scores) / count,
+            "prompts": len(scores),
+            "seconds": time.perf_counter() - began,
+        }
+
+    def save(self, directory: str) -> dict[str, Any]:
+        """Writes trainable weights, optimiser and random states into an existing directory."""
+        weights, optimiser = self._learner.state()
+        save_file(weights, Path(directory) / _WEIGHTS)
+        save_file(optimiser, Path(directory) / _OPTIMISER)
+        random = {"torch": torch.get_rng_state(), "sampling": self._random.get_state().cpu()}
+        save_file(random, Path(directory) / _RANDOM)
+        return {"steps": self._learner.steps}
+
+    def restore(self, directory: str, steps: int) -> dict[str, Any]:
+        """Puts back what `save` wrote.
+
+        Raises:
+            UsageError: the checkpoint is of another model.
+        """
+        path = Path(directory)
+        try:
+            self._learner.restore(load_file(path / _WEIGHTS), load_file(path / _OPTIMISER), steps)
+        except FtisError as error:
+            fix = "Use the model and --lora/--full of the first start, or a fresh --home."
+            raise UsageError(str(error), fix) from error
+        random = load_file(path / _RANDOM)
+        torch.set_rng_state(random["torch"])
+        self._random.set_state(random["sampling"])
+        return {"steps": steps}
+
+    def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
+        answer = self._task.train[row].answer
+        return [self._score_one(completion, answer) for completion in completions]
+
+    def _score_one(self, completion: Completion, answer: str) -> Score:
+        """An unfinished completion has reward 0, whatever it says."""
+        text = self._policy.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
+        scored = score(self._run.reward, text, answer)
+        return scored if completion.finished else Score(reward=0.0, formatted=False, lenient=scored.lenient)
+
+
+def _objective(settings: Settings) -> Objective:
+    """The named preset with the settings' own constants.
+
+    Raises:
+        UsageError: no such preset, divergence or reduction.
+    """
+    if settings.objective not in PRESETS:
+        raise UsageError(f"There is no objective {settings.objective!r}.", f"Use one of: {', '.join(sorted(PRESETS))}.")
+    preset = PRESETS[settings.objective]
+    changes: dict[str, Any] = {}
+    if preset.threshold is not None:  # a preset without a filter keeps none
+        wanted = {
+            "divergence": settings.divergence,
+            "reduction": settings.reduction,
+            "threshold": settings.threshold,
+        }
+        changes = {name: value for name, value in wanted.items() if value is not None}
+    try:
+        return preset.replace(**changes)
+    except ValueError as error:
+        raise UsageError(f"The objective cannot be set up: {error}.", "Mend that setting.") from error
