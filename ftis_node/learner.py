@@ -156,11 +156,11 @@ class Learner:
         return norm, None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Trainable weights by name, and the optimiser's state as ``name/key`` (both on the CPU)."""
-        weights = {name: p.detach().cpu().contiguous() for name, p in self.trainable.items()}
+        """Copies of the trainable weights by name, and of the optimiser's state as ``name/key``, on the CPU."""
+        weights = {name: _copy(parameter) for name, parameter in self.trainable.items()}
         names = list(self.trainable)
         optimiser = {
-            f"{names[index]}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
+            f"{names[index]}/{key}": _copy(torch.as_tensor(value))
             for index, entry in self.optimiser.state_dict()["state"].items()
             for key, value in entry.items()
         }
@@ -172,18 +172,20 @@ class Learner:
         Raises:
             FtisError: the weights are of another model or another choice of trainable parameters.
         """
-        if weights.keys() != self.trainable.keys() or any(
-            weights[name].shape != parameter.shape for name, parameter in self.trainable.items()
+        index = {name: position for position, name in enumerate(self.trainable)}
+        if (
+            weights.keys() != self.trainable.keys()
+            or any(weights[name].shape != parameter.shape for name, parameter in self.trainable.items())
+            or any(full.rsplit("/", 1)[0] not in index for full in optimiser)
         ):
             raise FtisError("The checkpoint belongs to another model or to another choice of trainable parameters.")
         with torch.no_grad():
             for name, parameter in self.trainable.items():
                 parameter.copy_(weights[name])
-        index = {name: position for position, name in enumerate(self.trainable)}
         state: dict[int, dict[str, Tensor]] = {}
         for full, value in optimiser.items():
             name, key = full.rsplit("/", 1)
-            state.setdefault(index[name], {})[key] = value
+            state.setdefault(index[name], {})[key] = value.clone()  # the optimiser goes on in what it is given
         whole = self.optimiser.state_dict()
         whole["state"] = state
         self.optimiser.load_state_dict(whole)
@@ -200,6 +202,10 @@ def _micro_batches(samples: Sequence[_Sample], settings: Settings) -> Iterator[l
         batch.append(sample)
     if batch:
         yield batch
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:
