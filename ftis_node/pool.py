@@ -24,7 +24,10 @@ class Scored:
 
 
 class Pool:
-    """Foreign groups by author. Authors take turns; of one author the freshest group goes first."""
+    """Foreign groups by author. Authors take turns; of one author the freshest group goes first.
+
+    A group that was taken is remembered until it would have expired, so that no second copy of it comes in.
+    """
 
     def __init__(self, max_age: float, clock: Callable[[], float], rng: random.Random | None = None) -> None:
         """
@@ -38,19 +41,19 @@ class Pool:
         self._clock = clock
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
-        self._keys: set[tuple[bytes, int, int]] = set()
+        self._born: dict[tuple[bytes, int, int], float] = {}  # of every group that is or was here
 
     def __len__(self) -> int:
         return sum(len(groups) for groups in self._by_author.values())
 
     def add(self, scored: Scored) -> bool:
-        """Takes a group in; False (and counted) if it has no signal or is there already."""
+        """Takes a group in; False if it has no signal (counted), or is or was here already."""
         if not scored.has_signal:
             self.no_signal += 1
             return False
-        if scored.group.key in self._keys:
+        if scored.group.key in self._born:
             return False
-        self._keys.add(scored.group.key)
+        self._born[scored.group.key] = scored.born
         self._by_author.setdefault(scored.group.author, []).append(scored)
         return True
 
@@ -67,17 +70,16 @@ class Pool:
                 groups.remove(freshest)
                 if not groups:
                     del self._by_author[author]
-                self._keys.discard(freshest.group.key)
                 taken.append(freshest)
         return taken
 
     def expire(self) -> None:
-        """Drops groups older than `max_age`."""
+        """Drops groups older than `max_age`, and forgets them."""
         limit = self._clock() - self.max_age
+        self._born = {key: born for key, born in self._born.items() if born >= limit}
         for author, groups in list(self._by_author.items()):
             fresh = [scored for scored in groups if scored.born >= limit]
             self.expired += len(groups) - len(fresh)
-            self._keys -= {scored.group.key for scored in groups if scored.born < limit}
             if fresh:
                 self._by_author[author] = fresh
             else:
