@@ -7,7 +7,6 @@ must agree on is the run (`ftis_node.run`).
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -94,7 +93,7 @@ TASK_PROFILES: Mapping[str, Mapping[str, Any]] = {
         "eval_prompts": 600,
         "wait": 2.0,
         "lora_rank": 16,
-        "lora_alpha": 32,
+        "lora_alpha": 16,
         "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     },
 }
@@ -185,17 +184,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for name, text in environment.items():
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if name.startswith(ENVIRONMENT_PREFIX) and key in Settings.model_fields:
-            values[key] = _plain(text)
+            values[key] = text  # as it is: a model may be called 7 or true, and pydantic reads numbers from text
     return values
-
-
-def _plain(text: str) -> Any:
-    """Numbers and booleans as such, everything else as the string it is."""
-    try:
-        value = json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except json.JSONDecodeError:
-        return text
-    return value if isinstance(value, (int, float, bool)) else text
 
 
 def _nearest(key: str) -> str:
