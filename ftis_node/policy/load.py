@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, get_session
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -13,6 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ftis_node.errors import UsageError, UserError
 from ftis_node.policy.names import resolve
 from ftis_node.settings import Settings
+
+# How long the hub may take to show that it is there.
+_HUB_SECONDS = 5.0
 
 # Attributes of a config that change logits after the head; scoring reads the head directly and would miss them.
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -54,7 +59,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     source = resolve(name)
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, **_where(source))
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
         raise _unloadable(name, source, error) from error
 
@@ -70,7 +75,8 @@ def load_policy(settings: Settings) -> Policy:
     tokenizer = load_tokenizer(settings.model)
     device = _device(settings.device)
     try:
-        config = AutoConfig.from_pretrained(source)
+        where = _where(source)
+        config = AutoConfig.from_pretrained(source, **where)
         _refuse_unsupported(config, settings.model)
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -78,7 +84,9 @@ def load_policy(settings: Settings) -> Policy:
             dtype=_dtype(settings.dtype),
             use_safetensors=True,
             attn_implementation="sdpa",
+            **where,
         )
+        _refuse_small_embedding(model, tokenizer, settings.model)
     except UserError:
         raise
     except Exception as error:  # as above
@@ -117,6 +125,30 @@ def _refuse_unsupported(config: Any, name: str) -> None:
                 f"{name} transforms its logits after the head ({attribute}), which scoring does not know.",
                 "Use a model without it, for example one of the Qwen2.5 family.",
             )
+
+
+def _refuse_small_embedding(model: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """A valid id without a row in the embedding would be an index out of range: on a GPU the end of the process."""
+    rows = model.get_input_embeddings().num_embeddings
+    if rows < len(tokenizer):
+        raise UsageError(
+            f"{name} has {rows} embedding rows for the {len(tokenizer)} token ids of its tokenizer.",
+            "Use the tokenizer that belongs to the model, or resize the model's embedding.",
+        )
+
+
+def _where(source: str) -> dict[str, Any]:
+    """Where transformers may look: for a hub id only into its cache while the hub does not answer.
+
+    Left to itself it would ask for every file of a model anew, for 23 seconds each.
+    """
+    if Path(source).is_dir():
+        return {}
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+    except Exception:  # no name service, no route, a refusal, silence, or HF_HUB_OFFLINE: all the same here
+        return {"local_files_only": True}
+    return {}
 
 
 def _device(wanted: str) -> torch.device:
