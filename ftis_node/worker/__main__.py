@@ -44,17 +44,20 @@ class _Server:
 
     def _work(self, requests: queue.Queue[dict[str, Any]]) -> None:
         while True:
-            request = requests.get()
-            try:
-                answer = {"result": getattr(self._engine, request["op"])(**request["args"])}
-            except UserError as error:
-                answer = {"error": {"kind": type(error).__name__, "what": error.what, "fix": error.fix}}
-            except Exception as error:  # the network process decides what a fault means; here it is only reported
-                traceback.print_exc()
-                answer = {"error": {"kind": type(error).__name__, "what": str(error), "fix": ""}}
-            data = pack({"id": request["id"], **answer})
+            data = self._answer(requests.get())
             with self._write_lock:
                 self._connection.sendall(data)
+
+    def _answer(self, request: dict[str, Any]) -> bytes:
+        try:
+            result = getattr(self._engine, request["op"])(**request["args"])
+            return pack({"id": request["id"], "result": result})  # in here: a result that cannot be sent is a fault too
+        except UserError as error:
+            told = {"kind": type(error).__name__, "what": error.what, "fix": error.fix}
+        except Exception as error:  # the network process decides what a fault means; here it is only reported
+            traceback.print_exc()
+            told = {"kind": type(error).__name__, "what": str(error), "fix": ""}
+        return pack({"id": request["id"], "error": told})
 
 
 def main() -> None:
