@@ -1,0 +1,117 @@
+"""Small random Qwen2 models with real tokenizers, made on the fly, for the tests of what runs on models."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+import ftis_node
+from ftis_node.policy.load import Policy
+from ftis_node.run import Run
+from ftis_node.settings import collect
+
+BUILT_IN = Path(ftis_node.__file__).parent / "models"
+QWEN = Path(__file__).resolve().parents[2] / "shared" / "data" / "qwen2.5-tokenizer"
+GPT2 = QWEN.parent / "gpt2-tokenizer"
+
+
+@cache
+def tiny_tokenizer() -> Any:
+    """The built-in models' tokenizer: 26 ids, EOS is 1."""
+    return AutoTokenizer.from_pretrained(BUILT_IN / "tiny-a")
+
+
+def word_tokenizer(words: int) -> Any:
+    """A tokenizer of so many made-up words; the first is the EOS."""
+    vocabulary = {"<|end|>": 0} | {f"w{index}": index for index in range(1, words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w1"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+
+
+def tiny_config(**changes: Any) -> Qwen2Config:
+    """A Qwen2 of two layers whose random weights are large enough to make its distributions uneven."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 26,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    return Qwen2Config(**sizes | changes)
+
+
+def tiny_policy(*, seed: int = 0, lora: bool = False, tokenizer: Any = None, **changes: Any) -> Policy:
+    """A random policy on the CPU. Padded rows of the head (beyond the tokenizer) are what it likes best."""
+    tokenizer = tokenizer or tiny_tokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: Any = Qwen2ForCausalLM(tiny_config(**changes)).eval()
+        if model.config.vocab_size > len(tokenizer) and not model.config.tie_word_embeddings:
+            with torch.no_grad():
+                model.lm_head.weight[len(tokenizer) :] *= 20
+        if lora:
+            targets = ["q_proj", "v_proj", "down_proj"]
+            model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=targets, lora_dropout=0.0))
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:  # zero as peft makes them: then LoRA would change nothing
+                    torch.nn.init.normal_(parameter, std=0.3)
+            model.eval()
+    return Policy("tiny-random", model, tokenizer, torch.device("cpu"))
+
+
+def twin(policy: Policy) -> Policy:
+    """The same policy with weights of its own."""
+    return Policy(policy.name, copy.deepcopy(policy.model), policy.tokenizer, policy.device)
+
+
+def plain_logprobs(policy: Policy, prompts: Sequence[Sequence[int]], completions: Any, temperature: float) -> Tensor:
+    """[T] log-probs by a whole-model forward pass and a full softmax of every sample by itself."""
+    out = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        answer = [int(token) for token in completion]
+        logits = policy.model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        distribution = torch.log_softmax(logits[:, : len(policy.tokenizer)] / temperature, -1)
+        out += [distribution[place, token] for place, token in enumerate(answer)]
+    return torch.stack(out)
+
+
+def arithmetic_settings(**flags: Any) -> dict[str, Any]:
+    """The arithmetic task's settings as the compute process gets them."""
+    flags = {"device": "cpu", "eval_prompts": 40} | flags
+    return collect(task="arithmetic", flags=flags, environment={})[0].model_dump(mode="json")
+
+
+def arithmetic_run(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A run that fits what the engine told of itself when it loaded."""
+    parts = {
+        "task": facts["task"],
+        "data": facts["data"],
+        "template": facts["template"],
+        "reward": facts["reward"],
+        "group": 8,
+        "slots": 32,
+        "prompt_tokens": facts["prompt_tokens"],
+        "completion_tokens": facts["completion_tokens"],
+        "temperature": 1.0,
+        "eos": tuple(facts["eos"]),
+        "tokenizer": facts["tokenizer"],
+        "vocabulary": facts["vocabulary"],
+    }
+    return Run(**parts | changes).model_dump(mode="json")

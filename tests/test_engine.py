@@ -1,0 +1,250 @@
+"""The engine on a built-in model and the arithmetic task: what the compute process can do, in this process."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.objective import PRESETS
+from ftis_node.packet import prompt_digest
+from ftis_node.policy.tokenizer import prompt_ids
+from ftis_node.run import Run
+from ftis_node.settings import Settings
+from ftis_node.tasks import load_task
+from ftis_node.worker import engine as engine_module
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import pack_completions, unpack_completions
+from tests.helpers_models import arithmetic_run as run_of
+from tests.helpers_models import arithmetic_settings as settings
+
+TASK = load_task("arithmetic")
+
+
+def opened(**flags: Any) -> Engine:
+    engine = Engine()
+    engine.open(run_of(engine.load(settings(**flags), "arithmetic", None, None)))
+    return engine
+
+
+def as_step_groups(rows: list[int], generated: dict[str, Any], source: str = "own") -> list[dict[str, Any]]:
+    return [
+        {"source": source, "row": row, "completions": group, "rewards": group["rewards"]}
+        for row, group in zip(rows, generated["groups"], strict=True)
+    ]
+
+
+def uneven(engine: Engine, rows: list[int]) -> list[dict[str, Any]]:
+    """Groups generated now, with rewards that differ."""
+    groups = as_step_groups(rows, engine.generate(rows))
+    return [group | {"rewards": [float(place % 2) for place in range(8)]} for group in groups]
+
+
+def tokens(generated: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+    return [(group["ids"], group["logprobs"]) for group in generated["groups"]]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """For tests that do not train it."""
+    return opened()
+
+
+def test_loading_tells_what_a_run_must_know() -> None:
+    facts = Engine().load(settings(), "arithmetic", None, None)
+    assert (facts["task"], facts["data"], facts["reward"]) == ("arithmetic", TASK.data, "integer")
+    assert (facts["rows"], facts["held_out"]) == (len(TASK.train), len(TASK.held_out))
+    assert (facts["vocabulary"], facts["eos"], facts["kind"], facts["device"]) == (26, [1], "full", "cpu")
+    assert facts["parameters"] > 10_000
+    Run(**run_of(facts))
+
+
+def test_opening_gives_the_digest_of_every_prompt() -> None:
+    engine = Engine()
+    digests = engine.open(run_of(engine.load(settings(), "arithmetic", None, None)))["prompt_digests"]
+    tokenizer = engine._policy.tokenizer
+    expected = [prompt_digest(prompt_ids(tokenizer, TASK.template, example.question)) for example in TASK.train]
+    assert digests == b"".join(expected)
+
+
+def test_every_answer_can_be_sent(engine: Engine) -> None:
+    generated = engine.generate([0, 1])
+    scored = engine.score(0, generated["groups"][0])
+    for answer in (generated, scored, engine.evaluate()):
+        assert msgpack.unpackb(msgpack.packb(answer), strict_map_key=False) == answer
+
+
+def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine) -> None:
+    rows = [5, 900, 5]
+    groups = engine.generate(rows)["groups"]
+    tokenizer = engine._policy.tokenizer
+    for row, group in zip(rows, groups, strict=True):
+        completions = unpack_completions(group)
+        assert len(completions) == len(group["rewards"]) == 8
+        assert group["prompt_ids"] == prompt_ids(tokenizer, TASK.template, TASK.train[row].question)
+        assert all(c.finished == (c.token_ids[-1] == 1) for c in completions)
+    assert tokens({"groups": [groups[0]]}) != tokens({"groups": [groups[2]]}), "the same row, drawn anew"
+
+
+def test_others_score_a_group_as_its_author_does(engine: Engine) -> None:
+    rows = list(range(0, 60, 3))
+    groups = engine.generate(rows)["groups"]
+    rewards = {reward for group in groups for reward in group["rewards"]}
+    assert rewards == {0.0, 1.0}, "some right, some wrong"
+    for row, group in zip(rows, groups, strict=True):
+        assert engine.score(row, group)["rewards"] == group["rewards"]
+
+
+def encoded(engine: Engine, text: str, finished: bool) -> dict[str, Any]:
+    tokenizer = engine._policy.tokenizer
+    ids = tokenizer.encode(text) + ([tokenizer.eos_token_id] if finished else [])
+    return {
+        "ids": torch.tensor(ids, dtype=torch.int32).numpy().tobytes(),
+        "logprobs": bytes(4 * len(ids)),
+        "lengths": [len(ids)],
+        "finished": [finished],
+    }
+
+
+def test_only_a_finished_right_answer_is_rewarded(engine: Engine) -> None:
+    answer = TASK.train[7].answer
+    text = f"<think>{answer}</think><answer>{answer}</answer>"
+    wrong = text.replace(f"<answer>{answer}", f"<answer>{answer}1")
+    assert engine.score(7, encoded(engine, text, True))["rewards"] == [1.0]
+    assert engine.score(7, encoded(engine, text, False))["rewards"] == [0.0]
+    assert engine.score(7, encoded(engine, wrong, True))["rewards"] == [0.0]
+
+
+def test_completions_survive_the_way_between_the_processes(engine: Engine) -> None:
+    (group,) = engine.generate([11])["groups"]
+    assert pack_completions(unpack_completions(group)) == {
+        name: group[name] for name in ("ids", "logprobs", "lengths", "finished")
+    }
+
+
+def test_a_step_on_own_groups_has_a_ratio_of_one_and_moves_the_weights() -> None:
+    engine = opened()
+    before = engine._learner.state()[0]
+    report = engine.step(uneven(engine, [1, 2, 3]))
+    assert report["skipped"] is None and math.isfinite(report["loss"]) and report["gradient_norm"] > 0
+    overall = report["diagnostics"]["overall"]
+    assert overall["samples"] == 24
+    assert overall["ratio_p1"] == pytest.approx(1, abs=1e-3) and overall["ratio_max"] == pytest.approx(1, abs=1e-3)
+    assert any(not torch.equal(value, before[name]) for name, value in engine._learner.state()[0].items())
+    msgpack.packb(report)
+
+
+def test_steps_teach_the_model_what_is_rewarded() -> None:
+    """Rewards for a short completion, on one prompt: completions get shorter."""
+    engine = opened(learning_rate=2e-3, objective="grpo")
+
+    def mean_length(generated: dict[str, Any]) -> float:
+        return sum(sum(group["lengths"]) for group in generated["groups"]) / 64
+
+    rows = [4] * 8
+    before = mean_length(engine.generate(rows))
+    for _ in range(15):
+        groups = as_step_groups(rows, engine.generate(rows))
+        for group in groups:
+            group["rewards"] = [float(length < before) for length in group["completions"]["lengths"]]
+        engine.step(groups)
+    assert mean_length(engine.generate(rows)) < before - 1
+
+
+def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine) -> None:
+    state = engine._random.get_state(), torch.get_rng_state()
+    first, second = engine.evaluate(), engine.evaluate()
+    assert {k: v for k, v in first.items() if k != "seconds"} == {k: v for k, v in second.items() if k != "seconds"}
+    assert first["prompts"] == 40
+    assert 0 <= first["pass_at_1"] <= first["formatted"] <= 1 and first["pass_at_1"] <= first["lenient"]
+    assert torch.equal(engine._random.get_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
+
+
+def test_evaluation_takes_all_that_is_held_out_at_most() -> None:
+    engine = opened(eval_prompts=100_000)
+    result = engine.evaluate()
+    assert result["prompts"] == len(TASK.held_out)
+    assert 0.2 <= result["pass_at_1"] <= 0.6
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_after_restore_everything_goes_on_as_it_would_have(lora: bool, tmp_path: Path) -> None:
+    original = opened(lora=lora)
+    original.step(uneven(original, [1, 2, 3]))
+    assert original.save(str(tmp_path)) == {"steps": 1}
+    assert {file.suffix for file in tmp_path.iterdir()} == {".safetensors"}
+    expected = original.generate([8, 9])
+    report = original.step(uneven(original, [4]))
+
+    resumed = opened(lora=lora, seed=99)
+    resumed.step(uneven(resumed, [30]))
+    assert resumed.restore(str(tmp_path), steps=1) == {"steps": 1}
+    assert tokens(resumed.generate([8, 9])) == tokens(expected)
+    again = resumed.step(uneven(resumed, [4]))
+    assert (again["loss"], again["gradient_norm"]) == (report["loss"], report["gradient_norm"])
+    for name, value in original._learner.state()[0].items():
+        assert torch.equal(value, resumed._learner.state()[0][name]), name
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
+    first, second, third = (opened(seed=seed).generate([1, 2]) for seed in (5, 5, 6))
+    assert tokens(first) == tokens(second) != tokens(third)
+
+
+@pytest.mark.parametrize("other", [{"model": "tiny-b"}, {"lora": True}], ids=["tiny-b", "lora"])
+def test_another_models_checkpoint_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    donor = opened(**other)
+    donor.step(uneven(donor, [1]))
+    donor.save(str(tmp_path))
+    with pytest.raises(UsageError, match="another model") as caught:
+        opened().restore(str(tmp_path), steps=1)
+    assert "--home" in caught.value.fix
+
+
+def test_a_run_whose_prompt_cap_is_too_small_is_refused() -> None:
+    engine = Engine()
+    facts = engine.load(settings(), "arithmetic", None, None)
+    with pytest.raises(UsageError, match="A prompt has 6 tokens, the run allows 5"):
+        engine.open(run_of(facts, prompt_tokens=5))
+    engine.open(run_of(facts, prompt_tokens=6))
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "/no/folder"])
+def test_a_model_that_is_not_there_is_a_mistake_with_a_fix(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Engine().load(settings(model=name), "arithmetic", None, None)
+    assert caught.value.fix
+
+
+def objective_of(**changes: Any) -> Any:
+    return engine_module._objective(Settings(**changes))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_without_changes_is_itself(preset: str) -> None:
+    assert objective_of(objective=preset) == PRESETS[preset]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_constants_of_the_filter_never_give_one_to_a_preset_without(preset: str) -> None:
+    changed = objective_of(objective=preset, divergence="k1", reduction="sum", threshold=1.0)
+    if PRESETS[preset].threshold is None:
+        assert changed == PRESETS[preset]
+    else:
+        assert (changed.divergence, changed.reduction, changed.threshold) == ("k1", "sum", 1.0)
+    assert changed.importance == PRESETS[preset].importance
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"objective": "ppo"}, {"divergence": "kl"}, {"reduction": "median"}, {"threshold": -1}, {"threshold": math.nan}],
+)
+def test_an_objective_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        objective_of(**changes)
+    assert caught.value.fix

@@ -1,0 +1,265 @@
+"""What is sampled is what the policy says, its log-probs are the policy's own, and it ends where it must."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.draw import draw
+from ftis_node.packet import Completion, Group, encode, pack_group
+from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.load import Policy
+from ftis_node.policy.score import completion_logprobs
+from ftis_node.run import Run
+from ftis_node.swarm.admission import AdmissionContext, admit, prompt_digests
+from ftis_node.swarm.identity import Identity
+from tests.helpers_models import plain_logprobs, tiny_policy
+
+PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
+POLICIES = {
+    "full": tiny_policy(),
+    "padded": tiny_policy(vocab_size=40),
+    "tied": tiny_policy(vocab_size=40, tie_word_embeddings=True),
+    "lora": tiny_policy(vocab_size=40, lora=True),
+}
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def ids_of(groups: Sequence[Sequence[Completion]]) -> list[list[list[int]]]:
+    return [[completion.token_ids.tolist() for completion in group] for group in groups]
+
+
+@contextmanager
+def watched_forwards(policy: Policy) -> Iterator[list[tuple[int, int]]]:
+    """Collects [rows, tokens] of every forward pass."""
+    shapes: list[tuple[int, int]] = []
+
+    def see(module: Any, args: Any, kwargs: Any) -> None:
+        shapes.append(tuple(kwargs["input_ids"].shape))
+
+    handle = policy.causal_lm.register_forward_pre_hook(see, with_kwargs=True)
+    try:
+        yield shapes
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("kind", POLICIES)
+def test_the_logprobs_taken_while_sampling_are_those_of_a_fresh_forward_pass(kind: str, temperature: float) -> None:
+    policy = POLICIES[kind]
+    sampling = Sampling(max_new_tokens=14, temperature=temperature, eos=tuple(range(1, 8)))
+    groups = generate(policy, PROMPTS, group=3, sampling=sampling, generator=seeded(1))
+    prompts = [prompt for prompt in PROMPTS for _ in range(3)]
+    flat = [completion for group in groups for completion in group]
+    assert len({len(completion) for completion in flat}) > 3, "rows of many lengths"
+    claimed = np.concatenate([completion.logprobs for completion in flat])
+    with torch.no_grad():
+        ids = [completion.token_ids for completion in flat]
+        fresh = completion_logprobs(policy, prompts, ids, temperature).numpy()
+        plain = plain_logprobs(policy, prompts, ids, temperature).numpy()
+    assert np.abs(claimed - fresh).max() < 1e-4
+    assert np.abs(claimed - plain).max() < 1e-4
+
+
+def test_lora_layers_take_part_in_sampling() -> None:
+    policy = POLICIES["lora"]
+    sampling = Sampling(max_new_tokens=10, temperature=1.0, eos=(1,), greedy=True)
+    with_layers = generate(policy, PROMPTS, group=1, sampling=sampling)
+    with policy.model.disable_adapter():
+        without = generate(policy, PROMPTS, group=1, sampling=sampling)
+    assert ids_of(with_layers) != ids_of(without)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_ids_beyond_the_tokenizer_are_never_sampled(greedy: bool) -> None:
+    policy = POLICIES["padded"]
+    logits = policy.model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
+    assert int(logits.argmax()) >= policy.vocabulary, "the padded rows are what this model likes best"
+    sampling = Sampling(max_new_tokens=12, temperature=1.0, eos=(1,), greedy=greedy)
+    groups = generate(policy, PROMPTS, group=8, sampling=sampling, generator=seeded(2))
+    assert max(int(c.token_ids.max()) for group in groups for c in group) < policy.vocabulary
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_greedy_ids_are_those_of_transformers(kind: str) -> None:
+    policy = POLICIES[kind]
+    eos = (1, 4, 9)
+    ours = generate(policy, PROMPTS, group=1, sampling=Sampling(16, 0.8, eos, greedy=True))
+    padded = list(range(policy.vocabulary, policy.causal_lm.config.vocab_size))
+    for prompt, (completion,) in zip(PROMPTS, ours, strict=True):
+        theirs = policy.model.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=16,
+            eos_token_id=list(eos),
+            pad_token_id=0,
+            suppress_tokens=padded or None,
+        )
+        assert completion.token_ids.tolist() == theirs[0, len(prompt) :].tolist()
+
+
+def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
+    policy, rows, temperature = POLICIES["padded"], 20_000, 1.4
+    sampling = Sampling(max_new_tokens=1, temperature=temperature, eos=(1,))
+    groups = generate(policy, [PROMPTS[2]], group=rows, sampling=sampling, generator=seeded(3), batch=rows)
+    counts = np.bincount([int(c.token_ids[0]) for c in groups[0]], minlength=policy.vocabulary)
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([PROMPTS[2]])).logits[0, -1, : policy.vocabulary]
+    expected = torch.softmax(logits.double() / temperature, -1).numpy()
+    error = np.sqrt(rows * expected * (1 - expected))
+    assert (np.abs(counts - rows * expected) < 4.5 * error + 1).all()
+
+
+def assert_well_ended(groups: Sequence[Sequence[Completion]], eos: Sequence[int], cap: int) -> None:
+    for completion in (completion for group in groups for completion in group):
+        ends = np.isin(completion.token_ids, eos)
+        assert 1 <= len(completion) <= cap
+        assert len(completion.logprobs) == len(completion)
+        assert not ends[:-1].any(), "an EOS before the end"
+        assert bool(ends[-1]) is completion.finished
+        assert completion.finished or len(completion) == cap
+        assert np.isfinite(completion.logprobs).all()
+        assert completion.logprobs.max() <= 1e-3
+        assert completion.token_ids.dtype == np.uint32 and completion.logprobs.dtype == np.float32
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    eos=st.sets(st.integers(0, 25), min_size=1, max_size=12),
+    cap=st.integers(1, 12),
+    group=st.integers(1, 6),
+    prompts=st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=7), min_size=1, max_size=6),
+    batch=st.integers(1, 20),
+    temperature=st.floats(0.3, 3),
+)
+def test_a_completion_ends_at_its_first_eos_or_at_the_cap(
+    seed: int, eos: set[int], cap: int, group: int, prompts: list[list[int]], batch: int, temperature: float
+) -> None:
+    sampling = Sampling(cap, temperature, tuple(sorted(eos)))
+    groups = generate(POLICIES["padded"], prompts, group=group, sampling=sampling, generator=seeded(seed), batch=batch)
+    assert [len(completions) for completions in groups] == [group] * len(prompts)
+    assert_well_ended(groups, sorted(eos), cap)
+
+
+@pytest.mark.parametrize("eos", [(1,), tuple(range(0, 26, 2)), tuple(range(25))], ids=["rare", "half", "nearly all"])
+def test_rows_that_end_at_very_different_times_stay_themselves(eos: tuple[int, ...]) -> None:
+    policy, prompts = POLICIES["full"], [[3, 4, 5 + row % 20] for row in range(40)]
+    sampling = Sampling(max_new_tokens=24, temperature=1.5, eos=eos)
+    groups = generate(policy, prompts, group=6, sampling=sampling, generator=seeded(4), batch=240)
+    assert_well_ended(groups, eos, 24)
+    flat = [completion for group in groups for completion in group]
+    with torch.no_grad():
+        fresh = completion_logprobs(
+            policy, [p for p in prompts for _ in range(6)], [c.token_ids for c in flat], sampling.temperature
+        ).numpy()
+    assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).max() < 1e-4
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
+    def sample(seed: int) -> list[list[list[int]]]:
+        return ids_of(generate(POLICIES["full"], PROMPTS, group=4, sampling=sampling, generator=seeded(seed)))
+
+    sampling = Sampling(max_new_tokens=10, temperature=1.0, eos=(1,))
+    assert sample(7) == sample(7)
+    assert sample(7) != sample(8)
+
+
+def test_sampling_with_a_generator_leaves_the_global_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    generate(POLICIES["full"], PROMPTS, group=2, sampling=Sampling(5, 1.0, (1,)), generator=seeded(0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_completions_of_a_group_are_drawn_independently() -> None:
+    sampling = Sampling(max_new_tokens=12, temperature=2.0, eos=(1,))
+    (group,) = generate(POLICIES["full"], [PROMPTS[0]], group=12, sampling=sampling, generator=seeded(5))
+    assert len({tuple(completion.token_ids.tolist()) for completion in group}) > 6
+
+
+@pytest.mark.parametrize(("batch", "together"), [(1, 1), (4, 1), (8, 2), (11, 2), (12, 3), (288, 4)])
+def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, together: int) -> None:
+    policy = POLICIES["full"]
+    sampling = Sampling(max_new_tokens=6, temperature=1.0, eos=(1,), greedy=True)
+    whole = generate(policy, PROMPTS, group=4, sampling=sampling)
+    with watched_forwards(policy) as shapes:
+        split = generate(policy, PROMPTS, group=4, sampling=sampling, batch=batch)
+    assert ids_of(split) == ids_of(whole)
+    prefills = [rows for rows, tokens in shapes if tokens > 1]
+    assert max(prefills) == together
+    assert max(rows for rows, tokens in shapes if tokens == 1) <= max(4, batch)
+
+
+def test_a_prompt_is_read_once_for_its_whole_group() -> None:
+    policy = POLICIES["full"]
+    with watched_forwards(policy) as shapes:
+        generate(policy, [[4, 5], [6, 7, 8]], group=16, sampling=Sampling(4, 1.0, (1,)), generator=seeded(6))
+    assert shapes[0] == (2, 3)
+    assert all(tokens == 1 for _, tokens in shapes[1:])
+
+
+def test_no_prompts_give_no_groups() -> None:
+    assert generate(POLICIES["full"], [], group=4, sampling=Sampling(4, 1.0, (1,))) == []
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("eos", [(1,), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
+def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]) -> None:
+    policy, author = POLICIES[kind], Identity(bytes(32)).author
+    run = Run(
+        task="arithmetic",
+        data="0" * 64,
+        template="{question}",
+        reward="integer",
+        group=6,
+        slots=8,
+        prompt_tokens=16,
+        completion_tokens=12,
+        temperature=1.2,
+        eos=eos,
+        tokenizer="0" * 64,
+        vocabulary=policy.vocabulary,
+    )
+    context = AdmissionContext(run, prompt_digests(PROMPTS))
+    rows = [draw(run.id, author, 3, slot, len(PROMPTS)) for slot in range(run.slots)]
+    groups = generate(
+        policy,
+        [PROMPTS[row] for row in rows],
+        group=run.group,
+        sampling=Sampling(run.completion_tokens, run.temperature, run.eos),
+        generator=seeded(9),
+    )
+    for slot, (row, completions) in enumerate(zip(rows, groups, strict=True)):
+        packet = pack_group(
+            run_id=run.id,
+            author=author,
+            round=3,
+            slot=slot,
+            policy_step=0,
+            prompt_ids=PROMPTS[row],
+            completions=completions,
+        )
+        verdict = admit(context, author, encode(packet), announced=(3, slot))
+        assert isinstance(verdict, Group), verdict
+        assert verdict.row == row
+
+
+def test_no_logprob_is_below_what_admission_allows_of_an_honest_sampler() -> None:
+    groups = generate(
+        POLICIES["full"], [PROMPTS[0]], group=400, sampling=Sampling(20, 3.0, (1,)), generator=seeded(1), batch=400
+    )
+    lowest = min(float(completion.logprobs.min()) for completion in groups[0])
+    assert lowest > -(math.log(26) + 18)

@@ -1,0 +1,382 @@
+"""A step is the paper's, whatever the micro-batches; it survives nonsense, and goes on after a restart bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ftis_node.errors import FtisError
+from ftis_node.learner import Learner, TrainingGroup
+from ftis_node.objective import PRESETS
+from ftis_node.packet import Completion
+from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.load import Policy
+from ftis_node.settings import Settings
+from tests.helpers_models import plain_logprobs, tiny_policy, twin
+
+TEMPERATURE = 1.3
+POLICY = tiny_policy(vocab_size=32)
+LORA = tiny_policy(vocab_size=32, lora=True)
+PEER = tiny_policy(seed=1, vocab_size=32)
+PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25], [12, 13]]
+# Some uneven, one all right, one all wrong.
+REWARDS = [[1, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
+
+
+def sampled(policy: Policy, source: str, seed: int, weight: float = 1.0) -> list[TrainingGroup]:
+    """A group for each prompt, with the rewards above."""
+    groups = generate(
+        policy,
+        PROMPTS,
+        group=4,
+        sampling=Sampling(10, TEMPERATURE, tuple(range(1, 5))),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return [
+        TrainingGroup(source, prompt, completions, rewards, weight)
+        for prompt, completions, rewards in zip(PROMPTS, groups, REWARDS, strict=True)
+    ]
+
+
+OWN = sampled(POLICY, "own", seed=1)
+FOREIGN = sampled(PEER, "peer", seed=2)
+BATCH = [*OWN, *FOREIGN]
+
+
+def learner(
+    policy: Policy = POLICY, objective: str = "ftis", parts: dict[str, Any] | None = None, **kw: Any
+) -> Learner:
+    """A learner on its own copy of `policy`."""
+    settings = Settings(**{"learning_rate": 1e-3, "gradient_clip": 1e9, **kw})
+    return Learner(twin(policy), PRESETS[objective].replace(**parts or {}), settings, TEMPERATURE, "own")
+
+
+def weights_of(subject: Learner) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in subject.trainable.items()}
+
+
+def gradient_of(subject: Learner) -> dict[str, Tensor]:
+    """What the last step left: after clipping, before the optimiser."""
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in subject.trainable.items()}
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    different = [name for name in left if not torch.equal(left[name], right[name])]
+    assert not different, different
+
+
+def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], atol: float = 1e-6) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=atol, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# --- the step, written out by hand ----------------------------------------------------------------------------------
+
+
+def hand_loss(policy: Policy, groups: Sequence[TrainingGroup], objective: str, threshold: float) -> Tensor:
+    """−1/N Σ_groups 1/G Σ_i 1/|a_i| Σ_t term, one token at a time."""
+    used = [g for g in groups if g.source == "own"] if objective == "grpo" else list(groups)
+    total = torch.zeros(())
+    for group in used:
+        rewards = [float(reward) for reward in group.rewards]
+        mean = sum(rewards) / len(rewards)
+        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+        if deviation == 0:
+            continue
+        for completion, reward in zip(group.completions, rewards, strict=True):
+            advantage = (reward - mean) / deviation
+            new = plain_logprobs(policy, [group.prompt_ids], [completion.token_ids], TEMPERATURE)
+            start = new.detach()
+            divergence = 0.0
+            terms = torch.zeros(())
+            for place, claimed in enumerate(completion.logprobs.tolist()):
+                log_ratio = min(max(float(start[place]) - claimed, -20), 20)
+                divergence += (math.exp(-log_ratio) - 1 + log_ratio) / len(completion)
+                if objective == "grpo":
+                    ratio, weight = torch.exp(new[place] - claimed), 1.0
+                else:
+                    ratio = torch.exp(new[place] - start[place])
+                    weight = min(math.exp(log_ratio), 2.0) if objective == "ftis" else 1.0
+                clipped = ratio.clamp(0.8, 1.2) * advantage
+                terms = terms + weight * torch.minimum(ratio * advantage, clipped)
+            if objective == "ftis" and advantage <= 0 and divergence >= threshold:
+                continue
+            total = total + group.weight * terms / len(completion) / len(group.completions)
+    return -total / len(used)
+
+
+@pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("objective", ["grpo", "nois", "ftis"])
+def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy) -> None:
+    batch = [*OWN, *(replace(group, weight=0.7) for group in FOREIGN)]
+    clip, rate, betas, decay, threshold = 0.05, 1e-3, (0.9, 0.95), 0.1, 1.0
+    parts = {"threshold": threshold} if objective == "ftis" else {}
+    subject = learner(
+        policy,
+        objective,
+        parts,
+        gradient_clip=clip,
+        learning_rate=rate,
+        betas=betas,
+        weight_decay=decay,
+        micro_batch_tokens=64,
+    )
+    by_hand = twin(policy)
+    first: dict[str, Tensor] = {}
+    second: dict[str, Tensor] = {}
+    for step in (1, 2):
+        before = weights_of(subject)
+        with torch.no_grad():  # the two must not drift apart by rounding where Adam divides noise by noise
+            for name, parameter in by_hand.model.named_parameters():
+                if name in before:
+                    parameter.copy_(before[name])
+        by_hand.model.zero_grad()
+        loss = hand_loss(by_hand, batch, objective, threshold)
+        loss.backward()
+        gradient = {name: p.grad for name, p in by_hand.model.named_parameters() if p.requires_grad}
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values() if g is not None))
+
+        report = subject.step(batch)
+
+        assert report.skipped is None and subject.steps == step
+        assert report.loss == pytest.approx(float(loss.detach()), abs=1e-6)
+        assert report.gradient_norm == pytest.approx(norm, rel=1e-4)
+        assert norm > clip, "the clip is in force"
+        assert_close(gradient_of(subject), {name: g * (clip / norm) for name, g in gradient.items() if g is not None})
+        after = weights_of(subject)
+        for name, g in gradient_of(subject).items():
+            first[name] = betas[0] * first.get(name, torch.zeros_like(g)) + (1 - betas[0]) * g
+            second[name] = betas[1] * second.get(name, torch.zeros_like(g)) + (1 - betas[1]) * g * g
+            mean, square = first[name] / (1 - betas[0] ** step), second[name] / (1 - betas[1] ** step)
+            moved = before[name] * (1 - rate * decay) - rate * mean / (square.sqrt() + 1e-8)
+            torch.testing.assert_close(after[name], moved, atol=1e-6, rtol=1e-5)
+
+
+def test_with_lora_only_the_lora_weights_move() -> None:
+    subject = learner(LORA)
+    before = {name: p.detach().clone() for name, p in subject.policy.model.named_parameters()}
+    subject.step(BATCH)
+    moved = {n for n, p in subject.policy.model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == set(subject.trainable) and all("lora_" in name for name in moved)
+
+
+# --- what may not matter --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["grpo", "nois", "ftis"])
+@pytest.mark.parametrize("tokens", [64, 100, 200, 16_384])
+def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objective: str) -> None:
+    one, other = (
+        learner(objective=objective, micro_batch_tokens=10**6),
+        learner(objective=objective, micro_batch_tokens=tokens),
+    )
+    expected, report = one.step(BATCH), other.step(BATCH)
+    assert report.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert report.tokens == expected.tokens
+    assert_close(gradient_of(other), gradient_of(one), atol=2e-6)
+    assert report.diagnostics["overall"]["loss_weight"] == pytest.approx(
+        expected.diagnostics["overall"]["loss_weight"], rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("budget", [64, 100])
+def test_a_padded_micro_batch_keeps_within_its_budget(budget: int) -> None:
+    subject = learner(micro_batch_tokens=budget)
+    shapes: list[tuple[int, int]] = []
+
+    def see(module: Any, args: Any, kwargs: Any) -> None:
+        shapes.append(tuple(kwargs["input_ids"].shape))
+
+    subject.policy.causal_lm.get_decoder().register_forward_pre_hook(see, with_kwargs=True)
+    subject.step(BATCH)
+    assert len(shapes) > 1
+    assert all(rows * width <= budget for rows, width in shapes)
+    assert sum(rows for rows, _ in shapes) == 16, "every sample of an uneven group once"
+
+
+def test_the_order_of_the_groups_does_not_change_the_step() -> None:
+    one, other = learner(), learner()
+    one.step(BATCH)
+    other.step(BATCH[::-1])
+    assert_close(gradient_of(other), gradient_of(one), atol=2e-6)
+
+
+def test_the_same_inputs_give_the_same_weights_bit_for_bit() -> None:
+    one, other = learner(), learner()
+    for subject in (one, other):
+        for _ in range(3):
+            subject.step(BATCH)
+    assert_same(weights_of(one), weights_of(other))
+
+
+# --- whose groups count, and how much -------------------------------------------------------------------------------
+
+
+def test_groups_without_signal_cost_no_forward_pass_but_stay_in_the_denominator() -> None:
+    uneven, even = OWN[:2], OWN[2:]
+    with_even, without = learner(), learner()
+    longer, shorter = with_even.step([*uneven, *even]), without.step(uneven)
+    assert longer.tokens == shorter.tokens
+    assert longer.loss == pytest.approx(shorter.loss / 2, abs=1e-7)
+    assert_close(gradient_of(with_even), {n: g / 2 for n, g in gradient_of(without).items()})
+    assert longer.diagnostics["sources"]["own"]["idle"] == 8
+
+
+@pytest.mark.parametrize("batch", [OWN[2:], []], ids=["no signal", "no groups"])
+def test_a_batch_without_signal_moves_nothing_and_says_why(batch: list[TrainingGroup]) -> None:
+    subject = learner(weight_decay=0.5)
+    subject.step(BATCH)  # momentum there is
+    before = weights_of(subject)
+    report = subject.step(batch)
+    assert_same(weights_of(subject), before)
+    assert report.skipped is not None and "reward" in report.skipped
+    assert (report.tokens, report.loss, report.gradient_norm, subject.steps) == (0, 0.0, 0.0, 2)
+
+
+def test_grpo_trains_on_its_own_groups_only() -> None:
+    with_peer, alone = learner(objective="grpo"), learner(objective="grpo")
+    with_peer.step(BATCH)
+    report = alone.step(OWN)
+    assert_same(weights_of(with_peer), weights_of(alone))
+    assert set(report.diagnostics["sources"]) == {"own"}
+
+
+def test_a_group_of_weight_one_half_counts_half() -> None:
+    gradients = {}
+    for weight in (0.0, 0.5, 1.0):
+        subject = learner(objective="nois")
+        subject.step([*OWN, *(replace(group, weight=weight) for group in FOREIGN)])
+        gradients[weight] = gradient_of(subject)
+    halfway = {name: (gradients[0.0][name] + gradients[1.0][name]) / 2 for name in gradients[0.0]}
+    assert_close(gradients[0.5], halfway)
+    apart = max(float((gradients[0.0][name] - gradients[1.0][name]).abs().max()) for name in halfway)
+    assert apart > 1e-3, "the foreign groups do matter"
+
+
+def with_claims(group: TrainingGroup, logprob: float) -> TrainingGroup:
+    completions = [Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in group.completions]
+    return replace(group, completions=completions)
+
+
+def test_wrong_answers_of_a_stranger_are_filtered_and_the_diagnostics_say_so() -> None:
+    strange = with_claims(FOREIGN[0], -1e-4)  # its author was sure of every token, this policy is not
+    subject = learner(parts={"divergence": "k1", "threshold": 0.5})
+    report = subject.step([*OWN, strange])
+    figures = report.diagnostics["sources"]["peer"]
+    assert (figures["negatives"], figures["filtered"], figures["filtered_fraction"]) == (2, 2, 1)
+    assert report.diagnostics["sources"]["own"]["filtered"] == 0
+    by_hand = twin(POLICY)
+    loss = torch.zeros(())
+    for completion, reward in zip(strange.completions, strange.rewards, strict=True):
+        if reward == 1:  # Â = 1: two of four were right
+            new = plain_logprobs(by_hand, [strange.prompt_ids], [completion.token_ids], TEMPERATURE)
+            ratio = (new.detach() + 1e-4).exp().clamp(max=2)
+            loss = loss - (ratio * (new - new.detach()).exp()).mean() / 4 / (len(OWN) + 1)
+    hand = hand_loss(by_hand, OWN, "ftis", math.inf) * len(OWN) / (len(OWN) + 1)
+    assert report.loss == pytest.approx(float((loss + hand).detach()), abs=1e-6)
+
+
+def test_near_wrong_answers_are_not_filtered() -> None:
+    report = learner(parts={"threshold": 0.5}).step(OWN)
+    assert report.diagnostics["overall"]["negatives"] > 0
+    assert report.diagnostics["overall"]["filtered"] == 0
+
+
+# --- nonsense -------------------------------------------------------------------------------------------------------
+
+
+def spoilt(kind: str) -> TrainingGroup:
+    if kind == "NaN log-prob":
+        return with_claims(OWN[0], math.nan)
+    return replace(OWN[0], rewards=[{"inf reward": math.inf, "NaN reward": math.nan}[kind], 0, 0, 1])
+
+
+@pytest.mark.parametrize("objective", ["grpo", "ftis"])
+@pytest.mark.parametrize("kind", ["NaN log-prob", "inf reward", "NaN reward"])
+def test_a_step_that_is_not_finite_leaves_weights_and_optimiser_alone(kind: str, objective: str) -> None:
+    subject, spared = learner(objective=objective), learner(objective=objective)
+    for one in (subject, spared):
+        one.step(OWN)
+    before = weights_of(subject)
+    report = subject.step([spoilt(kind), *OWN[1:]])
+    assert report.skipped is not None and "finite" in report.skipped
+    assert_same(weights_of(subject), before)
+    assert subject.steps == 2
+    for one in (subject, spared):
+        one.step(OWN[::-1])
+    assert_same(weights_of(subject), weights_of(spared))
+
+
+def test_broken_weights_are_reported_and_not_made_worse() -> None:
+    subject = learner()
+    with torch.no_grad():
+        subject.trainable["model.norm.weight"][3] = math.nan
+    before = weights_of(subject)
+    report = subject.step(OWN)
+    assert report.skipped is not None and not math.isfinite(report.gradient_norm)
+    assert all(torch.equal(p.nan_to_num(7.0), before[n].nan_to_num(7.0)) for n, p in subject.trainable.items())
+
+
+# --- going on -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
+def test_after_restore_training_goes_on_bit_for_bit(policy: Policy) -> None:
+    original = learner(policy)
+    original.step(OWN)
+    weights, optimiser = original.state()
+    original.step(BATCH)
+
+    for _ in range(2):  # twice: what was saved is not used up
+        resumed = learner(policy)
+        resumed.step(FOREIGN)  # whatever it did before is forgotten
+        resumed.restore(weights, optimiser, steps=1)
+        report = resumed.step(BATCH)
+        assert report.skipped is None and resumed.steps == original.steps == 2
+        assert_same(weights_of(resumed), weights_of(original))
+        mine, theirs = resumed.state()[1], original.state()[1]
+        assert_same(mine, theirs)
+
+
+def test_a_saved_state_is_a_snapshot() -> None:
+    subject = learner()
+    subject.step(OWN)
+    state = subject.state()
+    kept = copy.deepcopy(state)
+    subject.step(BATCH)
+    assert_same(state[0], kept[0])
+    assert_same(state[1], kept[1])
+
+
+def test_a_state_before_the_first_step_can_be_restored() -> None:
+    fresh, moved = learner(), learner()
+    moved.step(OWN)
+    moved.restore(*fresh.state(), steps=0)
+    for subject in (fresh, moved):
+        subject.step(BATCH)
+    assert_same(weights_of(fresh), weights_of(moved))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [tiny_policy(vocab_size=32, hidden_size=64), tiny_policy(vocab_size=32, num_hidden_layers=3), LORA],
+    ids=["wider", "deeper", "lora"],
+)
+def test_another_models_checkpoint_is_refused_and_nothing_changes(other: Policy) -> None:
+    subject, donor = learner(), learner(other)
+    donor.step(OWN)
+    before = weights_of(subject)
+    with pytest.raises(FtisError, match="another model"):
+        subject.restore(*donor.state(), steps=1)
+    assert_same(weights_of(subject), before)
+    assert subject.steps == 0

@@ -1,0 +1,235 @@
+"""A model is found by its name and loaded as asked, or the person is told what to do instead."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2ForCausalLM
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.policy import load
+from ftis_node.policy.load import load_policy
+from ftis_node.policy.names import ALIASES, BUILT_IN_DIR, built_in, resolve
+from ftis_node.settings import Settings
+from tests.helpers_models import tiny_config, tiny_tokenizer, word_tokenizer
+
+
+def settings(model: str | Path, **changes: Any) -> Settings:
+    return Settings(model=str(model), device="cpu", **changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny model as transformers saves it, with dropout in its config."""
+    Qwen2ForCausalLM(tiny_config(vocab_size=40, attention_dropout=0.5)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alias", "hub"),
+    [
+        ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B"),
+        ("qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B"),
+        ("qwen2.5-3b", "Qwen/Qwen2.5-3B"),
+        ("qwen2.5-7b", "Qwen/Qwen2.5-7B"),
+        ("qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("qwen2.5-3b-instruct", "Qwen/Qwen2.5-3B-Instruct"),
+        ("qwen2.5-coder-0.5b", "Qwen/Qwen2.5-Coder-0.5B"),
+        ("qwen2.5-coder-3b", "Qwen/Qwen2.5-Coder-3B"),
+        ("qwen2.5-coder-7b-instruct", "Qwen/Qwen2.5-Coder-7B-Instruct"),
+        ("Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-1.5B-Instruct"),
+        ("someone/their-model", "someone/their-model"),
+    ],
+)
+def test_a_short_name_means_a_hub_id(alias: str, hub: str) -> None:
+    assert resolve(alias) == hub
+
+
+def test_there_are_sixteen_short_names_and_each_means_another_model() -> None:
+    assert len(ALIASES) == len(set(ALIASES.values())) == 16
+    assert all(hub.lower() == f"qwen/{alias}" for alias, hub in ALIASES.items())
+
+
+def test_built_in_models_come_with_the_package() -> None:
+    assert built_in() == ("tiny-a", "tiny-b", "tiny-c")
+    assert resolve("tiny-b") == str(BUILT_IN_DIR / "tiny-b")
+
+
+def test_a_local_folder_is_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(str(folder)) == str(folder.resolve())
+    monkeypatch.chdir(folder.parent)
+    assert resolve(f"./{folder.name}") == str(folder.resolve())
+
+
+@pytest.mark.parametrize(
+    ("typo", "nearest"),
+    [("qwen2.5-3", "qwen2.5-3b"), ("QWEN2.5-codr-7b", "qwen2.5-coder-7b"), ("tiny-d", "tiny-"), ("tinya", "tiny-a")],
+)
+def test_an_unknown_name_is_told_its_nearest_neighbour(typo: str, nearest: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_policy(settings(typo))
+    assert repr(typo) in caught.value.what
+    assert f"Did you mean '{nearest}" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["zzzz", "a/b/c", "/no/such", "./nowhere", "owner/"])
+def test_a_name_like_no_other_is_told_what_names_there_are(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(name)
+    assert "tiny-a" in caught.value.fix and "Qwen/" in caught.value.fix
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.json is missing"):
+        load_policy(settings(tmp_path))
+
+
+# --- the hub --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No hub: the calls go to a port of this machine on which nobody listens."""
+    monkeypatch.setattr(load.constants, "ENDPOINT", "http://127.0.0.1:9")
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_without_a_hub_one_is_told_at_once_what_to_do() -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        load_policy(settings("nobody-at-all/no-such-model"))
+    assert time.monotonic() - began < 5
+    assert not isinstance(caught.value, UsageError)
+    assert "'nobody-at-all/no-such-model'" in caught.value.what
+    assert "network" in caught.value.fix and "--model FOLDER" in caught.value.fix
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_loaded_without_asking_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(load, "get_session", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    assert load_policy(settings(folder)).parameters() > 0
+
+
+# --- what is loaded -------------------------------------------------------------------------------------------------
+
+
+def test_the_vocabulary_is_the_tokenizers_and_not_the_embeddings(folder: Path) -> None:
+    policy = load_policy(settings(folder))
+    assert policy.causal_lm.get_input_embeddings().num_embeddings == 40
+    assert policy.vocabulary == 26
+
+
+def test_a_model_with_fewer_rows_than_its_tokenizer_has_ids_is_refused(folder: Path) -> None:
+    word_tokenizer(60).save_pretrained(folder)
+    with pytest.raises(UsageError, match=r"40 embedding rows for the 6\d token ids"):
+        load_policy(settings(folder))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtype"), [("auto", torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)]
+)
+@pytest.mark.parametrize("saved", ["float32", "bfloat16"])
+def test_the_weights_have_the_dtype_asked_for_whatever_they_were_saved_in(
+    wanted: str, dtype: torch.dtype, saved: str, folder: Path
+) -> None:
+    Qwen2ForCausalLM(tiny_config(vocab_size=40)).to(getattr(torch, saved)).save_pretrained(folder)
+    policy = load_policy(settings(folder, dtype=wanted))
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {dtype}
+
+
+def test_dropout_is_off(folder: Path) -> None:
+    policy = load_policy(settings(folder))
+    assert not policy.model.training
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(policy.model(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+
+
+def test_full_training_trains_everything(folder: Path) -> None:
+    policy = load_policy(settings(folder))
+    assert policy.kind == "full"
+    assert all(parameter.requires_grad for parameter in policy.model.parameters())
+
+
+def test_lora_trains_its_layers_only_and_changes_nothing_at_first(folder: Path) -> None:
+    plain, policy = load_policy(settings(folder)), load_policy(settings(folder, lora=True, lora_rank=4))
+    assert policy.kind == "lora"
+    trainable = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
+    assert len(trainable) == 2 * 2 * 2, "A and B of q_proj and v_proj in two layers"
+    assert all("lora_" in name for name in trainable)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(policy.causal_lm(input_ids=ids).logits, plain.model(input_ids=ids).logits)
+
+
+def test_lora_layers_are_the_same_for_the_same_seed_and_others_for_another(folder: Path) -> None:
+    def first(seed: int) -> torch.Tensor:
+        policy = load_policy(settings(folder, lora=True, seed=seed))
+        return next(p for name, p in policy.model.named_parameters() if "lora_A" in name)
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+
+
+def test_lora_on_modules_that_the_model_does_not_have_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="LoRA cannot be added") as caught:
+        load_policy(settings(folder, lora=True, lora_targets="c_attn,c_proj"))
+    assert "lora_targets" in caught.value.fix
+
+
+@pytest.mark.parametrize("attribute", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(attribute: str, folder: Path) -> None:
+    change_config(folder, **{attribute: 30.0})
+    with pytest.raises(UsageError, match=attribute):
+        load_policy(settings(folder))
+    change_config(folder, **{attribute: 1.0 if "scal" in attribute else None})
+    load_policy(settings(folder))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_damaged_files_are_a_mistake_with_a_fix(file: str, folder: Path) -> None:
+    (folder / file).write_bytes(b"\x00 rubbish")
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        load_policy(settings(folder))
+    assert caught.value.fix
+
+
+def test_weights_that_only_pickle_can_read_are_not_loaded(folder: Path) -> None:
+    model = Qwen2ForCausalLM(tiny_config(vocab_size=40))
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(UserError):
+        load_policy(settings(folder))
+
+
+def test_a_device_that_is_none_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="no device"):
+        load_policy(Settings(model=str(folder), device="toaster"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_cuda_auto_is_the_cpu_and_cuda_is_refused(folder: Path) -> None:
+    assert load_policy(Settings(model=str(folder), device="auto")).device.type == "cpu"
+    with pytest.raises(UsageError, match="CUDA"):
+        load_policy(Settings(model=str(folder), device="cuda"))

@@ -1,0 +1,191 @@
+"""The pool gives every group out at most once, lets authors take turns, and keeps nothing that is old or idle."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ftis_node.packet import Completion, Group, pack_group
+from ftis_node.pool import Pool, Scored
+
+Key = tuple[bytes, int, int]
+
+
+class Clock:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def scored(author: int, round_: int, slot: int, born: float, rewards: tuple[float, ...] = (1, 0)) -> Scored:
+    name = bytes([author]) * 38
+    completion = Completion(np.ones(1, np.uint32), np.zeros(1, np.float32), True)
+    packet = pack_group(
+        run_id=bytes(16),
+        author=name,
+        round=round_,
+        slot=slot,
+        policy_step=0,
+        prompt_ids=[1],
+        completions=[completion] * len(rewards),
+    )
+    return Scored(Group(name, 0, packet, bytes(32)), rewards, born)
+
+
+def pool(max_age: float = 100.0, seed: int = 0) -> tuple[Pool, Clock]:
+    clock = Clock()
+    return Pool(max_age, clock, random.Random(seed)), clock
+
+
+def authors(taken: list[Scored]) -> Counter[int]:
+    return Counter(one.group.author[0] for one in taken)
+
+
+def test_of_one_author_the_freshest_group_goes_first() -> None:
+    subject, _ = pool()
+    for slot, born in enumerate([950, 990, 930, 970]):
+        subject.add(scored(1, 0, slot, born))
+    assert [one.born for one in subject.take(3)] == [990, 970, 950]
+    assert len(subject) == 1
+
+
+@given(st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1), st.integers(0, 40), st.integers())
+def test_authors_take_turns(groups: dict[int, int], count: int, seed: int) -> None:
+    subject, _ = pool(seed=seed)
+    for author, number in groups.items():
+        for slot in range(number):
+            subject.add(scored(author, 0, slot, 950 + slot))
+    taken = subject.take(count)
+    assert len(taken) == min(count, sum(groups.values()))
+    by_author = authors(taken)
+    for author, number in groups.items():
+        assert by_author[author] == number or by_author[author] >= max(by_author.values(), default=0) - 1
+
+
+def test_which_authors_come_first_is_a_matter_of_chance() -> None:
+    firsts = Counter[int]()
+    for seed in range(200):
+        subject, _ = pool(seed=seed)
+        for author in (1, 2):
+            for slot in range(9 if author == 1 else 1):  # announcing more often is no advantage
+                subject.add(scored(author, 0, slot, 950))
+        firsts.update(authors(subject.take(1)))
+    assert 60 < firsts[1] < 140
+
+
+def test_a_group_without_signal_is_dropped_and_counted() -> None:
+    subject, _ = pool()
+    assert not subject.add(scored(1, 0, 0, 990, rewards=(1, 1, 1)))
+    assert not subject.add(scored(1, 0, 1, 990, rewards=(0, 0, 0)))
+    assert subject.add(scored(1, 0, 2, 990, rewards=(0, 1, 0)))
+    assert (subject.no_signal, len(subject)) == (2, 1)
+
+
+def test_a_second_copy_is_refused_while_the_first_waits_and_after_it_was_taken() -> None:
+    subject, _ = pool()
+    assert subject.add(scored(1, 0, 0, 990))
+    assert not subject.add(scored(1, 0, 0, 995))
+    assert len(subject.take(5)) == 1
+    assert not subject.add(scored(1, 0, 0, 995)), "it was trained on"
+    assert subject.take(5) == []
+    assert subject.add(scored(1, 0, 1, 995)) and subject.add(scored(1, 1, 0, 995)) and subject.add(scored(2, 0, 0, 995))
+
+
+def test_what_is_remembered_does_not_grow_for_ever() -> None:
+    subject, clock = pool(max_age=10)
+    for round_ in range(500):
+        clock.now += 1
+        subject.add(scored(1, round_, 0, clock.now))
+        subject.take(1)
+    assert len(subject._born) <= 12
+
+
+def test_a_group_is_kept_to_its_last_second_and_not_longer() -> None:
+    subject, clock = pool(max_age=100)
+    subject.add(scored(1, 0, 0, 950))
+    subject.add(scored(1, 0, 1, 960))
+    clock.now = 1050
+    subject.expire()
+    assert (len(subject), subject.expired) == (2, 0)
+    clock.now = 1050.1
+    assert [one.born for one in subject.take(5)] == [960]
+    assert subject.expired == 1
+
+
+def test_an_empty_pool_gives_nothing() -> None:
+    subject, _ = pool()
+    assert subject.take(3) == [] and len(subject) == 0
+    subject.add(scored(1, 0, 0, 990))
+    assert subject.take(0) == [] and len(subject) == 1
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The pool against a plain list of what should be in it."""
+
+    @initialize(seed=st.integers())
+    def start(self, seed: int) -> None:
+        self.pool, self.clock = pool(max_age=50, seed=seed)
+        self.waiting: dict[Key, Scored] = {}
+        self.given_out: dict[Key, float] = {}
+        self.idle = self.expired = 0
+
+    @rule(author=st.integers(1, 3), slot=st.integers(0, 5), age=st.floats(0, 60), signal=st.integers(0, 5))
+    def add(self, author: int, slot: int, age: float, signal: int) -> None:
+        one = scored(author, 0, slot, self.clock.now - age, (1, 0) if signal else (1, 1))
+        known = one.group.key in self.waiting or one.group.key in self.given_out
+        assert self.pool.add(one) is (bool(signal) and not known)
+        self.idle += not signal
+        if signal and not known:
+            self.waiting[one.group.key] = one
+
+    @rule(count=st.integers(0, 8))
+    def take(self, count: int) -> None:
+        self.forget_old()
+        before = authors(list(self.waiting.values()))
+        taken = self.pool.take(count)
+        assert len(taken) == min(count, len(self.waiting))
+        got = authors(taken)
+        for author, number in before.items():
+            assert got[author] == number or got[author] >= max(got.values(), default=0) - 1
+        for one in taken:
+            assert self.waiting.pop(one.group.key) is one
+            assert one.born >= self.clock.now - 50
+            assert one.group.key not in self.given_out, "given out twice"
+            self.given_out[one.group.key] = one.born
+        for left in self.waiting.values():
+            fresher = [one.born for one in taken if one.group.author == left.group.author]
+            assert all(born >= left.born for born in fresher), "a staler group went first"
+
+    @rule(seconds=st.floats(0, 30))
+    def time_goes_on(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @rule()
+    def expire(self) -> None:
+        self.forget_old()
+        self.pool.expire()
+
+    def forget_old(self) -> None:
+        limit = self.clock.now - 50
+        old = [key for key, one in self.waiting.items() if one.born < limit]
+        self.expired += len(old)
+        for key in old:
+            del self.waiting[key]
+        self.given_out = {key: born for key, born in self.given_out.items() if born >= limit}
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "pool"):
+            assert len(self.pool) == len(self.waiting)
+            assert (self.pool.no_signal, self.pool.expired) == (self.idle, self.expired)
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,151 @@
+"""Scoring gives the log-probs and gradients of a plain softmax, in chunks, whatever shares the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ftis_node.policy import score
+from ftis_node.policy.load import Policy
+from ftis_node.policy.score import completion_logprobs
+from tests.helpers_models import plain_logprobs, tiny_policy, twin, word_tokenizer
+
+PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13]]
+COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
+POLICIES = {
+    "full": tiny_policy(),
+    "padded": tiny_policy(vocab_size=40),
+    "tied": tiny_policy(vocab_size=40, tie_word_embeddings=True),
+    "lora": tiny_policy(vocab_size=40, lora=True),
+}
+
+
+def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
+    """Gradients of an uneven sum of the log-probs, by parameter."""
+    policy.model.zero_grad(set_to_none=True)
+    (logprobs * torch.linspace(-1, 2, logprobs.numel())).sum().backward()
+    return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("kind", POLICIES)
+def test_it_is_a_plain_softmax_over_the_valid_vocabulary(kind: str, temperature: float) -> None:
+    policy = POLICIES[kind]
+    with torch.no_grad():
+        ours = completion_logprobs(policy, PROMPTS, COMPLETIONS, temperature)
+        plain = plain_logprobs(policy, PROMPTS, COMPLETIONS, temperature)
+    assert ours.dtype == torch.float32 and ours.shape == (16,)
+    torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_its_gradient_is_that_of_the_plain_softmax(kind: str) -> None:
+    policy, other = POLICIES[kind], twin(POLICIES[kind])
+    ours = gradients(policy, completion_logprobs(policy, PROMPTS, COMPLETIONS, 0.7))
+    plain = gradients(other, plain_logprobs(other, PROMPTS, COMPLETIONS, 0.7))
+    assert ours.keys() == plain.keys() and ours
+    assert any(float(gradient.abs().max()) > 0.1 for gradient in ours.values())
+    for name, gradient in plain.items():
+        torch.testing.assert_close(ours[name], gradient, atol=2e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 15, 16, 17, 4096])
+def test_the_size_of_a_chunk_does_not_matter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = POLICIES["padded"]
+    whole = completion_logprobs(policy, PROMPTS, COMPLETIONS, 1.0)
+    expected = gradients(policy, whole)
+    monkeypatch.setattr(score, "CHUNK_TOKENS", chunk)
+    parts = completion_logprobs(policy, PROMPTS, COMPLETIONS, 1.0)
+    torch.testing.assert_close(parts, whole, atol=2e-5, rtol=1e-5)
+    for name, gradient in gradients(policy, parts).items():
+        torch.testing.assert_close(gradient, expected[name], atol=2e-4, rtol=1e-4, msg=name)
+
+
+samples = st.tuples(
+    st.lists(st.integers(0, 25), min_size=1, max_size=10), st.lists(st.integers(0, 25), min_size=1, max_size=8)
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(samples, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_a_sample_scores_the_same_alone_and_in_any_company(batch: list[tuple[list[int], list[int]]], rng: Any) -> None:
+    policy = POLICIES["padded"]
+
+    def scored(chosen: list[tuple[list[int], list[int]]]) -> list[Tensor]:
+        with torch.no_grad():
+            flat = completion_logprobs(policy, [p for p, _ in chosen], [np.array(c) for _, c in chosen], 1.0)
+        return list(flat.split([len(c) for _, c in chosen]))
+
+    order = list(range(len(batch)))
+    rng.shuffle(order)
+    together = scored([batch[place] for place in order])
+    for place, company in zip(order, together, strict=True):
+        torch.testing.assert_close(company, scored([batch[place]])[0], atol=5e-5, rtol=1e-5)
+
+
+def test_the_model_does_not_look_at_what_comes_after_a_token() -> None:
+    policy = POLICIES["full"]
+    with torch.no_grad():
+        short = completion_logprobs(policy, [[3, 4]], [np.array([5, 6])], 1.0)
+        long = completion_logprobs(policy, [[3, 4]], [np.array([5, 6, 7, 8])], 1.0)
+    torch.testing.assert_close(short, long[:2], atol=2e-5, rtol=1e-5)
+
+
+def test_there_is_no_gradient_where_none_is_wanted() -> None:
+    with torch.no_grad():
+        assert not completion_logprobs(POLICIES["full"], PROMPTS, COMPLETIONS, 1.0).requires_grad
+    assert completion_logprobs(POLICIES["full"], PROMPTS, COMPLETIONS, 1.0).requires_grad
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the most elements of any tensor that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@contextmanager
+def held_for_backward() -> Iterator[list[int]]:
+    """Collects the number of elements of every tensor that is kept for the way back."""
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield sizes
+
+
+def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, chunk, hidden = 3000, 8, 16
+    monkeypatch.setattr(score, "CHUNK_TOKENS", chunk)
+    sizes = {"hidden_size": hidden, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    policy = tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
+    completions = [np.arange(20) + 20 * sample for sample in range(10)]
+    tokens = sum(len(completion) for completion in completions)
+    with _Largest() as largest:
+        with held_for_backward() as held:
+            logprobs = completion_logprobs(policy, [[1, 2]] * 10, completions, 1.0)
+        logprobs.sum().backward()
+    assert tokens * words > 10 * chunk * words, "the test would see it"
+    assert largest.elements <= max(chunk * words, words * hidden)
+    assert max(held) <= words * hidden, "the head itself is kept, no logits are"
+    assert sum(size for size in held if size == chunk * words) == 0

@@ -1,0 +1,205 @@
+"""Each layer of settings overrules the ones below it, and every value knows where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from ftis_node.errors import UsageError
+from ftis_node.settings import LORA_TASK_PROFILES, TASK_PROFILES, Settings, collect
+
+DEFAULT = Settings()
+
+
+def settled(
+    *,
+    task: str = "gsm8k",
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    return collect(task=task, flags=flags or {}, file=file, environment=environment or {})
+
+
+def refused(**layers: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        settled(**layers)
+    return caught.value
+
+
+@pytest.mark.parametrize("top", ["default", "profile", "file", "environment", "flags"])
+def test_each_layer_wins_over_those_below_it(top: str, tmp_path: Path) -> None:
+    names = ["default", "profile", "file", "environment", "flags"]
+    given_layers = names[: names.index(top) + 1]
+    file = tmp_path / "settings.toml"
+    file.write_text("wait = 11.0\n")
+    settings, origins = settled(
+        task="arithmetic" if "profile" in given_layers else "gsm8k",
+        file=file if "file" in given_layers else None,
+        environment={"FTIS_WAIT": "12"} if "environment" in given_layers else {},
+        flags={"wait": 13.0} if "flags" in given_layers else {},
+    )
+    expected = {"default": (10.0, "default"), "profile": (2.0, "profile arithmetic")}
+    expected |= {"file": (11.0, f"file {file}"), "environment": (12.0, "environment"), "flags": (13.0, "flags")}
+    assert (settings.wait, origins["wait"]) == expected[top]
+    assert origins["seed"] == "default"
+
+
+_layer = st.fixed_dictionaries(
+    {}, optional={name: st.integers(1, 99) for name in ("batch_groups", "eval_every", "eval_prompts", "lora_rank")}
+)
+
+
+@effort(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(file=_layer, environment=_layer, flags=_layer)
+def test_the_highest_layer_that_names_a_setting_decides(
+    tmp_path: Path, file: dict[str, int], environment: dict[str, int], flags: dict[str, int]
+) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text("".join(f"{key} = {value}\n" for key, value in file.items()))
+    settings, origins = settled(
+        task="arithmetic",
+        file=path,
+        environment={f"FTIS_{key.upper()}": str(value) for key, value in environment.items()},
+        flags=flags,
+    )
+    layers = [("default", DEFAULT.model_dump()), ("profile arithmetic", TASK_PROFILES["arithmetic"])]
+    layers += [(f"file {path}", file), ("environment", environment), ("flags", flags)]
+    for name in Settings.model_fields:
+        origin, value = [(origin, values[name]) for origin, values in layers if name in values][-1]
+        assert (origins[name], getattr(settings, name)) == (origin, value)
+
+
+def test_a_flag_that_was_not_given_overrules_nothing() -> None:
+    settings, origins = settled(flags={"wait": None, "seed": 3}, environment={"FTIS_WAIT": "4"})
+    assert (settings.wait, origins["wait"], settings.seed, origins["seed"]) == (4, "environment", 3, "flags")
+
+
+def test_the_profile_of_lora_is_for_lora_only() -> None:
+    full, _ = settled(task="arithmetic")
+    lora, origins = settled(task="arithmetic", flags={"lora": True})
+    assert full.learning_rate == TASK_PROFILES["arithmetic"]["learning_rate"]
+    assert lora.learning_rate == LORA_TASK_PROFILES["arithmetic"]["learning_rate"]
+    assert origins["learning_rate"] == "profile arithmetic (lora)"
+    assert origins["lora_rank"] == "profile arithmetic"
+
+
+@pytest.mark.parametrize("said", ["true", "True", "1", "yes"])
+def test_whoever_asks_for_lora_gets_its_profile(said: str) -> None:
+    assert settled(task="arithmetic", environment={"FTIS_LORA": said})[0].learning_rate == 3e-3
+
+
+@pytest.mark.parametrize("said", ["false", "False", "0", "no"])
+def test_whoever_refuses_lora_does_not(said: str) -> None:
+    assert settled(task="arithmetic", environment={"FTIS_LORA": said})[0].learning_rate == 2e-4
+
+
+def test_ones_own_learning_rate_wins_over_the_profile_of_lora() -> None:
+    settings, origins = settled(task="arithmetic", flags={"lora": True, "learning_rate": 1e-5})
+    assert (settings.effective_learning_rate(), origins["learning_rate"]) == (1e-5, "flags")
+
+
+@pytest.mark.parametrize(("lora", "rate"), [(False, 1e-6), (True, 1e-4)])
+def test_the_learning_rate_is_the_papers_by_default(lora: bool, rate: float) -> None:
+    assert settled(flags={"lora": lora})[0].effective_learning_rate() == rate
+
+
+def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path) -> None:
+    error = refused(flags={"lerning_rate": 1})
+    assert "'lerning_rate' in flags" in error.what and "'learning_rate'" in error.fix
+    file = tmp_path / "s.toml"
+    file.write_text("batch_group = 3\n")
+    error = refused(file=file)
+    assert f"'batch_group' in file {file}" in error.what and "'batch_groups'" in error.fix
+    assert "learning_rate" in refused(flags={"zzzzzz": 1}).fix
+
+
+def test_a_wrong_value_names_its_layer(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('wait = "long"\n')
+    error = refused(file=file)
+    assert f"'wait' from file {file}" in error.what and "'long'" in error.what
+    assert "'port' from environment" in refused(environment={"FTIS_PORT": "http"}).what
+    assert "'steps' from flags" in refused(flags={"steps": 0}, environment={"FTIS_STEPS": "5"}).what
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("steps", -1),
+        ("batch_groups", 2.5),
+        ("batch_groups", 0),
+        ("own_share", 1.5),
+        ("learning_rate", 0),
+        ("learning_rate", float("nan")),
+        ("dtype", "float16"),
+        ("betas", "0.9"),
+        ("betas", "a,b"),
+        ("port", 70_000),
+        ("lora", "perhaps"),
+        ("gradient_clip", 0),
+        ("max_age", -1),
+        ("model", ["a"]),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_is_refused(key: str, value: Any) -> None:
+    assert f"{key!r} from flags" in refused(flags={key: value}).what
+
+
+def test_a_flag_can_mend_a_wrong_value_below_it() -> None:
+    assert settled(environment={"FTIS_PORT": "http"}, flags={"port": 5})[0].port == 5
+
+
+def test_lists_may_be_written_with_commas() -> None:
+    settings, _ = settled(flags={"betas": "0.8,0.9"}, environment={"FTIS_LORA_TARGETS": "q_proj, k_proj"})
+    assert settings.betas == (0.8, 0.9)
+    assert settings.lora_targets == ("q_proj", "k_proj")
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
+def test_text_from_the_environment_stays_the_text_it_is(text: str) -> None:
+    assert settled(environment={"FTIS_MODEL": text})[0].model == text
+
+
+@pytest.mark.parametrize("name", ["7", "1e5", "true", "NaN", "null"])
+def test_a_model_may_be_called_like_a_number(name: str) -> None:
+    assert settled(environment={"FTIS_MODEL": name})[0].model == name
+
+
+def test_other_programs_variables_are_left_alone() -> None:
+    settings, _ = settled(environment={"FTIS_HOME": "/x", "FTIS_COLOUR": "red", "WAIT": "3", "ftis_wait": "4"})
+    assert settings == DEFAULT
+
+
+def test_the_processs_own_environment_is_read_where_no_other_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTIS_SEED", "77")
+    assert collect(task="gsm8k", flags={})[0].seed == 77
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(b"wait = = 3", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (None, "cannot be")]
+)
+def test_a_file_that_cannot_be_read_is_refused(content: bytes | None, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    if content is not None:
+        file.write_bytes(content)
+    error = refused(file=file)
+    assert complaint in error.what and str(file) in error.what
+
+
+def test_settings_survive_the_way_to_the_compute_process() -> None:
+    settings, _ = settled(task="arithmetic", flags={"lora": True, "steps": 4})
+    assert Settings(**settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize("task", TASK_PROFILES)
+def test_every_profile_is_made_of_valid_settings(task: str) -> None:
+    for lora in (False, True):
+        settled(task=task, flags={"lora": lora})
+    assert set(LORA_TASK_PROFILES) <= set(TASK_PROFILES)

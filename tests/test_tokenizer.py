@@ -1,0 +1,235 @@
+"""Tokenizers that read one another's ids share a fingerprint, and only they; and all of a family end alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
+
+from ftis_node.errors import UsageError
+from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
+from tests.helpers_models import BUILT_IN, GPT2, QWEN, tiny_tokenizer, word_tokenizer
+
+real = pytest.mark.skipif(not QWEN.is_dir(), reason=f"the real Qwen2.5 tokenizer is not at {QWEN}")
+VARIANTS = {"base": "tokenizer_config.json"} | {
+    kind: f"tokenizer_config.{kind}.json" for kind in ("instruct", "coder-instruct")
+}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The Qwen2.5 tokenizer with the configs of its base, Instruct and Coder-Instruct models."""
+    tokenizers = {}
+    for kind, config in VARIANTS.items():
+        folder = tmp_path_factory.mktemp(kind)
+        for name in ("vocab.json", "merges.txt"):
+            shutil.copyfile(QWEN / name, folder / name)
+        shutil.copyfile(QWEN / config, folder / "tokenizer_config.json")
+        tokenizers[kind] = AutoTokenizer.from_pretrained(folder)
+    return tokenizers
+
+
+def from_state(state: dict[str, Any], **options: Any) -> Any:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **options)
+
+
+def bpe_state() -> dict[str, Any]:
+    """A small BPE tokenizer as its JSON; every part of it is meant to be changed."""
+    words = ["a", "b", "c", "ab", "bc", "abc"]
+    merges = [["a", "b"], ["b", "c"], ["ab", "c"]]
+    end = {"id": 6, "content": "<|im_end|>", "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end | flags],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {word: index for index, word in enumerate(words)},
+            "merges": merges,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def prints(qwen: dict[str, Any]) -> dict[str, str]:
+    return {kind: fingerprint(tokenizer) for kind, tokenizer in qwen.items()}
+
+
+@real
+def test_qwens_base_instruct_and_coder_share_one_fingerprint(qwen: dict[str, Any], prints: dict[str, str]) -> None:
+    assert qwen["base"].eos_token != qwen["instruct"].eos_token
+    assert qwen["base"].chat_template != qwen["instruct"].chat_template
+    assert len(prints) == 3 and len(set(prints.values())) == 1
+
+
+@real
+def test_qwens_base_and_instruct_end_alike_and_not_at_a_word_of_html(qwen: dict[str, Any]) -> None:
+    assert {end_ids(tokenizer) for tokenizer in qwen.values()} == {(151643, 151645)}
+    assert "</s>" in qwen["base"].get_vocab(), "an ordinary word of this vocabulary, which ends nothing"
+
+
+@real
+@pytest.mark.skipif(not GPT2.is_dir(), reason=f"the GPT-2 tokenizer is not at {GPT2}")
+def test_tokenizers_of_different_families_differ(prints: dict[str, str]) -> None:
+    gpt2 = GPT2Tokenizer.from_pretrained(GPT2)
+    assert len({prints["base"], fingerprint(gpt2), fingerprint(tiny_tokenizer())}) == 3
+
+
+@real
+def test_one_more_token_changes_the_fingerprint_of_the_real_tokenizer(
+    qwen: dict[str, Any], prints: dict[str, str], tmp_path: Path
+) -> None:
+    qwen["base"].save_pretrained(tmp_path)
+    longer = AutoTokenizer.from_pretrained(tmp_path)
+    assert fingerprint(longer) == prints["base"], "saving and loading changes nothing"
+    longer.add_tokens(["<answer>"])
+    assert fingerprint(longer) != prints["base"]
+
+
+def test_the_built_in_models_share_one_fingerprint() -> None:
+    assert len({fingerprint(AutoTokenizer.from_pretrained(BUILT_IN / name)) for name in ("tiny-a", "tiny-b")}) == 1
+
+
+def test_chat_template_padding_side_and_default_eos_do_not_matter() -> None:
+    expected = fingerprint(from_state(bpe_state()))
+    for options in (
+        {"chat_template": "{{ messages }}"},
+        {"padding_side": "left"},
+        {"eos_token": "<|im_end|>"},
+        {"pad_token": "<|im_end|>"},
+        {"model_max_length": 17},
+        {"clean_up_tokenization_spaces": True},
+    ):
+        assert fingerprint(from_state(bpe_state(), **options)) == expected, options
+    padded = from_state(bpe_state(), pad_token="<|im_end|>")
+    padded(["a", "a b c"], padding=True, truncation=True, max_length=5)
+    assert fingerprint(padded) == expected, "calls that pad and truncate leave it as it is"
+
+
+def test_merges_mean_the_same_in_either_spelling() -> None:
+    spelt = bpe_state()
+    spelt["model"]["merges"] = [" ".join(pair) for pair in spelt["model"]["merges"]]
+    assert fingerprint(from_state(spelt)) == fingerprint(from_state(bpe_state()))
+
+
+def swapped_merges(state: dict[str, Any]) -> None:
+    state["model"]["merges"] = [["b", "c"], ["a", "b"], ["ab", "c"]]
+
+
+def swapped_ids(state: dict[str, Any]) -> None:
+    state["model"]["vocab"] |= {"a": 1, "b": 0}
+
+
+def ordinary_end(state: dict[str, Any]) -> None:
+    state["added_tokens"][0]["special"] = False
+
+
+def other_end(state: dict[str, Any]) -> None:
+    state["added_tokens"][0]["content"] = "<|the_end|>"
+
+
+def other_merge(state: dict[str, Any]) -> None:
+    state["model"]["merges"][2] = ["a", "bc"]
+
+
+def no_normalizer(state: dict[str, Any]) -> None:
+    state["normalizer"] = None
+
+
+def other_pre_tokenizer(state: dict[str, Any]) -> None:
+    state["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+
+
+def other_decoder(state: dict[str, Any]) -> None:
+    state["decoder"] = None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        swapped_merges,
+        other_merge,
+        swapped_ids,
+        ordinary_end,
+        other_end,
+        no_normalizer,
+        other_pre_tokenizer,
+        other_decoder,
+    ],
+)
+def test_whatever_changes_ids_or_text_changes_the_fingerprint(change: Any) -> None:
+    state = bpe_state()
+    change(state)
+    assert fingerprint(from_state(state)) != fingerprint(from_state(bpe_state()))
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_one_added_token_changes_the_fingerprint(special: bool) -> None:
+    tokenizer = from_state(bpe_state())
+    tokenizer.add_tokens([AddedToken("<new>", special=special)])
+    assert fingerprint(tokenizer) != fingerprint(from_state(bpe_state()))
+
+
+def test_the_fingerprint_of_the_built_in_models_never_changes() -> None:
+    # Every run file of the built-in task holds it: another value is another protocol.
+    assert fingerprint(tiny_tokenizer()) == "0a944553b01c75652c005f180e0730f48bffa09b246e35b49f7aa2ab2e10312a"
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(UsageError, match="slow tokenizer"):
+        fingerprint(object())
+
+
+def test_the_own_eos_and_the_familys_others_end_a_completion() -> None:
+    assert end_ids(tiny_tokenizer()) == (1,)
+    assert end_ids(word_tokenizer(5)) == (0,)
+    state = bpe_state()
+    assert end_ids(from_state(state)) == (6,)
+    assert end_ids(from_state(state, eos_token="abc")) == (5, 6)
+
+
+def test_a_tokenizer_without_an_end_is_refused() -> None:
+    state = bpe_state()
+    other_end(state)
+    with pytest.raises(UsageError, match="end-of-sequence") as caught:
+        end_ids(from_state(state))
+    assert "eos_token" in caught.value.fix
+
+
+@real
+def test_a_prompt_is_the_template_and_nothing_else(qwen: dict[str, Any]) -> None:
+    template = "Question: {question}\nAnswer: "
+    for tokenizer in qwen.values():
+        ids = prompt_ids(tokenizer, template, "What is {question} of 2+2?")
+        assert tokenizer.decode(ids) == "Question: What is {question} of 2+2?\nAnswer: "
+
+
+def test_no_special_token_is_put_around_a_prompt() -> None:
+    state = bpe_state()
+    state["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|im_end|>": {"id": "<|im_end|>", "ids": [6], "tokens": ["<|im_end|>"]}},
+    }
+    tokenizer = from_state(state)
+    assert tokenizer("abc")["input_ids"] == [6, 5]
+    assert prompt_ids(tokenizer, "{question}", "abc") == [5]
