@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 
 POLL_SECONDS = 0.5
+SPEAK_SECONDS = 5.0
 TIME_LIMIT = 280.0  # seconds: on a slow machine the demo ends with fewer steps rather than late
 STOP_SECONDS = 40.0
 _MARK = ".ftis-node-demo"
@@ -40,6 +42,7 @@ class _Member:
     model: str
     flags: tuple[str, ...]
     home: Home
+    role: str
     process: subprocess.Popen[bytes] | None = None
     status: dict[str, Any] = field(default_factory=dict)
 
@@ -71,12 +74,12 @@ class Demo:
         self.console = Console(stderr=True, quiet=quiet)
         _prepare(output)
         self.members = [
-            self._member("A", "tiny-a", "--full"),
-            self._member("B", "tiny-b", "--full"),
-            self._member("C", "tiny-c", "--lora"),
+            self._member("A", "tiny-a", "full", "--full"),
+            self._member("B", "tiny-b", "full", "--full"),
+            self._member("C", "tiny-c", "lora", "--lora"),
         ]
         if listener:
-            self.members.append(self._member("D", "tiny-b", "--full", "--own-share", "0"))
+            self.members.append(self._member("D", "tiny-b", "listener", "--full", "--own-share", "0"))
 
     def run(self) -> dict[str, Any]:
         """Runs the demo and returns its summary; Ctrl-C ends it early, with no process left.
@@ -95,8 +98,8 @@ class Demo:
             self._stop()
         return self._sum_up(time.monotonic() - began)
 
-    def _member(self, name: str, model: str, *flags: str) -> _Member:
-        return _Member(name, model, flags, Home(self.output / name.lower()))
+    def _member(self, name: str, model: str, role: str, *flags: str) -> _Member:
+        return _Member(name, model, flags, Home(self.output / name.lower()), role)
 
     def _start(self) -> None:
         """A listens on a port found free, so that its address is known before it is up and all can start at once."""
@@ -125,21 +128,31 @@ class Demo:
             member.status = {"name": member.name, "model": member.model, "state": "STARTING"}
 
     def _watch(self, began: float) -> None:
+        """Draws all nodes until each has taken its steps; without a terminal, a line every few seconds."""
+        if not self.console.is_terminal:
+            spoken = 0.0
+            for headline in self._rounds(began):
+                if time.monotonic() - spoken >= SPEAK_SECONDS:
+                    spoken = time.monotonic()
+                    self.console.print(headline, highlight=False, soft_wrap=True)
+            return
         with Live(console=self.console, refresh_per_second=2, transient=False) as live:
-            while time.monotonic() - began < TIME_LIMIT:
-                for member in self.members:
-                    self._check_alive(member)
-                    member.poll()
-                done = min(member.steps for member in self.members)
-                headline = (
-                    f"{len(self.members)} nodes, one swarm, no coordinator · {time.monotonic() - began:.0f} s · "
-                    f"slowest at step {done} of {self.steps} · Ctrl-C ends it"
-                )
+            for headline in self._rounds(began):
                 curves = [[value for _, value in member.curve()] for member in self.members]
                 live.update(nodes_view([member.status for member in self.members], curves, headline))
-                if done >= self.steps:
-                    return
-                time.sleep(POLL_SECONDS)
+
+    def _rounds(self, began: float) -> Iterator[str]:
+        """Polls everybody again and again; yields a line that says where they are."""
+        while (elapsed := time.monotonic() - began) < TIME_LIMIT:
+            for member in self.members:
+                self._check_alive(member)
+                member.poll()
+            done = min(member.steps for member in self.members)
+            scores = ", ".join(f"{m.name} {m.status.get('pass_at_1') or 0:.2f}" for m in self.members)
+            yield f"{elapsed:3.0f} s · slowest at step {done} of {self.steps} · pass@1 {scores}"
+            if done >= self.steps:
+                return
+            time.sleep(POLL_SECONDS)
 
     def _check_alive(self, member: _Member) -> None:
         if member.process is not None and member.process.poll() is not None:
@@ -170,7 +183,7 @@ class Demo:
             "picture": str(self.output / "curves.png"),
         }
         plot_pass_at_1(
-            {f"{m.name} ({m.model}{', ' + m.flags[0].strip('-') if m.flags else ''})": m.curve() for m in self.members},
+            {f"{member.name} ({member.model}, {member.role})": member.curve() for member in self.members},
             self.output / "curves.png",
             f"{len(nodes)} different models learning from one another (F-TIS)",
         )
@@ -187,7 +200,7 @@ class Demo:
         return {
             "name": member.name,
             "model": member.model,
-            "kind": status.get("kind"),
+            "role": member.role,
             "steps": max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
             "pass_at_1_before": evaluations[0]["pass_at_1"] if evaluations else 0.0,
             "pass_at_1_after": evaluations[-1]["pass_at_1"] if evaluations else 0.0,
@@ -212,7 +225,7 @@ def _prepare(output: Path) -> None:
 
 def _in_words(node: dict[str, Any]) -> str:
     return (
-        f"{node['name']} ({node['model']}): pass@1 {node['pass_at_1_before']:.2f} → {node['pass_at_1_after']:.2f} in "
+        f"{node['name']} ({node['model']}, {node['role']}): pass@1 {node['pass_at_1_before']:.2f} → {node['pass_at_1_after']:.2f} in "
         f"{node['steps']} steps, with {node['foreign_groups_used']} groups of {len(node['foreign_groups_by_author'])} "
         f"others, which carried {node['foreign_weight_share']:.0%} of the weight in its loss"
     )

@@ -131,15 +131,10 @@ class Node:
         self._checkpoints = Checkpoints(self.home.checkpoints)
         self._metrics = MetricsLog(self.home.metrics)
         self._stack.callback(self._metrics.close)
-        self._stepper = Stepper(
-            run=run,
-            identity=identity,
-            settings=self.settings,
-            store=store,
-            worker=self._worker,
-            rows=len(digests) // 8,
-        )
         context = AdmissionContext(run=run, prompt_digests=digests)
+        self._stepper = Stepper(
+            context=context, identity=identity, settings=self.settings, store=store, worker=self._worker
+        )
         self._swarm = self._stepper.swarm = Swarm(
             transport=transport,
             identity=identity,
@@ -183,6 +178,7 @@ class Node:
     async def _start_worker(self) -> None:
         """Spawns the compute process and loads task and model in it."""
         self.reason = f"Loading {self.settings.model}."
+        logger.info(self.reason)
         await self._worker.start()
         self._stack.push_async_callback(self._worker.stop)
         self._facts = await self._worker.call(
@@ -389,6 +385,7 @@ class Node:
             "bytes_out": self._swarm.traffic.bytes_out,
             "refused_packets": dict(self._swarm.rejections),
             "announcements": dict(self._swarm.gossip.counts),
+            "own_groups_refused": self._stepper.own_refused,
             "worker_restarts": self._restarts,
         }
 

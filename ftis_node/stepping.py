@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftis_node.draw import draw
+from ftis_node.errors import FtisError
 from ftis_node.packet import Group, encode, pack_group, packet_digest
 from ftis_node.pool import Pool, Scored
-from ftis_node.run import Run
 from ftis_node.settings import Settings
 from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.swarm import Swarm
@@ -73,7 +74,13 @@ class Stepper:
     """Assembles batches and takes steps. It knows the pool and the worker; the swarm brings it groups."""
 
     def __init__(
-        self, *, run: Run, identity: Identity, settings: Settings, store: PacketStore, worker: Worker, rows: int
+        self,
+        *,
+        context: AdmissionContext,
+        identity: Identity,
+        settings: Settings,
+        store: PacketStore,
+        worker: Worker,
     ) -> None:
         self.progress = Progress()
         self.pool = Pool(settings.max_age, time.monotonic)
@@ -81,12 +88,14 @@ class Stepper:
         self.waiting_for = ""
         self.last: dict[str, Any] = {}
         self.swarm: Swarm
-        self._run = run
-        self._run_id = run.id
+        self.own_refused = 0
+        self._context = context
+        self._run = context.run
+        self._run_id = context.run.id
         self._identity = identity
         self._settings = settings
         self._store = store
-        self._rows = rows
+        self._rows = len(context.prompt_digests) // 8
         self._pool_grew = asyncio.Event()
         self._scoring: set[asyncio.Task[None]] = set()
         self._step_seconds: deque[float] = deque(maxlen=8)
@@ -199,7 +208,7 @@ class Stepper:
         rows = [draw(self._run_id, author, number, slot, self._rows) for slot in range(count)]
         answers = (await self.worker.call("generate", rows=rows))["groups"]
         self._group_seconds.append((time.perf_counter() - began) / count)
-        packets, refs = [], []
+        groups, packets, refs = [], [], []
         for slot, (row, answer) in enumerate(zip(rows, answers, strict=True)):
             packet = pack_group(
                 run_id=self._run_id,
@@ -212,11 +221,19 @@ class Stepper:
             )
             data = encode(packet)
             digest = packet_digest(data)
-            packets.append((Group(author=author, row=row, packet=packet, digest=digest), data))
+            verdict = admit(self._context, author, data, announced=(number, slot), digest=digest)
+            if isinstance(verdict, Rejection):  # what others would refuse is neither sent nor trained on
+                self.own_refused += 1
+                logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
+                continue
+            groups.append(OwnGroup(row, answer, answer["rewards"]))
+            packets.append((verdict, data))
             refs.append(PacketRef(slot=slot, digest=digest, size=len(data)))
+        if not packets:
+            raise FtisError("Every group that this node generated is unsound; its model may have diverged.")
         self._store.add(packets, own=True)
         self.swarm.announce(number, self.progress.step, refs)
-        return [OwnGroup(row, answer, answer["rewards"]) for row, answer in zip(rows, answers, strict=True)]
+        return groups
 
     def _account(
         self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], **seconds: float

@@ -37,10 +37,9 @@ def plot_pass_at_1(curves: Mapping[str, Sequence[tuple[float, float]]], path: Pa
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, Any]]) -> None:
     """Each line's label at its right end, pushed apart where they would overlap."""
-    lowest = -1.0
-    for height, label, line in sorted(ends, key=lambda end: end[0]):
-        place = max(height, lowest + 0.06)
-        lowest = place
+    place = 1.04
+    for height, label, line in sorted(ends, key=lambda end: end[0], reverse=True):
+        place = min(height, place - 0.06)
         axes.annotate(
             f"{label}  {height:.2f}",
             xy=(line.get_xdata()[-1], height),

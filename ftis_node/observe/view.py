@@ -13,41 +13,43 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def nodes_view(statuses: Sequence[dict[str, Any]], curves: Sequence[Sequence[float]], headline: str) -> RenderableType:
-    """A table with one row a node.
+    """A table with one row a node and its curve below; fits 80 columns.
 
     Args:
         statuses: what each node's API answered; only ``name``, ``model`` and ``state`` must be there.
         curves: each node's pass@1 so far, drawn as a spark line.
         headline: a line above the table.
     """
-    table = Table(expand=False, pad_edge=False, header_style="bold")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for column in ("node", "model", "state"):
-        table.add_column(column)
-    for column in ("step", "pass@1", "start", "own", "foreign", "weight", "filtered", "MB in", "MB out"):
-        table.add_column(column, justify="right")
-    table.add_column("pass@1 so far")
-    for status, curve in zip(statuses, curves, strict=True):
-        table.add_row(*(Text(cell) for cell in _row(status)), Text(sparkline(curve), style="green"))
-    return Group(Text(headline), table)
+        table.add_column(column, no_wrap=True)
+    for column in ("step", "pass@1", "own", "foreign", "weight", "filtered", "MB in", "out"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for status in statuses:
+        table.add_row(*(Text(cell) for cell in _row(status)))
+    sparks = [
+        Text(f"{status['name']:5}") + Text(sparkline(curve), style="green")
+        for status, curve in zip(statuses, curves, strict=True)
+    ]
+    return Group(Text(headline), table, *sparks)
 
 
-def sparkline(values: Sequence[float], width: int = 24) -> str:
+def sparkline(values: Sequence[float], width: int = 70) -> str:
     """Values from 0 to 1 as bars, the latest `width` of them."""
     top = len(_SPARKS) - 1
     return "".join(_SPARKS[min(top, max(0, round(value * top)))] for value in values[-width:])
 
 
 def _row(status: dict[str, Any]) -> list[str]:
-    foreign = sum(status.get("foreign_groups_used", {}).values())
+    before, now = _number(status.get("pass_at_1_before"), ".2f"), _number(status.get("pass_at_1"), ".2f")
     return [
-        status["name"],
-        f"{status['model']} {status.get('kind', '')}",
+        f"{status['name']} {status.get('kind', '')}",
+        status["model"],
         status["state"].lower(),
         _number(status.get("step"), "d"),
-        _number(status.get("pass_at_1"), ".2f"),
-        _number(status.get("pass_at_1_before"), ".2f"),
+        f"{before} → {now}" if "step" in status else "–",
         _number(status.get("own_groups_used"), "d"),
-        str(foreign) if "step" in status else "–",
+        str(sum(status["foreign_groups_used"].values())) if "step" in status else "–",
         _number(status.get("foreign_weight_share"), ".0%"),
         _number(status.get("filtered_fraction"), ".0%"),
         _number(status.get("bytes_in"), ".2f", 1e-6),

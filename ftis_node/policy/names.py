@@ -47,5 +47,6 @@ def resolve(name: str) -> str:
     raise UsageError(
         f"There is no model {name!r}: no such folder, alias or built-in model.",
         (f"Did you mean {close[0]!r}? " if close else "")
-        + f"Give a local folder, a hub id such as Qwen/Qwen2.5-3B, or one of: {', '.join(known)}.",
+        + f"Give a local folder, a hub id such as Qwen/Qwen2.5-3B, or one of: {', '.join(built_in())}, "
+        "qwen2.5-0.5b, -1.5b, -3b, -7b, qwen2.5-coder-…, each also with -instruct.",
     )

@@ -49,8 +49,8 @@ def end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     Raises:
         UsageError: the tokenizer has no end token at all.
     """
-    vocabulary = tokenizer.get_vocab()
-    ids = {vocabulary[token] for token in _END_TOKENS if token in vocabulary}
+    added = tokenizer.get_added_vocab()  # Qwen's ordinary vocabulary has a "</s>" too, which ends nothing
+    ids = {added[token] for token in _END_TOKENS if token in added}
     if tokenizer.eos_token_id is not None:
         ids.add(int(tokenizer.eos_token_id))
     if not ids:

@@ -1,0 +1,118 @@
+"""A real swarm of `ftis-node join` daemons on loopback: together, alone, killed, late, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftis_node.observe.metrics import read_events
+from ftis_node.swarm.identity import Identity
+from tests.daemons import Daemon, gone, run_cli
+
+pytestmark = pytest.mark.timeout(240)
+
+# Nobody listens there; a connection is refused at once.
+DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[dict[str, Daemon]]:
+    """Daemons by name; whatever a failed test left running is ended."""
+    running: dict[str, Daemon] = {}
+    yield running
+    for daemon in running.values():
+        daemon.clean_up()
+
+
+def peer_id(daemon: Daemon) -> str:
+    return Identity.load_or_create(daemon.home.key).peer_id
+
+
+def used(author: Daemon, groups: int = 1):
+    """A condition: so many groups of `author` were trained on."""
+    name = peer_id(author)
+    return lambda status: status.get("foreign_groups_used", {}).get(name, 0) >= groups
+
+
+def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
+    tmp_path: Path, daemons: dict[str, Daemon]
+) -> None:
+    a = daemons["a"] = Daemon(tmp_path / "a", "--model", "tiny-a", "--name", "A").start()
+    address = a.address()
+    a.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "A trains alone, and says so")
+    b = daemons["b"] = Daemon(tmp_path / "b", "--model", "tiny-b", "--peers", address).start()
+    c = daemons["c"] = Daemon(tmp_path / "c", "--model", "tiny-c", "--lora", "--peers", f"{DEAD},{address}").start()
+    for one, others in ((a, (b, c)), (b, (a, c)), (c, (a, b))):
+        for other in others:
+            one.wait(used(other, 3), f"{one.home.path.name} trains on groups of {other.home.path.name}")
+    assert a.status()["state"] == "ONLINE"
+    assert {s["run"] for s in (a.status(), b.status(), c.status())} == {a.status()["run"]}
+
+    step_at_death = a.status()["step"]
+    gone(a.kill()[1:])  # its p2pd and its compute process go with it
+    marks = {d: d.status() for d in (b, c)}
+    for one, other in ((b, c), (c, b)):
+        seen = marks[one]["foreign_groups_used"][peer_id(other)]
+        one.wait(used(other, seen + 5), "the others go on with one another")
+        assert one.status()["step"] > marks[one]["step"]
+
+    d = daemons["d"] = Daemon(tmp_path / "d", "--model", "tiny-a", "--peers", f"{address},{b.address()}").start()
+    d.wait(used(c), "a late joiner that knows only B learns from C")
+    c.wait(used(d), "and C from it")
+
+    a.start()  # the same home and no --peers: it remembers whom it knew
+    a.wait(lambda s: s.get("step", 0) > step_at_death, "A goes on from its checkpoint")
+    resumed = read_events(a.home.metrics, "resumed")
+    assert step_at_death - 1 <= resumed[0]["step"] <= step_at_death + 1
+    before = a.status()["foreign_groups_used"][peer_id(b)]
+    a.wait(used(b, before + 1), "A learns from B again")
+    new_round = b.status()["foreign_groups_used"][peer_id(a)]
+    b.wait(used(a, new_round + 1), "and B from A")
+
+    for daemon in (a, b, c, d):
+        assert daemon.stop() == 0
+        runtime = daemon.home.runtime()
+        assert runtime is None, "no socket and no record is left behind"
+
+
+def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_come(
+    tmp_path: Path, daemons: dict[str, Daemon]
+) -> None:
+    late_home = tmp_path / "late"
+    late_home.mkdir()
+    late_id = Identity.load_or_create(late_home / "identity.key").peer_id
+    port = free_port()
+    run_file = tmp_path / "run.toml"
+    assert run_cli("run", "new", "-o", str(run_file)).returncode == 0
+    peers = f"{DEAD},/ip4/127.0.0.1/tcp/{port}/p2p/{late_id}"
+    node = daemons["node"] = Daemon(tmp_path / "node", "--run", str(run_file), "--peers", peers).start()
+    status = node.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "it trains alone")
+    assert "alone" in status["reason"]
+    late = daemons["late"] = Daemon(late_home, "--model", "tiny-b", "--run", str(run_file), "--port", str(port)).start()
+    node.wait(used(late), "it uses the peer that came, without a restart")
+    assert node.status()["state"] == "ONLINE"
+
+
+def test_a_daemon_of_another_run_is_left_out_on_both_sides(tmp_path: Path, daemons: dict[str, Daemon]) -> None:
+    one = daemons["one"] = Daemon(tmp_path / "one", "--model", "tiny-a").start()
+    address = one.address()
+    run_file = tmp_path / "other.toml"
+    assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
+    other = daemons["other"] = Daemon(
+        tmp_path / "other", "--model", "tiny-a", "--run", str(run_file), "--peers", address
+    ).start()
+    for daemon in (one, other):
+        daemon.wait(lambda s, d=daemon: "left out" in d.log(), "it says that the peer is left out")
+        step = daemon.status()["step"]
+        daemon.wait(lambda s, step=step: s["state"] == "ALONE" and s["step"] > step + 2, "it goes on alone")
+        assert "left out" in run_cli("peers", "--home", str(daemon.home.path)).stdout
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,61 @@
+"""The demo as a person runs it: a few steps to the end, and Ctrl-C in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.daemons import ENVIRONMENT, command, gone, run_cli
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_a_short_demo_with_a_listener_ends_with_a_summary_and_a_picture(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    ended = run_cli("demo", "--listener", "--steps", "6", "--json", "--output", str(output), timeout=150)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout)
+    nodes = {node["name"]: node for node in summary["nodes"]}
+    assert list(nodes) == ["A", "B", "C", "D"] and summary["complete"]
+    for node in nodes.values():
+        assert node["steps"] >= 6
+        assert 0.2 < node["pass_at_1_before"] < node["pass_at_1_after"]
+        assert len(node["foreign_groups_by_author"]) == (3 if node["name"] == "D" else 2)
+        assert node["foreign_weight_share"] >= 0.1
+        assert node["bytes_in"] > 0
+    assert nodes["D"]["own_groups_used"] == 0
+    assert nodes["D"]["foreign_weight_share"] == 1.0
+    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((output / "summary.json").read_text()) == summary
+
+
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("demo", "--output", str(tmp_path / "out")),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | ENVIRONMENT,
+        start_new_session=True,
+    )
+    try:
+        me = psutil.Process(process.pid)
+        deadline = time.monotonic() + 90
+        while not (tmp_path / "out" / "c" / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline and process.poll() is None, "the nodes do not come up"
+            time.sleep(0.1)
+        family = me.children(recursive=True)
+        assert sum(child.name() == "p2pd" for child in family) == 3
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        gone(family)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,65 @@
+"""Two different models with the real Qwen2.5 tokenizer learn real GSM8K questions from each other."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftis_node.observe.metrics import read_events
+from tests.daemons import Daemon, run_cli
+from tests.models import DATA, QWEN_TOKENIZER, taught_qwen
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(not QWEN_TOKENIZER.exists(), reason="the real tokenizer and data are not beside the project"),
+]
+
+
+@pytest.fixture
+def daemons() -> Iterator[list[Daemon]]:
+    running: list[Daemon] = []
+    yield running
+    for daemon in running:
+        daemon.clean_up()
+
+
+def small_answers(path: Path) -> list[str]:
+    """Writes the real rows whose answer has one digit, which a model can guess; returns their questions."""
+    rows = [json.loads(line) for line in (DATA / "gsm8k_train.jsonl").read_text().splitlines()]
+    chosen = [row for row in rows if row["answer"].rsplit("####", 1)[1].strip() in "23456789"][:400]
+    path.write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    return [row["question"] for row in chosen]
+
+
+def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, daemons: list[Daemon]) -> None:
+    data = tmp_path / "rows.jsonl"
+    questions = small_answers(data)
+    small = taught_qwen(tmp_path / "small", questions, hidden=24, layers=2, seed=1)
+    large = taught_qwen(tmp_path / "large", questions, hidden=32, layers=3, seed=2)
+    run_file = tmp_path / "run.toml"
+    made = run_cli(
+        *("run", "new", "--task", "gsm8k", "--data", str(data), "--model", str(small)),
+        *("--completion-tokens", "16", "-o", str(run_file), "--json"),
+    )
+    assert made.returncode == 0, made.stderr
+    common = ("--task", "gsm8k", "--data", str(data), "--set", "batch_groups=6", "--set", "eval_prompts=8")
+    first = Daemon(tmp_path / "first", "--model", str(small), "--run", str(run_file), *common).start()
+    daemons.append(first)
+    second = Daemon(tmp_path / "second", "--model", str(large), "--peers", first.address(), *common).start()
+    daemons.append(second)
+    for daemon in daemons:
+        daemon.wait(lambda s: sum(s.get("foreign_groups_used", {}).values()) >= 2, "it trains on the other's groups")
+    for daemon in daemons:
+        assert daemon.status()["run"] == json.loads(made.stdout)["id"]
+        assert daemon.status()["refused_packets"] == {}
+        assert daemon.stop() == 0
+        steps = read_events(daemon.home.metrics, "step")
+        shared = [step for step in steps if step["foreign_groups"] and not step["skipped"]]
+        assert shared, "a step was taken on foreign groups"
+        for step in shared:
+            assert math.isfinite(step["loss"]) and step["gradient_norm"] > 0
+            assert step["diagnostics"]["foreign"]["loss_weight"] > 0
