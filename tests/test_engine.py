@@ -196,6 +196,14 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
     assert tokens(first) == tokens(second) != tokens(third)
 
 
+def test_nobody_elses_use_of_torchs_randomness_changes_what_is_sampled() -> None:
+    one, other = opened(), opened()
+    torch.rand(3)
+    first = one.generate([1, 2])
+    torch.rand(5)
+    assert tokens(other.generate([1, 2])) == tokens(first)
+
+
 @pytest.mark.parametrize("other", [{"model": "tiny-b"}, {"lora": True}], ids=["tiny-b", "lora"])
 def test_another_models_checkpoint_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
     donor = opened(**other)

@@ -174,6 +174,15 @@ async def test_ctrl_c_is_not_for_it() -> None:
 
 
 @on_one_loop
+async def test_it_can_be_stopped_before_it_listens() -> None:
+    async with started() as worker:
+        began = time.monotonic()
+        await worker.stop()  # while it still imports torch, and so cannot see that we are gone
+        assert time.monotonic() - began < 1
+        assert worker.pid is not None and not psutil.pid_exists(worker.pid)
+
+
+@on_one_loop
 async def test_before_its_start_it_cannot_be_asked() -> None:
     with pytest.raises(WorkerDied):
         await Worker().call("evaluate")
