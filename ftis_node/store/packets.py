@@ -80,19 +80,17 @@ class PacketStore:
     def add(self, groups: Iterable[tuple[Group, bytes]], *, own: bool) -> None:
         """Keeps admitted packets with their bytes, the oldest making room once the quota is reached."""
         now = time.time()
-        self._db.execute("BEGIN")
-        for group, body in groups:
-            packet = group.packet
-            key = (self.run_id, group.author, packet.round, packet.slot)
-            added = self._db.execute(
-                "INSERT OR IGNORE INTO packets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (group.digest, *key, int(own), now, len(body), body),
-            ).rowcount
-            self._bytes += len(body) * added
-            if not own:
-                self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, 'admitted', ?)", (*key, now))
-        self._make_room()
-        self._db.execute("COMMIT")
+        with self._transaction():
+            for group, body in groups:
+                key = (self.run_id, *_key(group.author, group.packet.round, group.packet.slot))
+                added = self._db.execute(
+                    "INSERT OR IGNORE INTO packets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (group.digest, *key, int(own), now, len(body), body),
+                ).rowcount
+                self._bytes += len(body) * added
+                if not own:
+                    self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, 'admitted', ?)", (*key, now))
+            self._make_room()
 
     def body(self, digest: bytes) -> bytes | None:
         """The bytes of a held packet, or None."""
@@ -105,14 +103,14 @@ class PacketStore:
 
     def seen(self, author: bytes, round: int, slot: int) -> bool:
         """Whether a group of this key was ever admitted, refused for its content, or trained on."""
-        key = (self.run_id, author, round, slot)
+        key = (self.run_id, *_key(author, round, slot))
         query = "SELECT 1 FROM seen WHERE run = ? AND author = ? AND round = ? AND slot = ?"
         return self._db.execute(query, key).fetchone() is not None
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
         """Writes down what became of groups (``trained``, ``no-signal``, ``refused``), before it becomes of them."""
         now = time.time()
-        rows = [(self.run_id, *key, fate, now) for key in keys]
+        rows = [(self.run_id, *_key(*key), fate, now) for key in keys]
         with self._durably():
             self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows)
             self._db.execute("DELETE FROM seen WHERE at < ?", (now - SEEN_SECONDS,))
@@ -132,15 +130,25 @@ class PacketStore:
     def _durably(self) -> Iterator[None]:
         """A transaction that is synced to the disk before it ends."""
         self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            with self._transaction():
+                yield
+        finally:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, also when the disk is full: the store can be used again as soon as there is room."""
+        held = self._bytes
         self._db.execute("BEGIN")
         try:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            self._bytes = held
+            if self._db.in_transaction:  # some errors, a full disk among them, have rolled back already
+                self._db.execute("ROLLBACK")
             raise
-        finally:
-            self._db.execute("PRAGMA synchronous = NORMAL")
 
     def _make_room(self) -> None:
         while self._bytes > self.quota_bytes:
@@ -149,3 +157,8 @@ class PacketStore:
                 return
             self._db.execute("DELETE FROM packets WHERE digest = ?", (row[0],))
             self._bytes -= int(row[1])
+
+
+def _key(author: bytes, round: int, slot: int) -> tuple[bytes, int, int]:
+    """A round is any u64 that a stranger cares to sign; SQLite's integers are signed."""
+    return author, round - (1 << 64) if round >> 63 else round, slot
