@@ -30,6 +30,11 @@ class Checkpoints:
         path.mkdir(parents=True, exist_ok=True)
         for leftover in path.glob("*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
+        for replaced in path.glob("*.replaced"):  # killed between the two renames of `commit`
+            if replaced.with_suffix("").exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
+                replaced.rename(replaced.with_suffix(""))
 
     def begin(self, step: int) -> Path:
         """An empty directory for the files of the checkpoint of `step`."""
@@ -50,10 +55,13 @@ class Checkpoints:
         for file in directory.iterdir():
             _fsync(file)
         _fsync(directory)
-        final = directory.with_suffix("")
-        shutil.rmtree(final, ignore_errors=True)
+        final, replaced = directory.with_suffix(""), directory.with_suffix(".replaced")
+        if final.exists():  # the same step again, as after a restart: at every moment one of the two is whole
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
         directory.rename(final)
         _fsync(self.path)
+        shutil.rmtree(replaced, ignore_errors=True)
         for old in self._complete()[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         return final
