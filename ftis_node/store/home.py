@@ -60,14 +60,15 @@ class Home:
         self._reap()
 
     def close(self) -> None:
-        """Removes the runtime directory and gives up the lock."""
+        """Removes the runtime directory and gives up the lock; a home that is not open is left alone."""
+        if self._lock is None:
+            return
         runtime = self.runtime()
         if runtime is not None:
             shutil.rmtree(runtime["directory"], ignore_errors=True)
             self._runtime_file.unlink(missing_ok=True)
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.close()
+        self._lock = None
 
     def make_runtime(self) -> Path:
         """A fresh private directory (0700) for this daemon's sockets, recorded so that others find it."""
