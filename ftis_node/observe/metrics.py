@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 class MetricsLog:
     """Appends events to a JSON-lines file; each has a wall-clock `time` (seconds) and an `event`."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a+b")
+        if self._file.tell() and not _ends_in_newline(self._file):
+            self._file.write(b"\n")  # a kill cut the last line short; the next must not be lost with it
 
     def write(self, event: str, **facts: Any) -> None:
         """Writes one line, at once."""
-        self._file.write(json.dumps({"time": time.time(), "event": event, **facts}) + "\n")
+        self._file.write(json.dumps({"time": time.time(), "event": event, **facts}).encode() + b"\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -34,3 +36,8 @@ def read_events(path: Path, event: str) -> list[dict[str, Any]]:
         if entry.get("event") == event:
             found.append(entry)
     return found
+
+
+def _ends_in_newline(file: IO[bytes]) -> bool:
+    file.seek(-1, 2)
+    return file.read(1) == b"\n"
