@@ -15,6 +15,7 @@ from aiohttp import web
 from ftis_node.errors import UserError
 
 Answer = Callable[[], dict[str, Any]]
+LOOK_INTO_LOG = "Look into node.log in its home."
 
 
 class Api:
@@ -66,7 +67,7 @@ def ask(path: Path | None, route: str, *, action: bool = False, timeout: float =
         path: its API socket, None if it left no record of one.
 
     Raises:
-        UserError: no daemon answers there.
+        UserError: no daemon answers there, or not in time, or not this.
     """
     gone = UserError(
         "No ftis-node daemon is running on this home.", "Start one with `ftis-node join`, or name its --home."
@@ -76,8 +77,14 @@ def ask(path: Path | None, route: str, *, action: bool = False, timeout: float =
     connection = _UnixConnection(path, timeout)
     try:
         connection.request("POST" if action else "GET", route)
-        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != http.HTTPStatus.OK:
+            raise UserError(f"The daemon answered {route} with {response.status} {response.reason}.", LOOK_INTO_LOG)
+        answer: dict[str, Any] = json.loads(body)
         return answer
+    except TimeoutError as error:
+        raise UserError(f"The daemon on this home did not answer within {timeout:g} s.", LOOK_INTO_LOG) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise gone from error
     finally:
