@@ -9,12 +9,15 @@ from collections.abc import Sequence
 import msgpack
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils.serializer import MSGPackSerializer
 
+from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.swarm.identity import Identity, author_of, verify
 
 MAX_VALUE_BYTES = 1024
 MAX_LIFETIME = 600.0
 MAX_ADDRESSES = 8
+MAX_NESTING = 4
 _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
 
@@ -32,9 +35,11 @@ def pack_addresses(addresses: Sequence[str]) -> bytes:
 
 def unpack_addresses(value: object) -> list[str]:
     """What `pack_addresses` packed; whatever else somebody stored gives an empty list."""
+    if not isinstance(value, bytes) or len(value) > MAX_VALUE_BYTES:
+        return []
     try:
-        addresses = msgpack.unpackb(value, max_buffer_size=MAX_VALUE_BYTES)
-    except (msgpack.UnpackException, ValueError, TypeError):
+        addresses = msgpack.unpackb(value)
+    except MSGPACK_ERRORS:
         return []
     if not isinstance(addresses, list) or len(addresses) > MAX_ADDRESSES:
         return []
@@ -55,7 +60,7 @@ class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
             return False
         try:
             owner = author_of(str(msgpack.unpackb(record.subkey)))
-        except (msgpack.UnpackException, ValueError, TypeError):
+        except MSGPACK_ERRORS:
             return False
         value, signature = record.value[:-_SIGNATURE_BYTES], record.value[-_SIGNATURE_BYTES:]
         return verify(owner, _message(record, value), signature)
@@ -69,3 +74,27 @@ class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
 
 def _message(record: DHTRecord, value: bytes) -> bytes:
     return b"".join((_CONTEXT, record.key, record.subkey, struct.pack(">d", record.expiration_time), value))
+
+
+class _Depth:
+    """How deep hivemind's serialiser is in values within values right now; the DHT decodes in one thread only."""
+
+    now = 0
+
+
+_decode = MSGPackSerializer._decode_ext_types.__func__
+
+
+def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -> object:
+    """hivemind decodes a DHT dictionary before anybody validates it, and each level within takes C stack: one message
+    of 1 KB, nested 200 deep, would end the process. A record of ours nests two deep."""
+    if _Depth.now >= MAX_NESTING:
+        raise ValueError(f"a DHT value nests more than {MAX_NESTING} deep")
+    _Depth.now += 1
+    try:
+        return _decode(cls, type_code, data)
+    finally:
+        _Depth.now -= 1
+
+
+MSGPackSerializer._decode_ext_types = classmethod(_decode_bounded)
