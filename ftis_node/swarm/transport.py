@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +16,12 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm.identity import author_of
 
 START_SECONDS = 15.0
 DIAL_SECONDS = 5.0
+MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +38,25 @@ def parse_address(text: str) -> tuple[str, bytes]:
     """
     fix = "Copy it from the other node's `ftis-node id`; it looks like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
     try:
-        peer = Multiaddr(text)["p2p"]
+        Multiaddr(text)
+        peer = text.rsplit("/p2p/", 1)[1]  # the last: in a relayed address the first is the relay
     except Exception:  # the parser raises whatever its codecs raise
         raise UsageError(f"The peer address {text!r} is not a multiaddr that ends in /p2p/ID.", fix) from None
     try:
         return text, author_of(peer)
     except ValueError as error:
         raise UsageError(f"The peer address {text!r} has a bad peer id: {error}", fix) from None
+
+
+async def _receive_bounded(reader: asyncio.StreamReader) -> bytes:
+    """hivemind believes any length that a stream's sender writes, and buffers until memory is full."""
+    length = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), "big")
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
+    return await reader.readexactly(length)
+
+
+P2P.receive_raw_data = staticmethod(_receive_bounded)
 
 
 class Transport:
@@ -57,6 +72,7 @@ class Transport:
         Raises:
             UserError: the port is taken, or p2pd does not start.
         """
+        _check_port(host, port)
         # hivemind puts p2pd's control sockets into /tmp, open to every local user; a private directory is not.
         private_p2p: Any = type("_P2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
         family = "ip6" if ":" in host else "ip4"
@@ -90,12 +106,13 @@ class Transport:
         maddrs = []
         for text in addresses:
             with suppress(Exception):  # an address from a peer may be anything; a bad one is skipped
-                maddrs.append(Multiaddr(text).decapsulate("/p2p/" + Multiaddr(text)["p2p"]))
+                maddrs.append(Multiaddr(text.rpartition("/p2p/")[0]))
         try:
             # The one call that hivemind keeps private and a node cannot do without: dialling after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {str(error) or type(error).__name__}") from error
+            why = " ".join(str(error).split()) or type(error).__name__  # p2pd's errors have several lines
+            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
     async def connected(self) -> set[bytes]:
         """Peer ids that p2pd has a connection to."""
@@ -103,14 +120,32 @@ class Transport:
         return {info.peer_id.to_bytes() for info in peers}
 
     async def close(self) -> None:
-        """Ends p2pd."""
-        with suppress(TimeoutError):
+        """Ends p2pd, by force if it does not end when asked."""
+        try:
             await asyncio.wait_for(self.p2p.shutdown(), DIAL_SECONDS)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self.p2p._child.kill()
+            await self.p2p._child.wait()
+
+
+def _check_port(host: str, port: int) -> None:
+    """libp2p listens with SO_REUSEPORT: it would share a taken port with another node, each getting half the calls."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise _port_error(host, port) from error
+
+
+def _port_error(host: str, port: int) -> UserError:
+    return UserError(
+        f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0 means any)."
+    )
 
 
 def _start_error(message: str, host: str, port: int) -> UserError:
     if "address already in use" in message or "failed to listen" in message:
-        return UserError(
-            f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0 means any)."
-        )
+        return _port_error(host, port)
     return UserError(f"The network daemon p2pd did not start: {message}", "Look into the log; then start again.")
