@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 
 from hivemind.p2p import PeerID
@@ -21,6 +22,7 @@ UPLOADS = 4
 BUSY_AFTER = 3.0
 OPEN_SECONDS = 5.0
 CHUNK_SECONDS = 20.0
+FETCH_SECONDS = 60.0  # all the waiting for one holder together: a chunk every 19 s is not an answer
 
 logger = logging.getLogger(__name__)
 
@@ -41,21 +43,28 @@ class Uploads:
     async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         """Answers every digest asked for, in order, up to 64."""
         self._traffic.received[peer] += request.ByteSize()
-        if peer in self._active or not await self._slot():
-            for digest in request.digests[:MAX_DIGESTS]:
-                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
-            return
-        self._active.add(peer)
-        try:
-            for digest in request.digests[:MAX_DIGESTS]:
-                body = self._body(digest)
-                status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
-                chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                self._traffic.sent[peer] += chunk.ByteSize()
+        digests = request.digests[:MAX_DIGESTS]
+        if peer in self._active:
+            for chunk in _busy(digests):
                 yield chunk
+            return
+        self._active.add(peer)  # before it waits: a peer that asks often must not stand in the queue often
+        try:
+            if not await self._slot():
+                for chunk in _busy(digests):
+                    yield chunk
+                return
+            try:
+                for digest in digests:
+                    body = self._body(digest)
+                    status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
+                    chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
+                    self._traffic.sent[peer] += chunk.ByteSize()
+                    yield chunk
+            finally:
+                self._slots.release()
         finally:
             self._active.discard(peer)
-            self._slots.release()
 
     async def _slot(self) -> bool:
         try:
@@ -63,6 +72,10 @@ class Uploads:
         except TimeoutError:
             return False
         return True
+
+
+def _busy(digests: Sequence[bytes]) -> Iterator[ftis_pb2.FetchChunk]:
+    return (ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY) for digest in digests)
 
 
 async def fetch(
@@ -84,9 +97,12 @@ async def fetch(
     except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
         raise HolderFault(f"no stream: {error!r}") from error
     traffic.sent[holder] += request.ByteSize()
+    patience = FETCH_SECONDS
     try:
         while open_targets:
-            chunk = await _next(stream)
+            asked = time.monotonic()
+            chunk = await _next(stream, min(CHUNK_SECONDS, patience))
+            patience -= time.monotonic() - asked
             traffic.received[holder] += chunk.ByteSize()
             target = open_targets.pop(chunk.digest, None)
             if target is None:
@@ -109,10 +125,10 @@ async def _ask(request: ftis_pb2.FetchRequest, received: asyncio.Event) -> Async
     await received.wait()
 
 
-async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk]) -> ftis_pb2.FetchChunk:
+async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk], timeout: float) -> ftis_pb2.FetchChunk:
     """A stream whose server dies just ends: that, silence and errors are all the holder's fault."""
     try:
-        return await asyncio.wait_for(anext(stream), CHUNK_SECONDS)
+        return await asyncio.wait_for(anext(stream), timeout)
     except StopAsyncIteration:
         raise HolderFault("its stream ended early") from None
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from typing import AsyncIterator, Protocol  # noqa: UP035 - hivemind recognises a stream by typing's alias only
 
 from hivemind.p2p import P2PContext, ServicerBase
@@ -9,6 +11,8 @@ from hivemind.p2p import P2PContext, ServicerBase
 from ftis_node.swarm import ftis_pb2
 
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
+STALL_SECONDS = 30.0
+STREAMS_OF_ONE_PEER = 4
 
 
 class Handlers(Protocol):
@@ -26,6 +30,7 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
 
     def __init__(self, handlers: Handlers) -> None:
         self._handlers = handlers
+        self._streams: Counter[bytes] = Counter()
 
     async def rpc_handshake(self, request: ftis_pb2.Handshake, context: P2PContext) -> ftis_pb2.Handshake:
         return await self._handlers.on_handshake(request, context.remote_id.to_bytes())
@@ -41,6 +46,41 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
         If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
         """
         peer = context.remote_id.to_bytes()
-        async for request in requests:
-            async for chunk in self._handlers.on_fetch(request, peer):
-                yield chunk
+        if self._streams[peer] >= STREAMS_OF_ONE_PEER:
+            return
+        self._streams[peer] += 1
+        stall = _Stall(STALL_SECONDS)
+        try:
+            async for request in requests:
+                async for chunk in self._handlers.on_fetch(request, peer):
+                    stall.put_off()
+                    yield chunk
+                stall.put_off()
+        finally:
+            stall.cancel()
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+
+class _Stall:
+    """Cancels the task that made it unless it is put off in time.
+
+    hivemind waits without limit for a caller who does not read, or neither asks nor hangs up; its task is what holds
+    the stream, and the upload slot with it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._task = asyncio.current_task()
+        self._timer: asyncio.TimerHandle | None = None
+        self.put_off()
+
+    def put_off(self) -> None:
+        self.cancel()
+        if self._task is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._task.cancel)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
