@@ -17,6 +17,7 @@ MAX_ENTRIES = 32
 # `issued_at` only fences replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
 QUARANTINE_SECONDS = 600.0
+QUARANTINED_MAX = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,9 @@ class Gossip:
         """Ignores an author for ten minutes."""
         if author not in self._quarantine:
             logger.warning("Author %s is quarantined: %s", peer_id(author), reason)
+        self._quarantine.pop(author, None)
+        while len(self._quarantine) >= QUARANTINED_MAX:  # identities are free; the one that would end first makes room
+            del self._quarantine[next(iter(self._quarantine))]
         self._quarantine[author] = (time.monotonic() + QUARANTINE_SECONDS, reason)
         self.table.forget_author(author)
 

@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class Membership:
         self._traffic = traffic
         self._cache = cache
         self._heard: dict[bytes, list[str]] = {}
+        self._missed: Counter[bytes] = Counter()  # greetings in vain, of peers heard of
         self._own_addresses: list[str] = []
 
     async def refresh_addresses(self) -> list[str]:
@@ -74,16 +76,11 @@ class Membership:
         """
         news = False
         for text in addresses[:HEARD_SIZE]:
-            if len(text) > MAX_ADDRESS_LENGTH:
-                continue
-            try:
-                _, peer = parse_address(text)
-            except UsageError:
-                continue
-            if peer == self._identity.author:
+            peer = _peer_at(text)
+            if peer is None or peer == self._identity.author:
                 continue
             if peer not in self._heard and len(self._heard) >= HEARD_SIZE:
-                del self._heard[random.choice(list(self._heard))]
+                self._forget(random.choice(list(self._heard)))
             news |= peer not in self._heard and peer not in self.view
             known = self._heard.setdefault(peer, [])
             if text not in known:
@@ -103,10 +100,13 @@ class Membership:
             answer = await _shake(self._transport, peer, self._hello())
         except Unreachable as error:
             logger.debug("No handshake with %s: %s", peer_id(peer), error)
+            self._missed[peer] += 1
+            if self._missed[peer] >= GIVE_UP_AFTER:  # until somebody mentions it again
+                self._forget(peer)
             return False
         self._traffic.received[peer] += answer.ByteSize()
         if answer.refusal or answer.run_id != self._run_file.run.id or answer.major != PROTOCOL_MAJOR:
-            self._refuse(peer, answer.refusal[:200] or "it belongs to another run or speaks another protocol")
+            self._refuse(peer, _plain(answer.refusal, 200) or "it belongs to another run or speaks another protocol")
             return False
         self._admit(peer, answer)
         return True
@@ -154,7 +154,8 @@ class Membership:
         if self._cache is not None:
             with suppress(OSError, ValueError):
                 cached = json.loads(self._cache.read_text())
-                self.hear([text for text in cached if isinstance(text, str)])
+                if isinstance(cached, list):
+                    self.hear([text for text in cached if isinstance(text, str)])
 
     def save_cache(self) -> None:
         """Writes down the view's addresses, for the next start."""
@@ -167,19 +168,25 @@ class Membership:
     def _hello(self) -> ftis_pb2.Handshake:
         return _hello(self._run_file.run.id, self._own_addresses)
 
+    def _forget(self, peer: bytes) -> None:
+        self._heard.pop(peer, None)
+        self._missed.pop(peer, None)
+
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake) -> None:
         self.refused.pop(peer, None)
+        self._missed.pop(peer, None)
         known = self.view.get(peer)
         if known is None and len(self.view) >= VIEW_SIZE:
             del self.view[random.choice(list(self.view))]
-        addresses = [text for text in hello.addresses[:MAX_ADDRESSES] if text.endswith(peer_id(peer))]
+        addresses = [text for text in hello.addresses[:MAX_ADDRESSES] if _peer_at(text) == peer]
         if known is None:
-            logger.info("Met peer %s (%a)", peer_id(peer), hello.agent[:64])
-            self.view[peer] = Peer(peer, addresses, hello.agent[:64])
+            agent = _plain(hello.agent, 64)
+            logger.info("Met peer %s (%s)", peer_id(peer), agent)
+            self.view[peer] = Peer(peer, addresses, agent)
         else:
             known.addresses, known.failures, known.seen = addresses or known.addresses, 0, time.monotonic()
         if addresses:
-            self._heard.pop(peer, None)  # what it says of itself replaces what others said
+            self._forget(peer)  # what it says of itself replaces what others said
         self.hear(addresses)
 
     def _refuse(self, peer: bytes, reason: str) -> None:
@@ -210,7 +217,7 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
                 continue
             if answer.run_file and not answer.refusal:
                 return str(answer.run_file)
-            reasons[text] = answer.refusal[:200] or "it sent no run file"
+            reasons[text] = _plain(answer.refusal, 200) or "it sent no run file"
         if time.monotonic() >= deadline:
             break
         await asyncio.sleep(0.5)
@@ -218,6 +225,21 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
         "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
         "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
     )
+
+
+def _peer_at(address: str) -> bytes | None:
+    """The peer id in an address that somebody sent; None if that is no address that a node would keep."""
+    if len(address) > MAX_ADDRESS_LENGTH:
+        return None
+    try:
+        return parse_address(address)[1]
+    except UsageError:
+        return None
+
+
+def _plain(text: str, length: int) -> str:
+    """A peer's words, short and without anything that a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text[:length])
 
 
 def _hello(run_id: bytes, addresses: Sequence[str]) -> ftis_pb2.Handshake:

@@ -38,6 +38,7 @@ ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
 RECORD_LIFETIME = 240.0
 DHT_SECONDS = 10.0
+WAVE_SECONDS = 5.0
 MAX_TRIES = 3
 BAD_PACKETS = 3
 PEERS_TOLD = 8
@@ -97,12 +98,12 @@ class Swarm:
         self._uploads = Uploads(store.body, self.traffic)
         self._service = FtisSwarm(self)
         self._dht: DHTNode | None = None
-        self._tries: Counter[bytes] = Counter()
         self._busy_holders: set[bytes] = set()
         self._told = asyncio.Event()  # something to tell or to ask
         self._news = asyncio.Event()  # something to pull
         self._heard = asyncio.Event()  # somebody to greet
         self._tasks: list[asyncio.Task[None]] = []
+        self._pulls: set[asyncio.Task[int]] = set()
 
     async def start(self, bootstraps: Sequence[str]) -> None:
         """Registers the handlers, greets the bootstraps, joins the DHT and starts the loops."""
@@ -119,12 +120,16 @@ class Swarm:
 
     async def close(self) -> None:
         """Stops the loops and the DHT; the transport is its owner's to close."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pending = {*self._tasks, *self._pulls}
+        while pending:  # again, because wait_for before Python 3.12 loses a cancellation that meets its result
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=0.5)
         self.membership.save_cache()
+        with suppress(Exception):  # p2pd may be gone; else a late request would meet a store that is closed
+            await asyncio.wait_for(self._service.remove_p2p_handlers(self._transport.p2p), EXCHANGE_SECONDS)
         if self._dht is not None:
-            with suppress(TimeoutError):
+            with suppress(Exception):
                 await asyncio.wait_for(self._dht.shutdown(), DHT_SECONDS)
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
@@ -152,11 +157,11 @@ class Swarm:
     # --- what peers ask -------------------------------------------------------------------------------------------
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-        alone = not self.membership.view
+        known = peer in self.membership.view
         answer = self.membership.on_handshake(request, peer)
         self.gossip.table.forget_peer(peer)
-        if alone and self.membership.view:
-            self._told.set()
+        if not known and peer in self.membership.view:
+            self.poke()  # it may have what nobody else has
         return answer
 
     async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
@@ -196,15 +201,17 @@ class Swarm:
         except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.membership.failed(peer)
+            if not self.membership.view:
+                self._heard.set()
             return
         self.traffic.sent[peer] += request.ByteSize()
         self.traffic.received[peer] += answer.ByteSize()
         self.membership.answered(peer)
         if answer.stranger:
-            await self.membership.greet(peer)
+            await self._greet(peer)
             return
         self.gossip.told(peer, known)
-        if self.membership.hear(answer.peers):
+        if self.membership.hear(answer.peers[:PEERS_TOLD]):
             self._heard.set()
         if self.gossip.merge(answer.entries, peer):
             self._news.set()
@@ -220,18 +227,36 @@ class Swarm:
                 by_holder: dict[bytes, list[Target]] = {}
                 for target in targets:
                     by_holder.setdefault(random.choice(self._holders(target)), []).append(target)
-                got = await asyncio.gather(*(self._pull(holder, part) for holder, part in by_holder.items()))
-                if not sum(got):
+                if not await self._pull_wave(by_holder):
                     await asyncio.sleep(self.interval)
+
+    async def _pull_wave(self, by_holder: dict[bytes, list[Target]]) -> int:
+        """Fetches from several holders at once and returns how many groups were admitted within a few seconds.
+
+        Who is slower goes on beside the next wave, so that one slow holder does not keep the node from the others.
+        """
+        wave = {asyncio.create_task(self._pull(holder, part)) for holder, part in by_holder.items()}
+        self._pulls |= wave
+        for task in wave:
+            task.add_done_callback(self._pulled)
+        done, _ = await asyncio.wait(wave, timeout=WAVE_SECONDS)
+        return sum(task.result() for task in done)
+
+    def _pulled(self, task: asyncio.Task[int]) -> None:
+        self._pulls.discard(task)
+        self._news.set()  # its holder may be asked for more
 
     async def _pull(self, holder: bytes, targets: list[Target]) -> int:
         """Fetches from one holder; returns how many groups were admitted."""
-        admitted = 0
+        admitted, left = 0, list(targets)
         self._busy_holders.add(holder)
+        for target in targets:
+            target.known.pulling |= 1 << target.index
         try:
             async for target, data in fetch(self._transport, holder, targets, self.traffic):
+                left.remove(target)
                 if data is None:
-                    self._note_try(target)
+                    self._note_try(target, holder)
                 else:
                     admitted += await self._take_in(target, data)
             self.membership.answered(holder)
@@ -239,10 +264,12 @@ class Swarm:
             logger.info("Holder %s: %s", peer_id(holder), fault)
             self.rejections["holder"] += 1
             self.membership.failed(holder)
-            for target in targets:
-                self._note_try(target)
+            for target in left:
+                self._note_try(target, holder)
         finally:
             self._busy_holders.discard(holder)
+            for target in targets:
+                target.known.pulling &= ~(1 << target.index)
         return admitted
 
     async def _take_in(self, target: Target, data: bytes) -> int:
@@ -272,19 +299,21 @@ class Swarm:
     def _holders(self, target: Target) -> list[bytes]:
         return [
             peer
-            for peer in self.membership.view
-            if peer not in self._busy_holders and target.known.held_by(peer, target.index)
+            for peer in {target.known.announcement.author, *target.known.holders}
+            if peer in self.membership.view
+            and peer not in self._busy_holders
+            and target.known.held_by(peer, target.index)
         ]
 
     def _wanted(self, target: Target) -> bool:
         return bool(self._holders(target))
 
-    def _note_try(self, target: Target) -> None:
-        digest = target.ref.digest
-        self._tries[digest] += 1
-        if self._tries[digest] >= MAX_TRIES:
-            target.known.done |= 1 << target.index
-            del self._tries[digest]
+    def _note_try(self, target: Target, holder: bytes) -> None:
+        known, index = target.known, target.index
+        known.held_no_more(holder, index)
+        known.tries[index] += 1
+        if known.tries[index] >= MAX_TRIES:
+            known.done |= 1 << index
 
     # --- staying in touch -----------------------------------------------------------------------------------------
 
@@ -298,11 +327,19 @@ class Swarm:
                 self.membership.load_cache()
                 await self._look_up()
             strangers = self.membership.strangers()[: self._exchange_peers]
-            met = await asyncio.gather(*(self.membership.greet(peer) for peer in strangers))
+            met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met):
-                self._told.set()
+                self.poke()
             self.membership.save_cache()
+            self.traffic.forget_all_but(self.membership.view)
             await asyncio.sleep(1.0)
+
+    async def _greet(self, peer: bytes) -> bool:
+        """A peer that has to be greeted may have been started anew: it is told everything again."""
+        met = await self.membership.greet(peer)
+        if met:
+            self.gossip.table.forget_peer(peer)
+        return met
 
     async def _record_loop(self) -> None:
         """Leaves this node's addresses in the DHT and reads the others'."""
@@ -323,28 +360,30 @@ class Swarm:
             await asyncio.sleep(RECORD_SECONDS)
 
     async def _start_dht(self) -> None:
-        self._dht = await asyncio.wait_for(
-            DHTNode.create(
-                p2p=self._transport.p2p,
-                initial_peers=[f"/p2p/{peer_id(peer)}" for peer in self.membership.view],
-                record_validator=OwnerSigned(self._identity, self._run.id),
-                ensure_bootstrap_success=False,
-                strict=False,
-            ),
-            DHT_SECONDS,
+        joining = DHTNode.create(
+            p2p=self._transport.p2p,
+            initial_peers=[f"/p2p/{peer_id(peer)}" for peer in self.membership.view],
+            record_validator=OwnerSigned(self._identity, self._run.id),
+            ensure_bootstrap_success=False,
+            strict=False,
         )
+        try:
+            self._dht = await asyncio.wait_for(joining, DHT_SECONDS)
+        except Exception as error:  # the DHT is a hint; whatever hivemind makes of a bad peer must not stop the node
+            logger.warning("The DHT cannot be joined, peers are found without it: %r", error)
 
     async def _look_up(self) -> None:
         """Hears of the peers whose records the DHT has. The DHT is a hint: who is met is decided by a handshake."""
         if self._dht is None:
             return
         try:
-            found = await asyncio.wait_for(self._dht.get(record_key(self._run.id), latest=False), DHT_SECONDS)
+            found = await asyncio.wait_for(self._dht.get(record_key(self._run.id), latest=True), DHT_SECONDS)
         except TimeoutError:
             return
         if found is not None and isinstance(found.value, dict):
             for entry in found.value.values():
-                self.membership.hear(unpack_addresses(entry.value))
+                if self.membership.hear(unpack_addresses(entry.value)):
+                    self._heard.set()
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Keeps a loop alive through an unforeseen error, which is logged; at most one a second."""

@@ -37,9 +37,15 @@ class Known:
     have: int = 0  # bit mask of the packets that this node holds itself
     told: set[bytes] = field(default_factory=set)  # peers that know this announcement already
     done: int = 0  # bit mask of the packets that it needs not pull (any more)
+    pulling: int = 0  # bit mask of the packets that are on their way
+    tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
 
     def held_by(self, peer: bytes, index: int) -> bool:
         return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
+
+    def held_no_more(self, peer: bytes, index: int) -> None:
+        """`peer` did not deliver this packet, so others are asked from now on (and the author, who made it)."""
+        self.holders[peer] = self.holders.get(peer, 0) & ~(1 << index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +154,12 @@ class Table:
 
         In simulation this spreads load and influence where "freshest first" takes everything from one author.
         """
+        self.expire()
         by_author: dict[bytes, list[Target]] = {}
         for known in sorted(self._known.values(), key=lambda k: k.born):
             for index in range(len(known.announcement.packets)):
                 target = Target(known, index)
-                if not known.done >> index & 1 and wanted(target):
+                if not (known.done | known.pulling) >> index & 1 and wanted(target):
                     by_author.setdefault(known.announcement.author, []).append(target)
         chosen: list[Target] = []
         turn = list(by_author)
@@ -177,3 +184,5 @@ class Table:
         known = self._known.pop(key)
         if known.introducer is not None:
             self._introduced[known.introducer] -= 1
+            if not self._introduced[known.introducer]:
+                del self._introduced[known.introducer]
