@@ -1,0 +1,90 @@
+"""The local API answers its owner over a unix socket, and asking where nobody answers says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis_node.errors import UserError
+from ftis_node.observe.api import Api, ask
+
+
+@pytest.fixture
+def socket_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ftis-") as directory:
+        yield Path(directory) / "api.sock"
+
+
+@pytest.fixture
+async def stopped(socket_path: Path) -> AsyncIterator[asyncio.Event]:
+    event = asyncio.Event()
+
+    def stop() -> dict[str, Any]:
+        event.set()
+        return {"stopping": True}
+
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("no worker")
+
+    api = Api({"/status": lambda: {"state": "ONLINE", "step": 3}, "/broken": fail}, {"/stop": stop})
+    await api.start(socket_path)
+    yield event
+    await api.close()
+
+
+async def test_it_answers_reads_and_actions(socket_path: Path, stopped: asyncio.Event) -> None:
+    assert await asyncio.to_thread(ask, socket_path, "/status") == {"state": "ONLINE", "step": 3}
+    assert not stopped.is_set()
+    assert await asyncio.to_thread(ask, socket_path, "/stop", action=True) == {"stopping": True}
+    assert stopped.is_set()
+
+
+def test_only_its_owner_may_connect(socket_path: Path, stopped: asyncio.Event) -> None:
+    assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
+
+
+async def test_reading_never_acts(socket_path: Path, stopped: asyncio.Event) -> None:
+    with pytest.raises(UserError, match="405"):
+        await asyncio.to_thread(ask, socket_path, "/stop")
+    assert not stopped.is_set()
+
+
+@pytest.mark.parametrize(("route", "status"), [("/nothing", "404"), ("/broken", "500")])
+async def test_a_daemon_that_cannot_answer_is_not_called_dead(
+    socket_path: Path, stopped: asyncio.Event, route: str, status: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        await asyncio.to_thread(ask, socket_path, route)
+    assert status in error.value.what
+    assert "node.log" in error.value.fix
+
+
+def test_without_a_daemon_it_says_how_to_start_one(socket_path: Path) -> None:
+    for path in (None, socket_path):
+        with pytest.raises(UserError) as error:
+            ask(path, "/status")
+        assert "No ftis-node daemon is running" in error.value.what
+        assert "ftis-node join" in error.value.fix
+
+
+def test_a_dead_daemons_socket_is_as_good_as_none(socket_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(socket_path))
+        dead.listen()
+    with pytest.raises(UserError, match="No ftis-node daemon is running"):
+        ask(socket_path, "/status")
+
+
+def test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever(socket_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(socket_path))
+        silent.listen()
+        with pytest.raises(UserError, match="did not answer within"):
+            ask(socket_path, "/status", timeout=0.1)

@@ -1,0 +1,189 @@
+"""A checkpoint is whole or it is not there, whatever kills the node, and a damaged one never costs the one before."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ftis_node.store import checkpoints
+from ftis_node.store.checkpoints import KEPT, CheckpointError, Checkpoints, verify
+
+# Commits one checkpoint after another, at first its newest once more as a restarted node does, and tells its parent.
+WRITER = """
+import sys
+from pathlib import Path
+from ftis_node.store.checkpoints import Checkpoints
+
+store = Checkpoints(Path(sys.argv[1]))
+found = store.latest()
+step = found[1]["step"] if found else 0
+while True:
+    print("writing", step, flush=True)
+    directory = store.begin(step)
+    for part in range(3):
+        (directory / f"part-{part}").write_bytes(f"{step} {part}".encode() * 4000)
+    store.commit(directory, {"step": step})
+    print("written", step, flush=True)
+    step += 1
+"""
+
+
+def write(store: Checkpoints, step: int) -> Path:
+    directory = store.begin(step)
+    (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
+    (directory / "optimiser").write_bytes(bytes([step % 256]) * 2000)
+    return store.commit(directory, {"step": step})
+
+
+def steps(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_there_is_none_at_first(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "new").latest() is None
+
+
+def test_the_newest_comes_back_with_its_facts_and_only_two_are_kept(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    for step in (1, 2, 30, 100_000_000):
+        write(store, step)
+    assert Checkpoints(tmp_path).latest() == (tmp_path / "step-100000000", {"step": 100_000_000})
+    assert steps(tmp_path) == ["step-00000030", "step-100000000"]
+    assert len(steps(tmp_path)) == KEPT
+
+
+def test_a_checkpoint_of_the_same_step_replaces_the_first(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    write(store, 4)
+    store.commit(store.begin(4), {"step": 4, "again": True})
+    assert store.latest() == (tmp_path / "step-00000004", {"step": 4, "again": True})
+    assert steps(tmp_path) == ["step-00000004"]
+
+
+def test_one_that_is_killed_while_it_replaces_its_step_leaves_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    store = Checkpoints(tmp_path)
+    write(store, 4)
+    rename = Path.rename
+
+    def die_at_the_second(path: Path, target: Path) -> Path:
+        if path.suffix == ".partial":
+            raise Killed
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "rename", die_at_the_second)
+        write(store, 4)
+    assert Checkpoints(tmp_path).latest() == (tmp_path / "step-00000004", {"step": 4})
+    assert steps(tmp_path) == ["step-00000004"]
+
+
+def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
+    (Checkpoints(tmp_path).begin(7) / "weights").write_bytes(b"half")
+    assert steps(tmp_path) == ["step-00000007.partial"]
+    assert Checkpoints(tmp_path).latest() is None
+    assert steps(tmp_path) == []
+
+
+def test_beginning_again_starts_empty(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    (store.begin(7) / "weights").write_bytes(b"half")
+    assert list(store.begin(7).iterdir()) == []
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("name", ["weights", "optimiser", "checkpoint.json"])
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink], ids=["flipped", "cut", "missing"])
+def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
+    tmp_path: Path, damage: Callable[[Path], None], name: str
+) -> None:
+    store = Checkpoints(tmp_path)
+    write(store, 1)
+    damaged = write(store, 2)
+    damage(damaged / name)
+    with pytest.raises(CheckpointError):
+        verify(damaged)
+    assert store.damaged() == []
+    assert store.latest() == (tmp_path / "step-00000001", {"step": 1})
+    assert store.damaged() == [tmp_path / "step-00000002.damaged"]
+    write(store, 2)
+    assert store.latest() == (tmp_path / "step-00000002", {"step": 2})
+
+
+def test_with_all_damaged_there_is_none_and_nothing_is_deleted(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    for step in (1, 2):
+        cut(write(store, step) / "weights")
+    assert store.latest() is None
+    assert len(store.damaged()) == 2
+
+
+def test_an_unknown_schema_is_refused_by_name(tmp_path: Path) -> None:
+    directory = write(Checkpoints(tmp_path), 1)
+    manifest = json.loads((directory / "checkpoint.json").read_text())
+    manifest["schema"] = checkpoints.SCHEMA + 1
+    (directory / "checkpoint.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=f"schema {checkpoints.SCHEMA + 1}"):
+        verify(directory)
+    assert Checkpoints(tmp_path).latest() is None
+
+
+@pytest.mark.parametrize("manifest", ["[]", "5", "{}", '{"schema": 1, "files": "x", "facts": {}}', "\udcff"])
+def test_a_manifest_may_be_anything(tmp_path: Path, manifest: str) -> None:
+    directory = write(Checkpoints(tmp_path), 1)
+    (directory / "checkpoint.json").write_bytes(manifest.encode(errors="surrogateescape"))
+    with pytest.raises(CheckpointError):
+        verify(directory)
+
+
+def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    newest = -1
+    interrupted = 0
+    for _ in range(30):
+        child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(timeout=rng.uniform(0, 0.03))
+        child.kill()
+        lines = [first, *child.stdout.read().splitlines()]
+        child.wait()
+        child.stdout.close()
+        events = [line.split() for line in lines if line.strip()]
+        begun = max(int(step) for word, step in events if word == "writing")
+        written = max([newest, *(int(step) for word, step in events if word == "written")])
+        interrupted += events[-1][0] == "writing"
+
+        store = Checkpoints(tmp_path)
+        found = store.latest()
+        assert store.damaged() == []
+        if found is None:
+            assert written == -1
+            continue
+        directory, facts = found
+        newest = facts["step"]
+        assert newest in (written, begun)
+        assert verify(directory) == facts
+        assert (directory / "part-2").read_bytes() == f"{newest} 2".encode() * 4000
+    assert newest > 0
+    assert interrupted > 5, "the kills never met a writer at work"

@@ -1,0 +1,340 @@
+"""Every packet arrives as its author signed it, or its holder is at fault; a slow one keeps nobody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from hivemind.p2p import P2P, PeerID
+
+from ftis_node.packet import packet_digest
+from ftis_node.swarm import fetch as fetching
+from ftis_node.swarm import ftis_pb2, service
+from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
+from ftis_node.swarm.service import STREAMS_OF_ONE_PEER, FtisSwarm
+from ftis_node.swarm.table import Known, Target
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport
+from tests.helpers_swarm import (
+    RUN,
+    Answers,
+    event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
+    identity,
+    transport,
+)
+
+ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
+HERE, GONE, BUSY = ftis_pb2.FetchChunk.HERE, ftis_pb2.FetchChunk.GONE, ftis_pb2.FetchChunk.BUSY
+Serve = Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]]
+
+
+def bodies(count: int, size: int = 1300) -> list[bytes]:
+    rng = random.Random(count)
+    return [rng.randbytes(size) for _ in range(count)]
+
+
+def targets(contents: list[bytes]) -> list[Target]:
+    refs = [PacketRef(slot, packet_digest(body), len(body)) for slot, body in enumerate(contents)]
+    made = announce(ALICE, run_id=RUN.id, round=0, policy_step=0, issued_at=0, packets=refs)
+    known = Known(made, made.encode(), 0.0, None)
+    return [Target(known, index) for index in range(len(contents))]
+
+
+def holding(contents: list[bytes]) -> Callable[[bytes], bytes | None]:
+    return {packet_digest(body): body for body in contents}.get
+
+
+class Pair:
+    """Bob holds, Alice fetches."""
+
+    def __init__(self, alice: Transport, bob: Transport) -> None:
+        self.alice, self.bob = alice, bob
+        self.traffic = Traffic()
+
+    async def serve(self, serve: Serve) -> FtisSwarm:
+        served = FtisSwarm(Answers(serve))
+        await served.add_p2p_handlers(self.bob.p2p)
+        return served
+
+    async def fetch(self, wanted: list[Target]) -> list[bytes | None]:
+        return [body async for _, body in fetch(self.alice, BOB.author, wanted, self.traffic)]
+
+    async def fault(self, wanted: list[Target], got: list[bytes | None]) -> str:
+        """Fetches from a holder who is at fault; `got` is what must have come before that."""
+        came = []
+        with pytest.raises(HolderFault) as fault:
+            async for _, body in fetch(self.alice, BOB.author, wanted, self.traffic):
+                came.append(body)
+        assert came == got
+        return str(fault.value)
+
+
+@contextlib.asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[Pair]:
+    async with transport(ALICE, path / "alice") as alice, transport(BOB, path / "bob") as bob:
+        await alice.connect(BOB.author, await bob.addresses())
+        yield Pair(alice, bob)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    async with connected(tmp_path) as made:
+        yield made
+
+
+def chunk(body: bytes, digest: bytes | None = None, status: int = HERE) -> ftis_pb2.FetchChunk:
+    return ftis_pb2.FetchChunk(digest=digest or packet_digest(body), packet=body, status=status)
+
+
+async def test_all_packets_arrive_and_those_that_are_gone_are_named(pair: Pair) -> None:
+    contents = bodies(24)
+    traffic = Traffic()
+    await pair.serve(Uploads(holding(contents[:20]), traffic).serve)
+    wanted = targets(contents)
+    got = [(target.index, body) async for target, body in fetch(pair.alice, BOB.author, wanted, pair.traffic)]
+    assert got == [*enumerate(contents[:20]), *((index, None) for index in range(20, 24))]
+    assert pair.traffic.bytes_in == traffic.bytes_out > sum(map(len, contents[:20]))
+    assert pair.traffic.bytes_out == traffic.bytes_in > 0
+
+
+async def test_the_largest_packet_arrives(pair: Pair) -> None:
+    contents = bodies(2, 4 << 20)
+    await pair.serve(Uploads(holding(contents), Traffic()).serve)
+    assert await pair.fetch(targets(contents)) == contents
+
+
+async def test_three_hundred_fetches_come_without_a_fault(pair: Pair) -> None:
+    contents = bodies(24)
+    await pair.serve(Uploads(holding(contents), Traffic()).serve)
+    wanted = targets(contents)
+    for _ in range(300):
+        got = await pair.fetch(wanted)
+        while None in got:  # the holder has not yet noticed that the last stream was hung up
+            got = await pair.fetch(wanted)
+        assert got == contents
+
+
+# --- a holder at fault ------------------------------------------------------------------------------------------------
+
+
+async def test_wrong_bytes_are_the_holders_fault_and_what_came_before_stands(pair: Pair) -> None:
+    contents = bodies(3)
+    altered = bytes([contents[1][0] ^ 1]) + contents[1][1:]
+
+    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        yield chunk(contents[0])
+        yield chunk(altered, packet_digest(contents[1]))
+        yield chunk(contents[2])
+
+    await pair.serve(serve)
+    assert "other bytes" in await pair.fault(targets(contents), contents[:1])
+
+
+async def test_another_size_than_was_signed_is_the_holders_fault(pair: Pair) -> None:
+    contents = bodies(1)
+
+    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        yield chunk(contents[0] + b"x", packet_digest(contents[0]))
+
+    await pair.serve(serve)
+    assert "other bytes" in await pair.fault(targets(contents), [])
+
+
+async def test_packets_that_were_not_asked_for_or_come_twice_are_the_holders_fault(pair: Pair) -> None:
+    contents = bodies(3)
+
+    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        yield chunk(contents[0])
+        yield chunk(contents[0] if len(request.digests) == 2 else b"unasked")
+
+    await pair.serve(serve)
+    assert "not asked for" in await pair.fault(targets(contents[:2]), contents[:1])
+    assert "not asked for" in await pair.fault(targets(contents), contents[:1])
+
+
+async def test_a_holder_that_dies_half_way_is_at_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents, came = bodies(2), []
+    monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)  # p2pd tells of the end only when both sides have ended
+
+    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        yield chunk(contents[0])
+        await asyncio.Event().wait()
+
+    await pair.serve(serve)
+    with pytest.raises(HolderFault):
+        async for _, body in fetch(pair.alice, BOB.author, targets(contents), pair.traffic):
+            came.append(body)
+            os.kill(pair.bob.pid, signal.SIGKILL)
+    assert came == contents[:1]
+
+
+async def test_a_stream_that_its_holder_closes_early_is_the_holders_fault(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = bodies(2)
+    monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.3)
+
+    async def handler(info, reader, writer):  # type: ignore[no-untyped-def]
+        await P2P.receive_protobuf(ftis_pb2.FetchRequest, reader)
+        await P2P.send_protobuf(chunk(contents[0]), writer)
+        writer.close()
+
+    await pair.bob.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
+    await pair.fault(targets(contents), contents[:1])
+
+
+async def test_a_holder_that_never_answers_is_at_fault_after_a_while(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = bodies(2)
+    monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.3)
+
+    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        yield chunk(contents[0])
+        await asyncio.Event().wait()
+
+    await pair.serve(serve)
+    assert "Timeout" in await pair.fault(targets(contents), contents[:1])
+
+
+async def test_a_holder_that_sends_just_often_enough_is_at_fault_in_the_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = bodies(30, 10)
+    monkeypatch.setattr(fetching, "CHUNK_SECONDS", 0.5)
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 1.0)
+
+    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        for body in contents:
+            await asyncio.sleep(0.2)  # the slowness is what is tested
+            yield chunk(body)
+
+    await pair.serve(serve)
+    with pytest.raises(HolderFault, match="Timeout"):
+        await asyncio.wait_for(pair.fetch(targets(contents)), 3)
+
+
+async def test_a_holder_whose_handler_fails_is_at_fault(pair: Pair) -> None:
+    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        raise RuntimeError("my disk is gone")
+        yield chunk(b"")
+
+    await pair.serve(serve)
+    assert "failed" in await pair.fault(targets(bodies(1)), [])
+
+
+async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(pair: Pair) -> None:
+    assert "no stream" in await pair.fault(targets(bodies(1)), [])
+    with pytest.raises(HolderFault, match="no stream"):
+        [_ async for _ in fetch(pair.alice, CAROL.author, targets(bodies(1)), Traffic())]
+
+
+async def test_a_length_header_of_four_gigabytes_is_the_holders_fault(pair: Pair) -> None:
+    async def handler(info, reader, writer):  # type: ignore[no-untyped-def]
+        await P2P.receive_protobuf(ftis_pb2.FetchRequest, reader)
+        writer.write(P2P.MESSAGE_MARKER + (1 << 32).to_bytes(8, "big") + bytes(100_000))
+        with contextlib.suppress(Exception):
+            await reader.read()
+        writer.close()
+
+    await pair.bob.p2p.add_binary_stream_handler("FtisSwarm.rpc_fetch", handler)
+    assert "4294967296 bytes" in await pair.fault(targets(bodies(1)), [])
+
+
+# --- a holder among many ----------------------------------------------------------------------------------------------
+
+
+async def read(uploads: Uploads, peer: bytes, contents: list[bytes]) -> list[int]:
+    request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
+    return [chunk.status async for chunk in uploads.serve(request, peer)]
+
+
+async def test_a_peer_that_fetches_twice_at_once_hears_busy(pair: Pair) -> None:
+    contents = bodies(3)
+    uploads = Uploads(holding(contents), Traffic())
+    first_out, go_on = asyncio.Event(), asyncio.Event()
+
+    async def serve(request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        async for made in uploads.serve(request, peer):
+            yield made
+            if made.status == HERE and not first_out.is_set():
+                first_out.set()
+                await go_on.wait()
+
+    await pair.serve(serve)
+    first = asyncio.create_task(pair.fetch(targets(contents)))
+    await asyncio.wait_for(first_out.wait(), 10)
+    assert await pair.fetch(targets(contents)) == [None, None, None]
+    go_on.set()
+    assert await first == contents
+
+
+async def test_who_would_wait_too_long_for_a_slot_hears_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "BUSY_AFTER", 0.1)
+    contents = bodies(2)
+    uploads = Uploads(holding(contents), Traffic())
+    request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
+    others = [uploads.serve(request, identity(100 + number).author) for number in range(fetching.UPLOADS)]
+    assert [(await anext(other)).status for other in others] == [HERE] * fetching.UPLOADS
+    assert await read(uploads, ALICE.author, contents) == [BUSY, BUSY]
+    await others[0].aclose()  # type: ignore[attr-defined]
+    assert await read(uploads, ALICE.author, contents) == [HERE, HERE]
+
+
+async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "BUSY_AFTER", 5.0)
+    contents = bodies(2)
+    uploads = Uploads(holding(contents), Traffic())
+    request = ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents])
+    others = [uploads.serve(request, identity(100 + number).author) for number in range(fetching.UPLOADS)]
+    for other in others:
+        await anext(other)
+    greedy = [asyncio.create_task(read(uploads, ALICE.author, contents)) for _ in range(20)]
+    await eventually(lambda: sum(task.done() for task in greedy) == 19, "all but one of its requests are refused")
+    assert all(task.result() == [BUSY, BUSY] for task in greedy if task.done())
+    modest = asyncio.create_task(read(uploads, BOB.author, contents))
+    for other in others[:2]:
+        await other.aclose()  # type: ignore[attr-defined]
+    assert await asyncio.wait_for(modest, 2) == [HERE, HERE]
+    assert [HERE, HERE] in await asyncio.gather(*greedy)
+
+
+async def test_a_request_is_answered_up_to_its_limit_only() -> None:
+    contents = bodies(fetching.MAX_DIGESTS + 10, 10)
+    assert await read(Uploads(holding(contents), Traffic()), ALICE.author, contents) == [HERE] * fetching.MAX_DIGESTS
+
+
+async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(fetching, "UPLOADS", 1)
+    contents = bodies(20, 4 << 20)  # more than the sockets between the two swallow
+    uploads = Uploads(holding(contents), Traffic())
+    await pair.serve(uploads.serve)
+    _, _, writer = await pair.alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
+    await P2P.send_protobuf(ftis_pb2.FetchRequest(digests=[packet_digest(body) for body in contents]), writer)
+    await eventually(lambda: bool(uploads._active), "the upload has begun")
+    assert uploads._slots.locked()
+    await eventually(lambda: not uploads._active and not uploads._slots.locked(), "its slot is free again")
+    writer.close()
+
+
+async def test_streams_that_never_ask_are_bounded_and_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STALL_SECONDS", 1.0)
+    served = await pair.serve(Uploads(holding([]), Traffic()).serve)
+    opened = [
+        await pair.alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
+        for _ in range(STREAMS_OF_ONE_PEER + 3)
+    ]
+    await eventually(lambda: served._streams[ALICE.author] == STREAMS_OF_ONE_PEER, "some of the streams are kept")
+    assert [await asyncio.wait_for(reader.read(), 5) for _, reader, _ in opened] == [b""] * len(opened)
+    await eventually(lambda: not served._streams, "all streams have ended")
+    for _, _, writer in opened:
+        writer.close()

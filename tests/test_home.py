@@ -1,0 +1,152 @@
+"""One daemon a home; what a killed daemon left is cleared by the next, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ftis_node.errors import UserError
+from ftis_node.store.home import Home
+
+HOLDER = """
+import sys
+from pathlib import Path
+from ftis_node.store.home import Home
+
+home = Home(Path(sys.argv[1]))
+home.open()
+print(home.make_runtime(), flush=True)
+sys.stdin.read()
+"""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path / "home")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "600"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_the_home_and_its_runtime_directory_are_private(home: Home) -> None:
+    home.open()
+    directory = home.make_runtime()
+    assert mode(home.path) == 0o700
+    assert mode(directory) == 0o700
+    assert home.api_socket() == directory / "api.sock"
+    assert len(str(directory)) < 60, "a socket's path may have 107 bytes"
+
+
+def test_a_second_daemon_on_the_home_is_told_so(home: Home) -> None:
+    home.open()
+    with pytest.raises(UserError) as error:
+        Home(home.path).open()
+    assert "Another ftis-node daemon is running" in error.value.what
+    assert "ftis-node stop" in error.value.fix
+
+
+def test_closing_frees_the_home_and_leaves_no_socket_behind(home: Home) -> None:
+    home.open()
+    directory = home.make_runtime()
+    home.close()
+    assert not directory.exists()
+    assert home.runtime() is None
+    Home(home.path).open()
+
+
+def test_a_home_that_others_have_open_is_not_closed_for_them(home: Home) -> None:
+    home.open()
+    directory = home.make_runtime()
+    Home(home.path).close()
+    assert directory.exists()
+    assert home.api_socket() == directory / "api.sock"
+
+
+def test_a_home_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be used"):
+        Home(tmp_path / "file" / "home").open()
+
+
+def test_kill_nine_of_the_holder_frees_the_home_and_the_next_clears_its_sockets(home: Home) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(home.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    directory = Path(holder.stdout.readline().strip())
+    assert directory.is_dir()
+    with pytest.raises(UserError):
+        home.open()
+    holder.kill()
+    holder.communicate()
+    assert directory.is_dir()
+    home.open()
+    assert not directory.exists()
+    assert home.runtime() is None
+
+
+def test_the_next_start_ends_a_child_of_the_killed_daemon(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
+    home.path.mkdir()
+    home.record_runtime(home.make_runtime(), (sleeper.pid,))
+    home.open()
+    assert sleeper.wait(10) == -9
+
+
+def test_a_process_that_got_the_pid_later_is_spared(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
+    home.path.mkdir()
+    home.record_runtime(home.make_runtime(), (sleeper.pid,))
+    record = home.path / "runtime.json"
+    content = json.loads(record.read_text())
+    content["children"][str(sleeper.pid)] -= 60.0
+    record.write_text(json.dumps(content))
+    home.open()
+    assert psutil.Process(sleeper.pid).status() != psutil.STATUS_ZOMBIE
+    assert sleeper.poll() is None
+
+
+def test_a_child_that_is_gone_does_not_matter(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
+    home.path.mkdir()
+    directory = home.make_runtime()
+    home.record_runtime(directory, (sleeper.pid,))
+    sleeper.kill()
+    sleeper.wait()
+    home.open()
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{", '"x"', '{"directory": 5}', '{"directory": ""}'])
+def test_a_damaged_record_is_as_good_as_none(home: Home, record: str) -> None:
+    home.path.mkdir()
+    (home.path / "runtime.json").write_text(record)
+    home.open()
+    assert home.runtime() is None
+    assert home.api_socket() is None
+
+
+def test_only_a_runtime_directory_is_ever_removed(home: Home, tmp_path: Path) -> None:
+    home.path.mkdir()
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (home.path / "runtime.json").write_text(json.dumps({"pid": os.getpid(), "directory": str(precious)}))
+    home.open()
+    home.close()
+    assert precious.is_dir()

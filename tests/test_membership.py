@@ -1,0 +1,310 @@
+"""Peers of one run meet, others part politely, and what strangers say about addresses is kept small and plain."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.errors import UserError
+from ftis_node.run import Hints, Run, RunFile, parse_run_file
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, VIEW_SIZE, Membership, fetch_run
+from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport
+from tests.helpers_swarm import (
+    OTHER_RUN,
+    RUN,
+    Answers,
+    event_loop_policy,  # noqa: F401 - a fixture
+    identity,
+    stub,
+    transport,
+)
+
+ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
+
+
+class Door(Answers):
+    """Answers handshakes as a node does, in another major version if told so."""
+
+    def __init__(self, membership: Membership, major: int) -> None:
+        self.membership, self.major = membership, major
+
+    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        answer = self.membership.on_handshake(request, peer)
+        answer.major = self.major
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def node(
+    who: Identity, path: Path, run: Run = RUN, major: int = PROTOCOL_MAJOR
+) -> AsyncIterator[tuple[Membership, Transport]]:
+    async with transport(who, path / who.peer_id) as network:
+        run_file = RunFile(run=run, hints=Hints(name=f"the run of {who.peer_id}"))
+        membership = Membership(network, who, run_file, Traffic(), path / f"{who.peer_id}.json")
+        await membership.refresh_addresses()
+        await FtisSwarm(Door(membership, major)).add_p2p_handlers(network.p2p)
+        yield membership, network
+
+
+def alone(who: Identity = ALICE, cache: Path | None = None) -> Membership:
+    """A membership that never gets as far as its transport."""
+    return Membership(Transport(None), who, RunFile(run=RUN), Traffic(), cache)
+
+
+def address(who: Identity, port: int = 4001) -> str:
+    return f"/ip4/192.0.2.7/tcp/{port}/p2p/{who.peer_id}"
+
+
+def hello(who: Identity, **changes: object) -> ftis_pb2.Handshake:
+    fields = {"major": PROTOCOL_MAJOR, "minor": PROTOCOL_MINOR, "run_id": RUN.id, "addresses": [address(who)]}
+    return ftis_pb2.Handshake(**(fields | {"agent": "test/1"} | changes))
+
+
+# --- meeting ----------------------------------------------------------------------------------------------------------
+
+
+async def test_two_nodes_of_a_run_meet_and_each_learns_where_the_other_is(tmp_path: Path) -> None:
+    async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (bob, network):
+        alice.hear(await network.addresses())
+        assert alice.strangers() == [BOB.author]
+        assert await alice.greet(BOB.author)
+        assert alice.strangers() == []
+        for one, other, who in ((alice, bob, BOB), (bob, alice, ALICE)):
+            assert list(one.view) == [who.author]
+            assert one.view[who.author].addresses == await other.refresh_addresses()
+            assert one.view[who.author].agent.startswith("ftis-node/")
+
+
+async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path: Path) -> None:
+    async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, OTHER_RUN) as (bob, network):
+        alice.hear(await network.addresses())
+        assert not await alice.greet(BOB.author)
+        assert not alice.view and not bob.view
+        assert OTHER_RUN.id.hex() in alice.refused[BOB.author] and RUN.id.hex() in alice.refused[BOB.author]
+        assert RUN.id.hex() in bob.refused[ALICE.author]
+        assert alice.strangers() == [], "it is not asked again and again"
+
+
+@pytest.mark.parametrize("major", [0, PROTOCOL_MAJOR + 1])
+async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, major: int) -> None:
+    async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path, major=major) as (bob, network):
+        alice.hear(await network.addresses())
+        assert not await alice.greet(BOB.author)
+        assert "another protocol" in alice.refused[BOB.author] or "protocol" in alice.refused[BOB.author]
+        bob.view.clear()
+        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=PROTOCOL_MAJOR + 1), timeout=5)
+        assert answer.refusal == f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {PROTOCOL_MAJOR + 1}"
+        assert not bob.view
+
+
+async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_path: Path) -> None:
+    async with node(ALICE, tmp_path) as (alice, _):
+        alice.hear([f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"])
+        for _ in range(GIVE_UP_AFTER):
+            assert alice.strangers() == [BOB.author]
+            assert not await alice.greet(BOB.author)
+        assert alice.strangers() == []
+        assert alice.hear([address(BOB)]), "somebody mentions it again"
+
+
+def test_a_later_minor_version_and_unknown_fields_do_no_harm() -> None:
+    alice = alone()
+    later = ftis_pb2.Handshake.FromString(hello(BOB, minor=9).SerializeToString() + b"\x9a\x06\x03new")
+    assert not alice.on_handshake(later, BOB.author).refusal
+    assert BOB.author in alice.view
+
+
+def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in() -> None:
+    alice = alone()
+    alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id), BOB.author)
+    assert alice.refused and not alice.view
+    alice.on_handshake(hello(BOB), BOB.author)
+    assert alice.view and not alice.refused
+
+
+def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member() -> None:
+    alice = alone()
+    answer = alice.on_handshake(hello(BOB, run_id=b""), BOB.author)
+    assert parse_run_file(answer.run_file).run == RUN
+    assert not alice.view and not alice.refused
+
+
+# --- the view ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_view_is_bounded_and_the_newest_is_in_it() -> None:
+    alice = alone()
+    for number in range(100, 100 + VIEW_SIZE + 30):
+        who = identity(number)
+        alice.on_handshake(hello(who), who.author)
+        assert who.author in alice.view
+    assert len(alice.view) == VIEW_SIZE
+
+
+def test_peers_of_other_runs_do_not_fill_the_memory() -> None:
+    alice = alone()
+    for number in range(100, 100 + HEARD_SIZE + 50):
+        alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id), identity(number).author)
+    assert len(alice.refused) == HEARD_SIZE
+
+
+def test_three_failures_in_a_row_drop_a_peer() -> None:
+    alice = alone()
+    alice.on_handshake(hello(BOB), BOB.author)
+    for _ in range(3):
+        alice.failed(BOB.author)
+        alice.failed(BOB.author)
+        alice.answered(BOB.author)
+    assert BOB.author in alice.view
+    for _ in range(GIVE_UP_AFTER):
+        alice.failed(BOB.author)
+    assert BOB.author not in alice.view
+    alice.failed(BOB.author)
+    alice.answered(CAROL.author)
+    assert alice.strangers() == [BOB.author], "it may come back"
+
+
+def test_a_peer_that_moved_is_known_at_its_new_address_only() -> None:
+    alice = alone()
+    alice.hear([address(BOB, 1)])
+    alice.on_handshake(hello(BOB, addresses=[address(BOB, 2)]), BOB.author)
+    alice.on_handshake(hello(BOB, addresses=[address(BOB, 3)]), BOB.author)
+    assert alice.view[BOB.author].addresses == [address(BOB, 3)]
+    assert alice.some_addresses(8, CAROL.author) == [address(BOB, 3)]
+    assert alice.some_addresses(8, BOB.author) == [], "it knows that itself"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        address(CAROL),
+        f"\x1b[2J{BOB.peer_id}",
+        "/ip4/192.0.2.7/tcp/1" + "/tcp/1" * 100 + f"/p2p/{BOB.peer_id}",
+        BOB.peer_id,
+        "x" * 100_000,
+    ],
+)
+def test_what_a_peer_says_of_itself_must_be_its_address(said: str) -> None:
+    alice = alone()
+    alice.on_handshake(hello(BOB, addresses=[said, address(BOB)]), BOB.author)
+    assert alice.view[BOB.author].addresses == [address(BOB)]
+
+
+def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys() -> None:
+    alice = alone()
+    alice.on_handshake(hello(BOB, agent="\x1b[2Jnice\nname" + "x" * 9999), BOB.author)
+    agent = alice.view[BOB.author].agent
+    assert agent.startswith("?[2Jnice?name") and agent.isprintable() and len(agent) <= 64
+
+
+# --- what is heard ----------------------------------------------------------------------------------------------------
+
+
+def test_an_address_heard_for_the_first_time_is_news() -> None:
+    alice = alone()
+    assert alice.hear([address(BOB)])
+    assert not alice.hear([address(BOB), address(BOB, 2)])
+    assert not alice.hear([address(ALICE)]), "that is this node itself"
+    assert alice.strangers() == [BOB.author]
+
+
+junk = st.one_of(
+    st.text(max_size=60),
+    st.integers(2, 400).map(lambda number: address(identity(number), number)),
+    st.integers(0, 10**6).map(lambda port: address(BOB, port)),
+    st.integers(1, 3).map(lambda many: address(BOB) * many),
+    st.just("/ip4/192.0.2.7" + "/tcp/1" * 200 + f"/p2p/{BOB.peer_id}"),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(junk, max_size=30))
+def test_no_address_that_a_peer_mentions_does_any_harm(addresses: list[str]) -> None:
+    alice = alone()
+    alice.hear(addresses)
+    assert ALICE.author not in alice.strangers()
+    assert len(alice._heard) <= HEARD_SIZE
+    for known in alice._heard.values():
+        assert len(known) <= 8 and all(len(text) <= 256 for text in known)
+
+
+def test_addresses_without_number_are_kept_to_a_bound() -> None:
+    alice = alone()
+    for number in range(2, 2 + 2 * HEARD_SIZE):
+        alice.hear([address(identity(number))])
+    assert len(alice.strangers()) == HEARD_SIZE
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_start_hears_of_the_peers_of_this_one(tmp_path: Path) -> None:
+    cache = tmp_path / "peers.json"
+    first = alone(cache=cache)
+    first.save_cache()
+    assert not cache.exists(), "an empty view must not overwrite what was known"
+    first.on_handshake(hello(BOB), BOB.author)
+    first.save_cache()
+    second = alone(cache=cache)
+    second.load_cache()
+    assert second.strangers() == [BOB.author]
+
+
+@pytest.mark.parametrize("content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff"])
+def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+    cache = tmp_path / "peers.json"
+    cache.write_bytes(content.encode(errors="surrogateescape"))
+    alice = alone(cache=cache)
+    alice.load_cache()
+    assert alice.strangers() == []
+
+
+def test_the_cache_holds_two_addresses_a_peer(tmp_path: Path) -> None:
+    alice = alone(cache=tmp_path / "peers.json")
+    alice.on_handshake(hello(BOB, addresses=[address(BOB, port) for port in range(1, 20)]), BOB.author)
+    alice.save_cache()
+    assert json.loads((tmp_path / "peers.json").read_text()) == [address(BOB, 1), address(BOB, 2)]
+
+
+# --- the run of others ------------------------------------------------------------------------------------------------
+
+
+async def test_the_run_comes_from_the_first_peer_that_lives(tmp_path: Path) -> None:
+    async with node(ALICE, tmp_path) as (_, alice), transport(CAROL, tmp_path / "c") as carol:
+        dead = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
+        text = await fetch_run(carol, [dead, *await alice.addresses()], patience=0.0)
+        assert parse_run_file(text).run == RUN
+
+
+async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp_path: Path) -> None:
+    async with transport(CAROL, tmp_path / "c") as carol:
+        dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{who.peer_id}" for port, who in ((1, ALICE), (2, BOB))]
+        began = time.monotonic()
+        with pytest.raises(UserError) as error:
+            await fetch_run(carol, dead, patience=0.6)
+        assert 0.6 <= time.monotonic() - began < 10
+    assert all(text in error.value.what for text in dead)
+    assert "--run FILE" in error.value.fix
+
+
+async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path: Path) -> None:
+    class Rude(Answers):
+        async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+            return ftis_pb2.Handshake(refusal="\x1b[31mgo\naway", run_file="[run]")
+
+    async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
+        await FtisSwarm(Rude(lambda request, peer: None)).add_p2p_handlers(alice.p2p)  # type: ignore[arg-type, return-value]
+        with pytest.raises(UserError) as error:
+            await fetch_run(carol, [(await alice.addresses())[0]], patience=0.0)
+    assert "?[31mgo?away" in error.value.what and error.value.what.isprintable()

@@ -1,0 +1,211 @@
+"""The store never gives a round twice, never forgets a fate, and keeps within its quota."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.errors import UserError
+from ftis_node.packet import Group, packet_digest
+from ftis_node.store.packets import SCHEMA, PacketStore
+from tests.helpers_swarm import OTHER_RUN, RUN, group, identity, packet
+
+ALICE, BOB = identity(1).author, identity(2).author
+ROOMY = 1 << 30
+
+ROUND_TAKER = """
+import sys
+from pathlib import Path
+from ftis_node.store.packets import PacketStore
+
+store = PacketStore(Path(sys.argv[1]), bytes(16), 1 << 20)
+while True:
+    print(store.next_round(), flush=True)
+"""
+
+
+def opened(path: Path, run_id: bytes = RUN.id, quota: int = ROOMY) -> PacketStore:
+    return PacketStore(path / "store.sqlite", run_id, quota)
+
+
+def made(author: bytes, round: int, slot: int = 0) -> tuple[Group, bytes]:
+    body = packet(author, round, slot)
+    return group(author, body), body
+
+
+def test_rounds_count_up_and_go_on_after_a_restart(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    assert [store.next_round() for _ in range(3)] == [0, 1, 2]
+    store.close()
+    assert opened(tmp_path).next_round() == 3
+
+
+def test_a_restart_leaves_one_round_out_but_a_first_start_does_not(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.skip_round()
+    assert store.next_round() == 0
+    store.skip_round()
+    assert store.next_round() == 2
+
+
+def test_kill_nine_never_makes_a_round_come_twice(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    taken: list[int] = []
+    for _ in range(8):
+        child = subprocess.Popen(
+            [sys.executable, "-c", ROUND_TAKER, str(tmp_path / "store.sqlite")], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        for _ in range(rng.randint(1, 20)):
+            taken.append(int(child.stdout.readline()))
+        child.send_signal(signal.SIGKILL)
+        taken += [int(line) for line in child.stdout.read().splitlines() if line]
+        child.wait()
+        child.stdout.close()
+    assert len(set(taken)) == len(taken) > 8
+    assert taken == sorted(taken)
+
+
+def test_two_runs_in_one_home_do_not_mix(tmp_path: Path) -> None:
+    first, second = opened(tmp_path), opened(tmp_path, OTHER_RUN.id)
+    first.add([made(ALICE, 0)], own=False)
+    first.settle([(BOB, 1, 0)], "refused")
+    first.next_round()
+    assert second.next_round() == 0
+    assert not second.seen(ALICE, 0, 0)
+    assert not second.seen(BOB, 1, 0)
+    assert second.waiting(60.0) == []
+
+
+def test_what_was_stored_is_held_with_its_very_bytes(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    content, body = made(ALICE, 3)
+    assert not store.holds(content.digest)
+    assert store.body(content.digest) is None
+    store.add([(content, body)], own=True)
+    store.close()
+    store = opened(tmp_path)
+    assert store.holds(content.digest)
+    assert store.body(content.digest) == body
+
+
+def test_admitted_refused_and_trained_groups_are_seen_also_after_a_restart(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.add([made(ALICE, 0)], own=False)
+    store.settle([(ALICE, 1, 5), (BOB, 2, 6)], "refused")
+    store.close()
+    store = opened(tmp_path)
+    assert store.seen(ALICE, 0, 0) and store.seen(ALICE, 1, 5) and store.seen(BOB, 2, 6)
+    assert not (store.seen(BOB, 0, 0) or store.seen(ALICE, 0, 1) or store.seen(ALICE, 5, 1))
+
+
+@given(round=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1), slot=st.integers(0, 2**32 - 1))
+@settings(max_examples=50, deadline=None)
+def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, slot: int) -> None:
+    store = PacketStore(Path(":memory:"), RUN.id, ROOMY)
+    store.settle([(ALICE, round, slot)], "refused")
+    store.add([made(BOB, round)], own=False)
+    assert store.seen(ALICE, round, slot)
+    assert store.seen(BOB, round, 0)
+    assert store.seen(ALICE, other, slot) is (round == other)
+    store.close()
+
+
+def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    waits, trained, own = made(ALICE, 0), made(ALICE, 1), made(BOB, 0)
+    store.add([waits, trained], own=False)
+    store.add([own], own=True)
+    store.settle([trained[0].key], "trained")
+    store.close()
+    [(author, body, held)] = opened(tmp_path).waiting(60.0)
+    assert (author, body) == (ALICE, waits[1])
+    assert 0 <= held < 60
+    assert opened(tmp_path).waiting(-1.0) == []
+
+
+def test_the_same_packet_twice_is_one_packet(tmp_path: Path) -> None:
+    content, body = made(ALICE, 0)
+    store = opened(tmp_path, quota=2 * len(body) - 1)
+    store.add([(content, body), (content, body)], own=False)
+    store.add([(content, body)], own=False)
+    assert store.holds(content.digest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 400), max_size=40),
+    quota=st.integers(0, 1000),
+    reopen=st.sets(st.integers(0, 39)),
+    repeat=st.sets(st.integers(0, 39)),
+)
+def test_the_oldest_make_room_and_no_more_than_needed(
+    sizes: list[int], quota: int, reopen: set[int], repeat: set[int]
+) -> None:
+    content = made(ALICE, 0)[0]
+    with tempfile.TemporaryDirectory() as directory:
+        store = opened(Path(directory), quota=quota)
+        model: list[bytes] = []
+        for number, size in enumerate(sizes):
+            body = number.to_bytes(2, "big") * size
+            named = Group(ALICE, 0, content.packet, packet_digest(body))
+            store.add([(named, body)] * (2 if number in repeat else 1), own=False)
+            model.append(body)
+            while sum(map(len, model)) > quota:
+                model.pop(0)
+            if number in reopen:
+                store.close()
+                store = opened(Path(directory), quota=quota)
+        for number, size in enumerate(sizes):
+            body = number.to_bytes(2, "big") * size
+            assert store.holds(packet_digest(body)) is (body in model)
+        store.close()
+
+
+def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: Path) -> None:
+    content, body = made(ALICE, 0)
+    big = b"x" * 4_000_000
+    store = opened(tmp_path, quota=5_000_000)
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 10}")
+    for _ in range(3):
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big)), big)], own=False)
+    assert not store.holds(content.digest)
+    assert not store.seen(*content.key)
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big)), big)], own=False)
+    assert store.holds(content.digest), "bytes that were never stored were counted"
+    assert store.next_round() == 0
+
+
+def test_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "store.sqlite").write_bytes(b"this was a database once " * 400)
+    with pytest.raises(UserError) as error:
+        opened(tmp_path)
+    assert str(tmp_path / "store.sqlite") in error.value.what
+    assert "Move the file away" in error.value.fix
+
+
+def test_a_database_of_a_newer_version_says_what_to_do(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with sqlite3.connect(tmp_path / "store.sqlite") as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(UserError) as error:
+        opened(tmp_path)
+    assert f"schema {SCHEMA + 1}" in error.value.what
+    assert "version of ftis-node" in error.value.fix
+
+
+def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        opened(tmp_path / "nowhere")

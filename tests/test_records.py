@@ -1,0 +1,181 @@
+"""The DHT keeps small, short-lived hints that their owner signed, and nothing else; nothing that it is sent hurts."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import pytest
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import get_dht_time
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.records import (
+    MAX_ADDRESSES,
+    MAX_LIFETIME,
+    MAX_VALUE_BYTES,
+    OwnerSigned,
+    pack_addresses,
+    record_key,
+    unpack_addresses,
+)
+from ftis_node.swarm.transport import Transport
+from tests.helpers_swarm import (
+    OTHER_RUN,
+    RUN,
+    event_loop_policy,  # noqa: F401 - a fixture
+    identity,
+    transport,
+)
+
+ALICE, BOB = identity(1), identity(2)
+ADDRESSES = [f"/ip4/192.0.2.7/tcp/4001/p2p/{ALICE.peer_id}"]
+VALIDATOR = OwnerSigned(BOB, RUN.id)
+
+
+def record(
+    who: Identity = ALICE, value: bytes | None = None, run_id: bytes = RUN.id, lifetime: float = 60
+) -> DHTRecord:
+    unsigned = DHTRecord(
+        key=DHTID.generate(source=record_key(run_id)).to_bytes(),
+        subkey=MSGPackSerializer.dumps(who.peer_id),
+        value=MSGPackSerializer.dumps(pack_addresses(ADDRESSES)) if value is None else value,
+        expiration_time=time.time() + lifetime,
+    )
+    return replace(unsigned, value=OwnerSigned(who, run_id).sign_value(unsigned))
+
+
+def flipped(record: DHTRecord) -> DHTRecord:
+    return replace(record, value=record.value[:-1] + bytes([record.value[-1] ^ 1]))
+
+
+def bomb(depth: int) -> bytes:
+    """A DHT value nested as deep as told; some 200 levels end an unguarded process by overflowing its C stack."""
+    data: bytes = msgpack.packb([])
+    for _ in range(depth):
+        data = msgpack.packb([msgpack.ExtType(0x40, data)])
+    return data
+
+
+def test_a_record_that_its_owner_signed_is_accepted_by_anyone() -> None:
+    assert VALIDATOR.validate(record())
+    assert VALIDATOR.strip_value(record()) == MSGPackSerializer.dumps(pack_addresses(ADDRESSES))
+
+
+# Made when the test runs: a minute after they are signed they would be refused for their age.
+REFUSED: dict[str, Callable[[], DHTRecord]] = {
+    "of another run": lambda: record(run_id=OTHER_RUN.id),
+    "under somebody else's name": lambda: replace(record(), subkey=MSGPackSerializer.dumps(BOB.peer_id)),
+    "without a name": lambda: replace(record(), subkey=MSGPackSerializer.dumps(None)),
+    "under a name as bytes": lambda: replace(record(), subkey=msgpack.packb(ALICE.author)),
+    "with an altered value": lambda: replace(made := record(), value=b"x" + made.value[1:]),
+    "with an altered signature": lambda: flipped(record()),
+    "with a prolonged life": lambda: replace(made := record(), expiration_time=made.expiration_time + 60),
+    "too large": lambda: record(value=bytes(MAX_VALUE_BYTES)),
+    "too long-lived": lambda: record(lifetime=MAX_LIFETIME + 10),
+    "long dead": lambda: record(lifetime=-70),
+    "without a time": lambda: replace(record(), expiration_time=float("nan")),
+    "for ever": lambda: replace(record(), expiration_time=float("inf")),
+    "without a signature": lambda: replace(record(), value=b""),
+    "signed for another run": lambda: replace(record(run_id=OTHER_RUN.id), key=record().key),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED.keys())
+def test_any_other_record_is_refused(refused: Callable[[], DHTRecord]) -> None:
+    assert not VALIDATOR.validate(refused())
+
+
+junk_bytes = st.one_of(st.binary(max_size=200), st.integers(0, 12).map(bomb))
+
+
+@given(
+    key=st.one_of(junk_bytes, st.just(record().key)),
+    subkey=st.one_of(junk_bytes, st.just(record().subkey), st.text(max_size=60).map(msgpack.packb)),
+    value=junk_bytes,
+    expiry=st.one_of(st.floats(), st.floats(0, 500).map(lambda seconds: time.time() + seconds)),
+)
+def test_no_junk_is_accepted_or_raises(key: bytes, subkey: bytes, value: bytes, expiry: float) -> None:
+    assert not VALIDATOR.validate(DHTRecord(key, subkey, value, expiry))
+
+
+def test_addresses_come_back_up_to_a_bound() -> None:
+    assert unpack_addresses(pack_addresses(ADDRESSES)) == ADDRESSES
+    assert len(unpack_addresses(pack_addresses(ADDRESSES * 20))) == MAX_ADDRESSES
+
+
+@given(st.one_of(st.binary(max_size=300), st.none(), st.integers(), st.text(), st.lists(st.binary())))
+def test_whatever_else_was_stored_is_no_address(value: object) -> None:
+    assert all(isinstance(address, str) and len(address) <= 256 for address in unpack_addresses(value))
+
+
+def test_strange_things_in_a_list_of_addresses_are_left_out() -> None:
+    assert unpack_addresses(msgpack.packb([1, None, b"x", "y" * 257, "good"])) == ["good"]
+    assert unpack_addresses(msgpack.packb(["x"] * (MAX_ADDRESSES + 1))) == []
+
+
+def test_a_deeply_nested_value_is_refused_where_it_would_have_ended_the_process() -> None:
+    script = (
+        "import sys; import ftis_node.swarm.records\n"
+        "from hivemind.utils.serializer import MSGPackSerializer as serializer\n"
+        "try: serializer.loads(sys.stdin.buffer.read())\n"
+        "except ValueError as error: print('refused:', error)\n"
+    )
+    child = subprocess.run([sys.executable, "-c", script], input=bomb(3000), capture_output=True)
+    assert (child.returncode, child.stdout[:8]) == (0, b"refused:"), child.stderr[-500:]
+    assert MSGPackSerializer.loads(bomb(3)), "what nests a little is still read"
+
+
+# --- two DHT nodes ----------------------------------------------------------------------------------------------------
+
+
+async def join(network: Transport, who: Identity, *others: Transport) -> DHTNode:
+    for other in others:
+        await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
+    return await DHTNode.create(
+        p2p=network.p2p,
+        initial_peers=[f"/p2p/{other.p2p.peer_id}" for other in others],
+        record_validator=OwnerSigned(who, RUN.id),
+    )
+
+
+async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
+        alice = await join(at_alice, ALICE)
+        bob = await join(at_bob, BOB, at_alice)
+        key, expiry = record_key(RUN.id), get_dht_time() + 120
+        assert await alice.store(key, pack_addresses(ADDRESSES), expiry, subkey=ALICE.peer_id)
+
+        overwritten = await bob.store(key, pack_addresses(["mine"]), expiry + 60, subkey=ALICE.peer_id)
+        immortal = await bob.store(key, pack_addresses(["mine"]), expiry + 10**6, subkey=BOB.peer_id)
+        assert not overwritten and not immortal
+        request = dht_pb2.StoreRequest(
+            keys=[DHTID.generate(source=key).to_bytes()],
+            subkeys=[b""],  # "a whole dictionary", which hivemind decodes before anybody validates it
+            values=[bomb(200)],
+            expiration_time=[expiry],
+            in_cache=[False],
+        )
+        with pytest.raises(Exception, match="nests more than"):
+            await asyncio.wait_for(bob.protocol.get_stub(PeerID(ALICE.author)).rpc_store(request), 5)
+
+        found = await bob.get(key, latest=True)
+        assert found is not None
+        assert {name: unpack_addresses(entry.value) for name, entry in found.value.items()} == {
+            ALICE.peer_id: ADDRESSES
+        }
+        await bob.shutdown()
+        await alice.shutdown()

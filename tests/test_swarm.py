@@ -1,0 +1,331 @@
+"""Nodes on one machine, really connected: all groups reach all who want them, each once, and only the guilty pay."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from hivemind.p2p import PeerID
+
+from ftis_node.packet import packet_digest
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm import swarm as swarming
+from ftis_node.swarm.admission import Reason
+from ftis_node.swarm.announcement import announce
+from ftis_node.swarm.service import FtisSwarm
+from tests.helpers_swarm import (
+    RUN,
+    Member,
+    event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
+    member,
+    packet,
+    stub,
+)
+
+Key = tuple[bytes, int, int]
+
+
+class Swarms:
+    """Starts members, and ends those that a test did not end itself."""
+
+    def __init__(self, path: Path, stack: AsyncExitStack) -> None:
+        self.path = path
+        self._stack = stack
+        self._own: dict[Member, AsyncExitStack] = {}
+
+    async def join(self, number: int, *bootstraps: Member, cache: bool = False) -> Member:
+        own = AsyncExitStack()
+        joined = await own.enter_async_context(
+            member(number, self.path, [other.address for other in bootstraps], cache=cache)
+        )
+        self._own[joined] = own
+        self._stack.push_async_callback(own.aclose)
+        return joined
+
+    async def leave(self, who: Member) -> None:
+        await self._own[who].aclose()
+
+    async def three(self) -> tuple[Member, Member, Member]:
+        first = await self.join(1)
+        second = await self.join(2, first)
+        third = await self.join(3, first)
+        await eventually(
+            lambda: first.met(second, third) and second.met(first, third) and third.met(first, second),
+            "all have met, also those who only knew the first",
+        )
+        return first, second, third
+
+
+@pytest.fixture
+async def swarms(tmp_path: Path) -> AsyncIterator[Swarms]:
+    async with AsyncExitStack() as stack:
+        yield Swarms(tmp_path, stack)
+
+
+async def gets(who: Member, keys: set[Key], seconds: float = 20.0) -> None:
+    """Waits until a member has admitted exactly these groups, each once."""
+    await eventually(lambda: len(who.admitted) >= len(keys), f"{len(keys)} groups came", seconds)
+    assert len(who.admitted) == len(set(who.admitted))
+    assert set(who.admitted) == keys
+
+
+async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(swarms: Swarms) -> None:
+    nodes = await swarms.three()
+    made: dict[Member, set[Key]] = {node: set() for node in nodes}
+    for _ in range(4):
+        for node in nodes:
+            made[node] |= node.make(6)
+    for node in nodes:
+        await gets(node, set().union(*(keys for other, keys in made.items() if other is not node)))
+        assert node.swarm.rejections == {}
+        assert sum(node.swarm.accepted_by_author.values()) == 48
+        assert node.author not in node.swarm.accepted_by_author
+    served = sum((node.store.served for node in nodes), Counter())
+    assert list(served.values()) == [2] * 72, "every packet goes over the wire once to each of two"
+
+
+async def test_a_node_pulls_no_more_than_it_wants(swarms: Swarms) -> None:
+    first, second, _ = await swarms.three()
+    second.appetite = 3
+    first.make(10)
+    await eventually(lambda: len(second.admitted) == 3, "it got what it wanted")
+    first.make(10)
+    second.appetite = 5
+    second.swarm.poke()
+    await eventually(lambda: len(second.admitted) == 5, "it got what it wanted then")
+
+
+async def test_a_late_joiner_who_knows_one_address_meets_all_and_catches_up(swarms: Swarms) -> None:
+    nodes = await swarms.three()
+    made = set().union(*(node.make(5) for node in nodes))
+    await eventually(lambda: all(len(node.admitted) == 10 for node in nodes), "the three have exchanged")
+    late = await swarms.join(4, nodes[2])
+    await eventually(lambda: late.met(*nodes) and all(node.met(late) for node in nodes), "it met all")
+    await gets(late, made)
+    new = late.make(2)
+    await gets(nodes[0], (made - {key for key in made if key[0] == nodes[0].author}) | new)
+
+
+async def test_when_one_leaves_the_others_go_on(swarms: Swarms) -> None:
+    first, second, third = await swarms.three()
+    made = first.make(4)
+    await gets(second, made)
+    await gets(third, made)
+    await swarms.leave(first)
+    more = second.make(4)
+    await gets(third, made | more)
+    back = third.make(4)
+    await gets(second, made | back)
+    await eventually(lambda: not second.met(first) and not third.met(first), "they note that it is gone")
+    assert second.swarm.rejected_by_author == third.swarm.rejected_by_author == {}
+
+
+async def test_packets_of_an_author_that_left_come_from_who_holds_them(swarms: Swarms) -> None:
+    first, second, third = await swarms.three()
+    third.appetite = 0
+    made = first.make(4)
+    await gets(second, made)
+    await swarms.leave(first)
+    late = await swarms.join(4, second)
+    await gets(late, made)
+
+
+async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothing(swarms: Swarms) -> None:
+    first, second, third = await swarms.three()
+    before = first.make(3)
+    await gets(second, before)
+    await gets(third, before)
+    await swarms.leave(first)
+    again = await swarms.join(1, second)
+    assert (again.author, again.address != first.address) == (first.author, True)
+    await eventually(lambda: second.met(again) and third.met(again), "both have met it again")
+    assert second.swarm.membership.view[again.author].addresses[0] == again.address
+    after = again.make(3)
+    assert not before & after, "a round came twice"
+    await gets(second, before | after)
+    await gets(third, before | after)
+    assert second.swarm.gossip.quarantined(again.author) is None
+
+
+async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms: Swarms) -> None:
+    first = await swarms.join(1)
+    second = await swarms.join(2, first)
+    await eventually(lambda: first.met(second), "the two have met")
+    second.appetite = 0
+    made = first.make(3)
+    await eventually(
+        lambda: second.swarm.gossip.table.get(first.author, 0) is not None, "the second has heard of the groups"
+    )
+    await swarms.leave(second)
+    again = await swarms.join(2)
+    assert not again.swarm.membership.view
+    first.swarm.membership.hear([again.address])
+    first.swarm._heard.set()
+    await gets(again, made)
+
+
+async def test_the_peers_of_the_last_start_are_found_without_any_bootstrap(swarms: Swarms) -> None:
+    first = await swarms.join(1)
+    second = await swarms.join(2, first, cache=True)
+    await eventually(lambda: second.met(first), "the two have met")
+    await swarms.leave(second)
+    again = await swarms.join(2, cache=True)
+    await eventually(lambda: again.met(first) and first.met(again), "they have met again")
+
+
+async def test_a_peer_is_found_through_the_dht_alone(swarms: Swarms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarming, "PEERS_TOLD", 0)  # nobody tells of others
+    first = await swarms.join(1)
+    second = await swarms.join(2, first)
+    await eventually(lambda: first.met(second), "the two have met")
+    third = await swarms.join(3, first)
+    await eventually(lambda: third.met(second), "the third found the second's record")
+
+
+# --- who is to blame --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"), [("interior_eos", Reason.EOS_INTERIOR), ("other_prompt", Reason.WRONG_PROMPT)]
+)
+async def test_a_bad_author_is_refused_and_in_the_end_ignored_and_nobody_else_is_blamed(
+    swarms: Swarms, lie: str, reason: Reason
+) -> None:
+    good, bad, judge = await swarms.three()
+    good.appetite = 0
+    bad.make(1, **{lie: True})
+    swarm = judge.swarm
+    await eventually(lambda: swarm.rejections[str(reason)] == 1, "the packet was refused")
+    assert swarm.gossip.quarantined(bad.author) is None, "one may be a mistake"
+    honest = good.make(4)
+    await gets(judge, honest)
+    bad.make(swarming.BAD_PACKETS - 1, **{lie: True})
+    await eventually(lambda: swarm.gossip.quarantined(bad.author) is not None, "the author is quarantined")
+    assert swarm.rejections == {str(reason): swarming.BAD_PACKETS}
+    assert swarm.rejected_by_author == {bad.author: swarming.BAD_PACKETS}
+    assert swarm.gossip.quarantined(good.author) is None
+    bad.make(1)
+    more = good.make(2)
+    await gets(judge, honest | more)
+    assert judge.store.seen(bad.author, 0, 0), "it would be fetched again after a restart"
+
+
+async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
+    swarms: Swarms, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ftis_node.swarm.swarm")
+    author = await swarms.join(1)
+    holder = await swarms.join(2, author)
+    made = author.make(3)
+    await gets(holder, made)
+    await swarms.leave(author)
+    body = holder.store.body
+    holder.swarm._uploads._body = lambda digest: (body(digest) or b"")[:-1] + b"!"
+    victim = await swarms.join(3, holder)
+    await eventually(lambda: victim.swarm.rejections["holder"] > 0, "the holder was found out")
+    [known] = victim.swarm.gossip.table
+    await eventually(lambda: not victim.swarm._pulls, "nothing is on its way")
+    assert known.announcement.author == author.author
+    assert not any(victim.swarm._holders(target) for target in victim.swarm.gossip.table.choose(9, lambda t: True))
+    assert victim.admitted == []
+    assert victim.swarm.rejected_by_author == {}
+    assert victim.swarm.gossip.quarantined(author.author) is None
+    assert not any(victim.store.seen(*key) for key in made), "it may still come from somebody else"
+    assert "other bytes than the author signed" in caplog.text
+    again = await swarms.join(1, victim)
+    await eventually(lambda: victim.met(again), "the author is back")
+    await gets(victim, made)
+
+
+async def test_a_silent_holder_does_not_keep_the_node_from_the_others(
+    swarms: Swarms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarming, "WAVE_SECONDS", 0.2)
+    first, second, third = await swarms.three()
+    silence = asyncio.Event()
+
+    class Silent:
+        async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+            await silence.wait()
+            yield ftis_pb2.FetchChunk()
+
+    first.swarm._uploads = Silent()  # type: ignore[assignment]
+    third.appetite = 0
+    first.make(4)
+    await eventually(lambda: first.author in second.swarm._busy_holders, "the silent one was asked")
+    third_made = third.make(5)
+    await gets(second, third_made, seconds=5)
+    assert first.author in second.swarm._busy_holders
+    silence.set()
+
+
+async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms: Swarms) -> None:
+    first, second, third = await swarms.three()
+    body = packet(first.author, 2**64 - 1, 0)
+    ref = swarming.PacketRef(0, packet_digest(body), len(body))
+    far = announce(first.identity, run_id=RUN.id, round=2**64 - 1, policy_step=0, issued_at=_now(), packets=[ref])
+    entry = ftis_pb2.Entry(announcement=far.encode())
+    caller = stub(first.transport, second.identity)
+    await caller.rpc_exchange(ftis_pb2.ExchangeRequest(entries=[entry]), timeout=5)
+    assert second.swarm.gossip.counts["new"] == 1
+    made = third.make(2)
+    await eventually(lambda: made <= set(second.admitted), "the exchange goes on")
+
+
+def _now() -> int:
+    import time
+
+    return int(time.time())
+
+
+# --- strangers, and the end -------------------------------------------------------------------------------------------
+
+
+async def test_a_stranger_is_told_to_shake_hands_first(swarms: Swarms) -> None:
+    first = await swarms.join(1)
+    second = await swarms.join(2)
+    second.make(1)
+    await first.transport.connect(second.author, [second.address])
+    answer = await stub(first.transport, second.identity).rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=5)
+    assert answer.stranger
+    assert not answer.entries and not answer.peers
+
+
+async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: Swarms) -> None:
+    first = await swarms.join(1)
+    second = await swarms.join(2, first)
+    second.make(2)
+    await gets(first, {(second.author, 0, 0), (second.author, 0, 1)})
+    await second.swarm.close()
+    caller = FtisSwarm.get_stub(first.transport.p2p, PeerID(second.author))
+    with pytest.raises(Exception):  # noqa: B017 - hivemind raises what it likes
+        await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=2)
+    loops = {task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("_")}
+    assert loops == {"_exchange_loop", "_pull_loop", "_maintain_loop", "_record_loop"}, "those of the first"
+    assert len([task for task in asyncio.all_tasks() if task.get_name().startswith("_")]) == 4
+
+
+async def test_a_loop_that_meets_an_unforeseen_error_goes_on(
+    swarms: Swarms, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await swarms.join(1)
+    second = await swarms.join(2, first)
+    take, failed = second.swarm._on_group, asyncio.Event()
+
+    async def fail_once(*group: object) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("the disk is full")
+        await take(*group)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(second.swarm, "_on_group", fail_once)
+    made = first.make(4)
+    await eventually(lambda: len(second.admitted) == 3, "all but the one that failed came")
+    assert set(second.admitted) < made
+    assert "the disk is full" in caplog.text

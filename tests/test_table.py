@@ -1,0 +1,237 @@
+"""The table holds what is fresh, a fair share of it from each introducer, and chooses authors by turns."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.packet import packet_digest
+from ftis_node.swarm.announcement import Announcement, PacketRef, announce
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.table import INTRODUCER_PART, Heard, Table, Target
+from tests.helpers_swarm import RUN, identity
+
+MAX_AGE = 100.0
+PEERS = [identity(number).author for number in range(100, 110)]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@cache
+def author(number: int) -> Identity:
+    return identity(number)
+
+
+@cache
+def signed(number: int, round: int, packets: int = 3, content: int = 0) -> Announcement:
+    refs = [
+        PacketRef(slot, packet_digest(b"%d %d %d %d" % (number, round, slot, content)), 100) for slot in range(packets)
+    ]
+    return announce(author(number), run_id=RUN.id, round=round, policy_step=0, issued_at=0, packets=refs)
+
+
+class Bench:
+    """A table with a clock in hand."""
+
+    def __init__(self, capacity: int = 2048, seed: int = 0) -> None:
+        self.clock = Clock()
+        self.table = Table(MAX_AGE, self.clock, random.Random(seed), capacity)
+
+    def add(self, made: Announcement, age: float = 0.0, introducer: bytes | None = PEERS[0], held: int = 0) -> Heard:
+        return self.table.add(made, made.encode(), age=age, introducer=introducer, held=held)
+
+    def age(self, made: Announcement) -> float:
+        known = self.table.get(made.author, made.round)
+        assert known is not None
+        return self.clock() - known.born
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def everything(target: Target) -> bool:
+    return True
+
+
+def test_there_is_one_announcement_an_author_and_round(bench: Bench) -> None:
+    assert bench.add(signed(1, 0)) is Heard.NEW
+    assert bench.add(signed(1, 0), introducer=PEERS[1]) is Heard.KNOWN
+    assert bench.add(signed(1, 1)) is Heard.NEW
+    assert bench.add(signed(2, 0)) is Heard.NEW
+    assert len(bench.table) == 3
+
+
+def test_other_packets_in_the_same_round_are_an_equivocation_and_the_first_stands(bench: Bench) -> None:
+    bench.add(signed(1, 0))
+    assert bench.add(signed(1, 0, content=1)) is Heard.EQUIVOCATION
+    assert bench.add(signed(1, 0, packets=2)) is Heard.EQUIVOCATION
+    known = bench.table.get(author(1).author, 0)
+    assert known is not None and known.announcement == signed(1, 0)
+
+
+def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench) -> None:
+    bench.add(signed(1, 0, packets=3), introducer=PEERS[0], held=0b001)
+    bench.add(signed(1, 0, packets=3), introducer=PEERS[0], held=0b100)
+    bench.add(signed(1, 0, packets=3), introducer=PEERS[1], held=0b11111000)
+    known = bench.table.get(author(1).author, 0)
+    assert known is not None
+    assert known.told == {PEERS[0], PEERS[1]}
+    assert [known.held_by(PEERS[0], index) for index in range(3)] == [True, False, True]
+    assert not any(known.held_by(PEERS[1], index) for index in range(3)), "there are only three packets"
+    assert all(known.held_by(author(1).author, index) for index in range(3)), "the author made them"
+    known.held_no_more(PEERS[0], 0)
+    assert [known.held_by(PEERS[0], index) for index in range(3)] == [False, False, True]
+
+
+@given(ages=st.lists(st.tuples(st.floats(0, 150), st.floats(0, 20)), min_size=1, max_size=20))
+def test_an_announcement_never_gets_younger(ages: list[tuple[float, float]]) -> None:
+    bench, oldest = Bench(), 0.0
+    for claimed, passed in ages:
+        bench.clock.now += passed
+        oldest += passed
+        heard = bench.add(signed(1, 0), age=claimed)
+        if claimed > MAX_AGE:
+            assert heard is Heard.OLD
+        else:
+            oldest = max(oldest, claimed) if heard is Heard.KNOWN else claimed
+            assert bench.age(signed(1, 0)) == pytest.approx(oldest)
+
+
+def test_what_is_too_old_is_neither_taken_nor_kept(bench: Bench) -> None:
+    assert bench.add(signed(1, 0), age=MAX_AGE + 1) is Heard.OLD
+    bench.add(signed(1, 1), age=MAX_AGE - 10)
+    bench.add(signed(1, 2), age=0)
+    bench.clock.now += 11
+    assert [known.announcement.round for known in bench.table.sample(10, PEERS[5])] == [2]
+    assert bench.table.get(author(1).author, 1) is None
+
+
+def test_what_is_too_old_is_not_chosen_either(bench: Bench) -> None:
+    bench.add(signed(1, 0))
+    bench.clock.now += MAX_AGE + 1
+    assert bench.table.choose(10, everything) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.integers(0, 2), st.floats(0, 30)), max_size=120),
+    capacity=st.integers(8, 32),
+)
+def test_neither_the_table_nor_an_introducers_part_ever_overflows(
+    steps: list[tuple[int, int, int, float]], capacity: int
+) -> None:
+    bench = Bench(capacity)
+    for number, round, peer, passed in steps:
+        bench.clock.now += passed / 10
+        heard = bench.add(signed(number, round), introducer=PEERS[peer])
+        by_introducer = Counter(known.introducer for known in bench.table)
+        assert len(bench.table) <= capacity
+        assert all(count <= capacity // INTRODUCER_PART for count in by_introducer.values())
+        assert bench.table._introduced == by_introducer, "what left the table still counts"
+        assert heard is not Heard.FULL or by_introducer[PEERS[peer]] == capacity // INTRODUCER_PART
+        if passed > 25:
+            bench.table.forget_author(author(number).author)
+            assert all(known.announcement.author != author(number).author for known in bench.table)
+
+
+def test_ones_own_announcements_are_not_held_to_a_part(bench: Bench) -> None:
+    small = Bench(capacity=8)
+    assert [small.add(signed(1, round), introducer=None) for round in range(8)] == [Heard.NEW] * 8
+
+
+def test_introducers_that_are_gone_are_forgotten(bench: Bench) -> None:
+    for number, peer in enumerate(PEERS):
+        bench.add(signed(number + 1, 0), introducer=peer)
+    bench.clock.now += MAX_AGE + 1
+    bench.table.expire()
+    assert len(bench.table) == 0
+    assert bench.table._introduced == {} and len(bench.table._introduced) == 0
+
+
+def test_a_full_table_makes_room_for_what_is_new() -> None:
+    bench = Bench(capacity=16)
+    for number in range(1, 41):
+        assert bench.add(signed(number, 0), introducer=identity(number + 1000).author) is Heard.NEW
+        assert bench.table.get(author(number).author, 0) is not None
+    assert len(bench.table) == 16
+
+
+def test_nobody_is_told_what_it_told_or_was_told(bench: Bench) -> None:
+    bench.add(signed(1, 0), introducer=PEERS[0])
+    bench.add(signed(2, 0), introducer=PEERS[1])
+    [only] = bench.table.sample(10, PEERS[0])
+    assert only.announcement == signed(2, 0)
+    only.told.add(PEERS[0])
+    assert bench.table.sample(10, PEERS[0]) == []
+    bench.table.forget_peer(PEERS[0])
+    assert len(bench.table.sample(10, PEERS[0])) == 2, "it was started anew and may have forgotten all"
+
+
+def test_a_sample_is_no_larger_than_asked_and_differs(bench: Bench) -> None:
+    for number in range(1, 30):
+        bench.add(signed(number, 0))
+    samples = [frozenset(known.announcement.author for known in bench.table.sample(5, PEERS[5])) for _ in range(10)]
+    assert {len(sample) for sample in samples} == {5}
+    assert len(set(samples)) > 1
+
+
+def test_recent_authors_are_those_of_recent_announcements(bench: Bench) -> None:
+    bench.add(signed(1, 0), age=50)
+    bench.add(signed(2, 0), age=5)
+    assert bench.table.recent_authors(10) == {author(2).author}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rounds=st.dictionaries(st.integers(1, 6), st.integers(1, 4), min_size=1),
+    count=st.integers(1, 40),
+    seed=st.integers(0, 100),
+)
+def test_authors_take_turns_and_nothing_is_chosen_twice(rounds: dict[int, int], count: int, seed: int) -> None:
+    bench = Bench(seed=seed)
+    for number, many in rounds.items():
+        for round in range(many):
+            bench.add(signed(number, round, packets=2), age=10 * round)
+    chosen = bench.table.choose(count, everything)
+    assert len({target.key for target in chosen}) == len(chosen) == min(count, 2 * sum(rounds.values()))
+    taken = Counter(target.known.announcement.author for target in chosen)
+    for number, many in rounds.items():
+        had = taken[author(number).author]
+        assert had == 2 * many or had >= max(taken.values()) - 1, "an author was passed over"
+
+
+def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench: Bench) -> None:
+    bench.add(signed(1, 0, packets=4))
+    known = bench.table.get(author(1).author, 0)
+    assert known is not None
+    known.done, known.pulling = 0b0001, 0b0010
+    assert {target.index for target in bench.table.choose(10, everything)} == {2, 3}
+    assert {target.index for target in bench.table.choose(10, lambda target: target.index != 3)} == {2}
+
+
+def test_the_fresher_of_two_is_preferred(bench: Bench) -> None:
+    for number in range(1, 11):
+        bench.add(signed(number, 0, packets=1), age=float(number))
+    first = Counter(bench.table.choose(1, everything)[0].known.announcement.author for _ in range(500))
+    freshest, oldest = first[author(1).author], first[author(10).author]
+    assert oldest == 0, "the oldest loses against whomever it is drawn with"
+    assert 60 < freshest < 140, "the freshest wins whenever it is drawn, one time in five"
+
+
+def test_of_one_author_the_freshest_goes_first(bench: Bench) -> None:
+    for round, age in enumerate((30, 10, 20)):
+        bench.add(signed(1, round, packets=1), age=age)
+    assert [target.known.announcement.round for target in bench.table.choose(3, everything)] == [1, 2, 0]

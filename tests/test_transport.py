@@ -1,0 +1,177 @@
+"""p2pd under our identity: private sockets, clear errors, and no wait without a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils.multiaddr import Multiaddr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.transport import MAX_MESSAGE_BYTES, Transport, Unreachable, parse_address
+from tests.helpers_swarm import (
+    Answers,
+    event_loop_policy,  # noqa: F401 - a fixture
+    identity,
+    transport,
+)
+
+ALICE, BOB = identity(1), identity(2)
+PEER = ALICE.peer_id
+
+
+async def start(path: Path, who: Identity = ALICE, port: int = 0) -> Transport:
+    (path / "key").write_bytes(who.to_bytes())
+    return await Transport.start(key=path / "key", host="127.0.0.1", port=port, sockets=path)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}",
+        f"/ip6/2001:db8::1/tcp/4001/p2p/{PEER}",
+        f"/dns4/node.example/tcp/4001/p2p/{PEER}",
+        f"/ip4/192.0.2.7/udp/4001/quic-v1/p2p/{PEER}",
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit/p2p/{PEER}",
+    ],
+)
+def test_an_address_names_the_peer_at_its_end(address: str) -> None:
+    assert parse_address(address) == (address, ALICE.author)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "/",
+        "hello",
+        "192.0.2.7:4001",
+        PEER,
+        "/ip4/192.0.2.7/tcp/4001",
+        "/ip4/192.0.2.7/tcp/4001/p2p/",
+        "/ip4/192.0.2.7/tcp/4001/p2p/Qm",
+        f"/ip4/192.0.2.700/tcp/4001/p2p/{PEER}",
+        f"/ip4/192.0.2.7/tcp/port/p2p/{PEER}",
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER[:-1]}",
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}/ws",
+        f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}/p2p-circuit",
+        "/ip4/192.0.2.7/tcp/4001/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",  # an RSA key's
+    ],
+)
+def test_what_is_no_address_of_a_peer_says_how_one_looks(address: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_address(address)
+    assert "/p2p/12D3Koo" in error.value.fix
+
+
+@given(
+    st.one_of(
+        st.text(max_size=80),
+        st.lists(st.sampled_from(["/ip4", "/127.0.0.1", "/tcp", "/1", "/p2p", f"/{PEER}", "/", "\x00", "/unix"])).map(
+            "".join
+        ),
+    )
+)
+def test_no_text_is_anything_but_an_address_or_a_usage_error(text: str) -> None:
+    try:
+        address, peer = parse_address(text)
+    except UsageError:
+        return
+    assert address == text
+    assert (peer, text.endswith(f"/p2p/{PEER}")) == (ALICE.author, True)
+
+
+async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path) -> None:
+    sockets = tmp_path / "sockets"
+    sockets.mkdir(mode=0o700)
+    (tmp_path / "key").write_bytes(ALICE.to_bytes())
+    before = set(os.listdir("/tmp"))
+    network = await Transport.start(key=tmp_path / "key", host="127.0.0.1", port=0, sockets=sockets)
+    await FtisSwarm(Answers(lambda request, peer: nothing())).add_p2p_handlers(network.p2p)
+    names = {path.name.split("-")[0] for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)}
+    assert names == {"p2pd", "p2pclient"}
+    assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("hivemind")]
+    pid = network.pid
+    await network.close()
+    assert not psutil.pid_exists(pid)
+    assert [path for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)] == []
+
+
+async def nothing():  # type: ignore[no-untyped-def]
+    for chunk in ():
+        yield chunk
+
+
+async def test_its_addresses_end_in_its_peer_id(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path) as network:
+        addresses = await network.addresses()
+        assert addresses
+        assert {parse_address(address)[1] for address in addresses} == {ALICE.author}
+
+
+async def test_a_taken_port_says_which_and_what_to_do(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path / "alice") as network:
+        port = int(Multiaddr((await network.addresses())[0])["tcp"])
+        (tmp_path / "bob").mkdir()
+        with pytest.raises(UserError) as error:
+            await start(tmp_path / "bob", BOB, port)
+    assert str(port) in error.value.what
+    assert "--port" in error.value.fix
+
+
+async def test_a_peer_that_is_not_there_is_unreachable_within_seconds(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path) as network:
+        began = time.monotonic()
+        for addresses in (
+            [f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"],
+            ["rubbish", f"/p2p/{BOB.peer_id}", "/ip4/127.0.0.1"],
+            [],
+        ):
+            with pytest.raises(Unreachable):
+                await network.connect(BOB.author, addresses)
+        assert time.monotonic() - began < 12
+
+
+async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
+        where = (await bob.addresses())[0].rpartition("/")[0]
+        victim = identity(9)
+        with pytest.raises(Unreachable):
+            await alice.connect(victim.author, [f"{where}/{victim.peer_id}"])
+        await alice.connect(BOB.author, await bob.addresses())
+        assert BOB.author in await alice.connected()
+        assert victim.author not in await alice.connected()
+
+
+async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.swarm.transport.DIAL_SECONDS", 0.2)
+    network = await start(tmp_path)
+    pid = network.pid
+    os.kill(pid, signal.SIGSTOP)  # a stopped process does not act on SIGTERM
+    await network.close()
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spent(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
+        await FtisSwarm(Answers(lambda request, peer: nothing())).add_p2p_handlers(bob.p2p)
+        await alice.connect(BOB.author, await bob.addresses())
+        for length in (MAX_MESSAGE_BYTES + 1, 1 << 32, (1 << 64) - 1):
+            _, reader, writer = await alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")
+            writer.write(P2P.MESSAGE_MARKER + length.to_bytes(8, "big") + b"x" * 1000)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+        largest = ftis_pb2.FetchChunk(digest=bytes(32), packet=bytes(MAX_MESSAGE_BYTES - 1024))
+        assert largest.ByteSize() <= MAX_MESSAGE_BYTES
