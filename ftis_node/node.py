@@ -15,7 +15,7 @@ from typing import Any
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
-from ftis_node.packet import decode, packet_digest
+from ftis_node.packet import decode
 from ftis_node.run import Hints, Run, RunFile, dump_run_file, load_run_file, parse_run_file
 from ftis_node.settings import Settings
 from ftis_node.stepping import Progress, Stepper
@@ -64,6 +64,7 @@ class Node:
         self.home = Home(options.home)
         self.state, self.reason = "LOADING", "The node is starting."
         self._stopping = asyncio.Event()
+        self._exit_code = 0
         self._stack = contextlib.AsyncExitStack()
         self._facts: dict[str, Any] = {}
         self._run_file: RunFile | None = None
@@ -77,28 +78,45 @@ class Node:
         self._saved_bytes = 0
         self._started = time.time()
 
-    async def run(self) -> None:
+    async def run(self) -> int:
         """Starts everything, trains until stopped, and ends everything in the opposite order.
+
+        Returns the exit code: 0, or 130 after Ctrl-C; either way the last step was saved.
 
         Raises:
             UserError: something that a person can mend keeps the node from starting or going on.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.stop)
+        loop.add_signal_handler(signal.SIGINT, self.stop, 130)
         async with self._stack:
-            await self._start()
-            if not self._stopping.is_set():
+            if await self._start_unless_stopped():
                 await self._train()
+        return self._exit_code
 
-    def stop(self) -> None:
+    def stop(self, exit_code: int = 0) -> None:
         """Asks the node to finish its step, save and end; a second call ends it at once."""
         if self._stopping.is_set():
             logger.warning("Second request to stop: ending at once; the last checkpoint stands.")
             raise SystemExit(130)
+        self._exit_code = exit_code
         self._set_state("STOPPING", "The node was asked to stop.")
         self._stopping.set()
 
     # --- starting -------------------------------------------------------------------------------------------------
+
+    async def _start_unless_stopped(self) -> bool:
+        """Starts; a request to stop meanwhile cuts it short, for loading a large model takes its time."""
+        starting = asyncio.create_task(self._start())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return False
+        starting.result()
+        return not self._stopping.is_set()
 
     async def _start(self) -> None:
         self.home.open()
@@ -125,13 +143,13 @@ class Node:
         self._keep_run(self._run_file)
         self.home.record_runtime(runtime, (transport.pid, self._worker.pid or 0))
         digests = await self._open_run(run)
-        store = PacketStore(self.home.store, run.id, self.settings.packet_quota_mb << 20)
+        self._store = store = PacketStore(self.home.store, run.id, self.settings.packet_quota_mb << 20)
         self._stack.callback(store.close)
         store.skip_round()
         self._checkpoints = Checkpoints(self.home.checkpoints)
         self._metrics = MetricsLog(self.home.metrics)
         self._stack.callback(self._metrics.close)
-        context = AdmissionContext(run=run, prompt_digests=digests)
+        self._context = context = AdmissionContext(run=run, prompt_digests=digests)
         self._stepper = Stepper(
             context=context, identity=identity, settings=self.settings, store=store, worker=self._worker
         )
@@ -151,7 +169,7 @@ class Node:
         self._set_state("JOINING", "Looking for peers.")
         await self._swarm.start([*bootstraps, *self._run_file.hints.bootstraps])
         self._stack.push_async_callback(self._swarm.close)
-        self._refill_pool(store, context)
+        self._refill_pool()
         logger.info("Run %s; this node is %s", run.id.hex(), " ".join(self._addresses))
 
     async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
@@ -207,38 +225,48 @@ class Node:
         if found is None:
             return
         directory, facts = found
+        if facts["model"] != self._model():
+            raise UsageError(
+                f"The home {self.home.path} belongs to another model: {facts['model']}, not {self._model()}.",
+                "Use the model and --lora/--full of the first start, or a fresh --home.",
+            )
         self._stepper.progress = Progress.from_facts(facts["progress"])
         await self._worker.call("restore", directory=str(directory), steps=self._stepper.progress.step)
         logger.info("Going on from step %d", self._stepper.progress.step)
         self._metrics.write("resumed", step=self._stepper.progress.step)
 
-    def _refill_pool(self, store: PacketStore, context: AdmissionContext) -> None:
-        """Groups that were admitted before a restart and not trained on are scored again."""
-        assert self._stepper is not None
-        for author, body, held in store.waiting(self.settings.max_age):
+    def _model(self) -> str:
+        return f"{self.settings.model} ({'lora' if self.settings.lora else 'full'})"
+
+    def _refill_pool(self) -> None:
+        """Groups that were admitted before a restart and neither scored nor trained on are scored again."""
+        assert self._stepper is not None and self._swarm is not None
+        for author, body, held in self._store.waiting(self.settings.max_age):
             packet = decode(body)
-            verdict = admit(context, author, body, announced=(packet.round, packet.slot))
-            if not isinstance(verdict, Rejection) and verdict.digest == packet_digest(body):
+            verdict = admit(self._context, author, body, announced=(packet.round, packet.slot))
+            if not isinstance(verdict, Rejection):
                 self._stepper.score_later(verdict, time.monotonic() - held)
 
     # --- training -------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
-        assert self._stepper is not None and self._swarm is not None
-        progress = self._stepper.progress
-        if progress.pass_at_1 is None:
-            await self._evaluate()
-            await self._checkpoint()
-        await self._wait_for_peers()
         while not self._stopping.is_set() and not self._done():
             self._look_around()
             try:
-                if await self._stepper.step(self._stopping) is None:
-                    break
-                await self._after_step()
+                await self._go_on()
             except WorkerDied:
                 await self._revive_worker()
         await self._finish()
+
+    async def _go_on(self) -> None:
+        """The first evaluation, or the next step."""
+        assert self._stepper is not None
+        if self._stepper.progress.pass_at_1 is None:
+            await self._evaluate()
+            await self._checkpoint()
+            await self._wait_for_peers()
+        elif await self._stepper.step(self._stopping) is not None:
+            await self._after_step()
 
     def _done(self) -> bool:
         assert self._stepper is not None
@@ -293,7 +321,8 @@ class Node:
         await self._worker.call("save", directory=str(directory))
         self._saved_bytes = sum(file.stat().st_size for file in directory.iterdir())
         self._saved_at = time.monotonic()
-        self._saving = asyncio.create_task(self._commit(directory, {"progress": progress.facts()}))
+        facts = {"model": self._model(), "progress": progress.facts()}
+        self._saving = asyncio.create_task(self._commit(directory, facts))
 
     async def _commit(self, directory: Path, facts: dict[str, Any]) -> None:
         await asyncio.to_thread(self._checkpoints.commit, directory, facts)
@@ -315,19 +344,23 @@ class Node:
     async def _revive_worker(self) -> None:
         """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
         assert self._stepper is not None and self._run_file is not None
-        self._restarts += 1
-        if self._restarts > WORKER_RESTARTS:
-            raise UserError(
-                f"The compute process died {self._restarts} times.",
-                f"Look into {self.home.log} for its last words; a smaller micro_batch_tokens needs less memory.",
-            )
-        logger.error("The compute process died; starting it again (%d of %d)", self._restarts, WORKER_RESTARTS)
         self._set_state("LOADING", "The compute process died and is being started again.")
-        await asyncio.sleep(min(2.0**self._restarts, 30.0))
-        self._worker = self._stepper.worker = Worker()
-        await self._start_worker()
-        await self._open_run(self._run_file.run)
-        await self._restore()
+        while True:
+            self._restarts += 1
+            if self._restarts > WORKER_RESTARTS:
+                raise UserError(
+                    f"The compute process died {self._restarts} times.",
+                    f"Look into {self.home.log} for its last words; a smaller micro_batch_tokens needs less memory.",
+                )
+            logger.error("The compute process died; starting it again (%d of %d)", self._restarts, WORKER_RESTARTS)
+            await asyncio.sleep(min(2.0**self._restarts, 30.0))
+            self._worker = self._stepper.worker = Worker()
+            with contextlib.suppress(WorkerDied):
+                await self._start_worker()
+                await self._open_run(self._run_file.run)
+                await self._restore()
+                self._refill_pool()
+                return
 
     # --- looking around -------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Settings(BaseModel):
     divergence: str | None = None
     reduction: str | None = None
     threshold: float | None = None
-    learning_rate: float | None = Field(None, gt=0)
+    learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     gradient_clip: float = Field(1.0, gt=0)

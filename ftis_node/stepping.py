@@ -21,7 +21,7 @@ from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.worker.client import Worker, WorkerDied
+from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from ftis_node.worker.messages import pack_completions, unpack_completions
 
 # However many peers there are, a node makes at least this part of its batch itself, or strangers would rule it.
@@ -126,9 +126,14 @@ class Stepper:
             rewards = (await self.worker.call("score", row=group.row, completions=packed))["rewards"]
         except WorkerDied:
             return  # it stays in the store as admitted and is scored after the worker's restart
-        if self.pool.add(Scored(group, tuple(rewards), born)):
+        except WorkerFault as fault:
+            logger.error("A group of %s could not be scored: %s", peer_id(group.author), fault)
+            self._store.settle([group.key], "unscored")
+            return
+        scored = Scored(group, tuple(rewards), born)
+        if self.pool.add(scored):
             self._pool_grew.set()
-        else:
+        elif not scored.has_signal:
             self._store.settle([group.key], "no-signal")
 
     # --- the step -------------------------------------------------------------------------------------------------
@@ -258,8 +263,8 @@ class Stepper:
             "own_reward": _mean([r for group in own for r in group.rewards]),
             "foreign_reward": _mean([r for scored in foreign for r in scored.rewards]),
             "foreign_age": _mean([now - scored.born for scored in foreign]),
-            "seconds": seconds,
             **report,
+            "seconds": seconds,
         }
         return self.last
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,9 @@ class Daemon:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             self.process.wait()
+        runtime = self.home.runtime()
+        if runtime is not None:
+            shutil.rmtree(runtime["directory"], ignore_errors=True)
 
 
 def gone(family: list[psutil.Process], seconds: float = 10) -> None:

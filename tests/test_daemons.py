@@ -95,6 +95,19 @@ def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_co
     assert node.status()["state"] == "ONLINE"
 
 
+def test_a_compute_process_that_dies_is_started_again_from_the_last_checkpoint(
+    tmp_path: Path, daemons: dict[str, Daemon]
+) -> None:
+    node = daemons["node"] = Daemon(tmp_path / "node", "--model", "tiny-a").start()
+    step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
+    (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
+    worker.kill()
+    after = node.wait(lambda s: s["worker_restarts"] == 1 and s["step"] > step + 1, "it goes on")
+    assert after["state"] == "ALONE"
+    assert read_events(node.home.metrics, "resumed")[0]["step"] >= step - 1
+    assert node.stop() == 0
+
+
 def test_a_daemon_of_another_run_is_left_out_on_both_sides(tmp_path: Path, daemons: dict[str, Daemon]) -> None:
     one = daemons["one"] = Daemon(tmp_path / "one", "--model", "tiny-a").start()
     address = one.address()

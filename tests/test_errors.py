@@ -56,9 +56,7 @@ def test_before_anything_starts(mistake: str, tmp_path: Path) -> None:
 
 def test_a_run_file_with_an_unknown_key_names_the_nearest(tmp_path: Path, run_text: str) -> None:
     (tmp_path / "run.toml").write_text(run_text.replace("temperature =", "temprature ="))
-    refused(
-        tmp_path / "h", "--run", str(tmp_path / "run.toml"), code=2, what="temprature", fix="temperature"
-    )
+    refused(tmp_path / "h", "--run", str(tmp_path / "run.toml"), code=2, what="temprature", fix="temperature")
 
 
 def test_peers_that_nobody_answers_at(tmp_path: Path) -> None:

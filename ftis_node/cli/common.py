@@ -25,7 +25,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """``--set key=value`` options; JSON values where they parse, strings otherwise.
+    """``--set key=value`` options as text; the settings know their types.
 
     Raises:
         UsageError: there is no ``=``.
@@ -35,8 +35,5 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
         key, separator, text = pair.partition("=")
         if not separator:
             raise UsageError(f"--set {pair} has no value.", "Write --set KEY=VALUE.")
-        try:
-            values[key] = json.loads(text)
-        except json.JSONDecodeError:
-            values[key] = text
+        values[key] = text
     return values

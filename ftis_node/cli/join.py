@@ -80,7 +80,7 @@ def join(
         run=run,
         name=name,
     )
-    uvloop.run(Node(options, settle).run())
+    sys.exit(uvloop.run(Node(options, settle).run()))
 
 
 def _settle(task: str, *, flags: dict[str, object], file: Path | None) -> Settings:

@@ -170,7 +170,8 @@ class Engine:
             raise UsageError(str(error), fix) from error
         random = load_file(path / _RANDOM)
         torch.set_rng_state(random["torch"])
-        self._random.set_state(random["sampling"])
+        if random["sampling"].shape == self._random.get_state().shape:  # else it is of another kind of device
+            self._random.set_state(random["sampling"])
         return {"steps": steps}
 
     def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
