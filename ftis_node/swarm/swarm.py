@@ -162,6 +162,7 @@ class Swarm:
         self.gossip.table.forget_peer(peer)
         if not known and peer in self.membership.view:
             self.poke()  # it may have what nobody else has
+            self._heard.set()  # and belongs into the cache, for the next start
         return answer
 
     async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
