@@ -59,6 +59,18 @@ async def _receive_bounded(reader: asyncio.StreamReader) -> bytes:
 P2P.receive_raw_data = staticmethod(_receive_bounded)
 
 
+class _PendingCalls(dict[Any, "asyncio.Future[Any]"]):
+    """Calls that still wait for their answer.
+
+    hivemind asks whether a call is `in` here and then gives it its answer. If the call was given up in the same turn of
+    the loop, that raises, and ends the one task that reads all answers: the node would be deaf from then on.
+    """
+
+    def __contains__(self, call: object) -> bool:
+        future = self.get(call)
+        return future is not None and not future.done()
+
+
 class Transport:
     """One running p2pd with our identity."""
 
@@ -85,6 +97,7 @@ class Transport:
             )
         except P2PDaemonError as error:
             raise _start_error(str(error), host, port) from error
+        p2p._client.control._pending_calls = _PendingCalls()
         return cls(p2p)
 
     @property
