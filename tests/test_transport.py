@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -25,6 +26,7 @@ from tests.helpers_swarm import (
     Answers,
     event_loop_policy,  # noqa: F401 - a fixture
     identity,
+    stub,
     transport,
 )
 
@@ -160,8 +162,12 @@ async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path: Path, m
     network = await start(tmp_path)
     pid = network.pid
     os.kill(pid, signal.SIGSTOP)  # a stopped process does not act on SIGTERM
-    await network.close()
-    assert not psutil.pid_exists(pid)
+    try:
+        await asyncio.wait_for(network.close(), 5)
+        assert not psutil.pid_exists(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spent(tmp_path: Path) -> None:
@@ -175,3 +181,26 @@ async def test_a_length_that_no_message_has_ends_the_stream_before_memory_is_spe
             writer.close()
         largest = ftis_pb2.FetchChunk(digest=bytes(32), packet=bytes(MAX_MESSAGE_BYTES - 1024))
         assert largest.ByteSize() <= MAX_MESSAGE_BYTES
+
+
+async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the_node_deaf(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
+
+        class GivesUp(Answers):
+            async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+                if not request.minor:  # this call ends just before its answer comes
+                    calls = alice.p2p._client.control._pending_calls
+                    given_up.update(calls)
+                    calls.update(dict.fromkeys(calls, cancelled))
+                return ftis_pb2.Handshake(agent="here")
+
+        given_up: dict[object, asyncio.Future[bytes]] = {}
+        cancelled: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await FtisSwarm(GivesUp(lambda request, peer: nothing())).add_p2p_handlers(bob.p2p)
+        await alice.connect(BOB.author, await bob.addresses())
+        caller = stub(alice, BOB)
+        with pytest.raises(TimeoutError):
+            await caller.rpc_handshake(ftis_pb2.Handshake(), timeout=0.5)
+        assert given_up
+        assert (await caller.rpc_handshake(ftis_pb2.Handshake(minor=1), timeout=5)).agent == "here"
