@@ -227,8 +227,8 @@ def _in_words(node: dict[str, Any]) -> str:
     return (
         f"{node['name']} ({node['model']}, {node['role']}): pass@1 {node['pass_at_1_before']:.2f} → "
         f"{node['pass_at_1_after']:.2f} in {node['steps']} steps, with {node['foreign_groups_used']} groups of "
-        f"{len(node['foreign_groups_by_author'])} others, which carried {node['foreign_weight_share']:.0%} of the "
-        "weight in its loss"
+        f"{len(node['foreign_groups_by_author'])} others, which carried {node['foreign_weight_share']:.0%} of its "
+        "loss's weight, Σ |Â|·w·tokens"
     )
 
 

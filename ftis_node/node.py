@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
+import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,25 +18,28 @@ from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.packet import decode
-from ftis_node.run import Hints, Run, RunFile, dump_run_file, load_run_file, parse_run_file
+from ftis_node.report import peers_report, training_status
+from ftis_node.run import RUN_DEFAULTS, Run, RunFile, dump_run_file, load_run_file, make_run
 from ftis_node.settings import Settings
 from ftis_node.stepping import Progress, Stepper
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
-from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import fetch_run
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.transport import Transport, parse_address
-from ftis_node.worker.client import Worker, WorkerDied
+from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
 CHECKPOINT_SECONDS = 600.0
-STOP_SECONDS = 25.0
-WORKER_RESTARTS = 5
+# After a request to stop, the running step has so long to end, and then the last checkpoint and evaluation.
+GRACE_SECONDS = 12.0
+FINISH_SECONDS = 13.0
+WORKER_FAILURES = 5  # in a row, without a step between them
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,17 @@ class Node:
         self._stepper: Stepper | None = None
         self._addresses: list[str] = []
         self._worker = Worker()
-        self._restarts = 0
+        self._restarts = self._failures = 0
         self._saving: asyncio.Task[None] | None = None
         self._saved_at = 0.0
+        self._saved_step = 0
         self._saved_bytes = 0
         self._started = time.time()
 
     async def run(self) -> int:
         """Starts everything, trains until stopped, and ends everything in the opposite order.
 
-        Returns the exit code: 0, or 130 after Ctrl-C; either way the last step was saved.
+        Returns the exit code: 0, or 130 after Ctrl-C.
 
         Raises:
             UserError: something that a person can mend keeps the node from starting or going on.
@@ -89,9 +95,15 @@ class Node:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stop)
         loop.add_signal_handler(signal.SIGINT, self.stop, 130)
-        async with self._stack:
-            if await self._start_unless_stopped():
-                await self._train()
+        try:
+            async with self._stack:
+                if await self._start_unless_stopped():
+                    await self._train()
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(
+                f"The home {self.home.path} cannot be written or read: {error}.",
+                "Make room on its disk and start the same command again; it goes on from the last checkpoint.",
+            ) from error
         return self._exit_code
 
     def stop(self, exit_code: int = 0) -> None:
@@ -137,21 +149,28 @@ class Node:
         self.settings = self._settle(self._task())
         await self._start_worker()
         if self._run_file is None:
-            self._run_file = RunFile(run=_new_run(self._facts), hints=Hints(name=self.options.name))
+            self._run_file = RunFile(run=_new_run(self._facts))
         run = self._run_file.run
         _check_fit(run, self._facts, self.settings.model)
         self._keep_run(self._run_file)
-        self.home.record_runtime(runtime, (transport.pid, self._worker.pid or 0))
-        digests = await self._open_run(run)
+        self._children = functools.partial(self.home.record_runtime, runtime)
+        self._p2pd = transport.pid
+        self._children((self._p2pd, self._worker.pid or 0))
+        opened = await self._worker.call("open", run=run.model_dump(mode="json"))
         self._store = store = PacketStore(self.home.store, run.id, self.settings.packet_quota_mb << 20)
         self._stack.callback(store.close)
         store.skip_round()
         self._checkpoints = Checkpoints(self.home.checkpoints)
         self._metrics = MetricsLog(self.home.metrics)
         self._stack.callback(self._metrics.close)
-        self._context = context = AdmissionContext(run=run, prompt_digests=digests)
+        self._context = context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
         self._stepper = Stepper(
-            context=context, identity=identity, settings=self.settings, store=store, worker=self._worker
+            context=context,
+            own_only=opened["own_only"],
+            identity=identity,
+            settings=self.settings,
+            store=store,
+            worker=self._worker,
         )
         self._swarm = self._stepper.swarm = Swarm(
             transport=transport,
@@ -169,6 +188,7 @@ class Node:
         self._set_state("JOINING", "Looking for peers.")
         await self._swarm.start([*bootstraps, *self._run_file.hints.bootstraps])
         self._stack.push_async_callback(self._swarm.close)
+        self._check_peers(bootstraps)
         self._refill_pool()
         logger.info("Run %s; this node is %s", run.id.hex(), " ".join(self._addresses))
 
@@ -183,10 +203,20 @@ class Node:
             )
         if known is None and given is None and bootstraps:
             self.reason = "Asking the peers for their run."
-            text = await fetch_run(transport, bootstraps, self.settings.patience)
-            given = parse_run_file(text)
-            logger.info("The peers' run is %s:\n%s", given.run.id.hex(), text)
+            given = await fetch_run(transport, bootstraps, self.settings.patience)
+            logger.info("The peers' run is %s:\n%s", given.run.id.hex(), dump_run_file(given))
         return given or known
+
+    def _check_peers(self, bootstraps: Sequence[str]) -> None:
+        """Peers that all belong to another run than the home's are not what the person wanted."""
+        assert self._swarm is not None and self._run_file is not None
+        refused = self._swarm.membership.refused
+        if bootstraps and self.options.run is None and all(parse_address(text)[1] in refused for text in bootstraps):
+            raise UsageError(
+                f"The --peers are all in another run than the home {self.home.path}, which belongs to run "
+                f"{self._run_file.run.id.hex()}.",
+                "Name a fresh --home to join their run, or leave out --peers.",
+            )
 
     def _keep_run(self, run_file: RunFile) -> None:
         temporary = self.home.run_file.with_suffix(".tmp")
@@ -212,16 +242,15 @@ class Node:
             return self.options.task
         return self._run_file.run.task if self._run_file is not None else "arithmetic"
 
-    async def _open_run(self, run: Run) -> bytes:
-        digests: bytes = (await self._worker.call("open", run=run.model_dump(mode="json")))["prompt_digests"]
-        return digests
-
     async def _restore(self) -> None:
         """Goes on from the newest sound checkpoint, if there is one."""
         assert self._stepper is not None
-        found = self._checkpoints.latest()
-        for path in self._checkpoints.damaged():
-            logger.error("The checkpoint %s is damaged and was set aside; the one before it is used.", path)
+        known_damaged = self._checkpoints.damaged()
+        found = await asyncio.to_thread(self._checkpoints.latest)
+        for path in set(self._checkpoints.damaged()) - set(known_damaged):
+            logger.error(
+                "A checkpoint is damaged and was set aside as %s; an older one is used, if there is one.", path
+            )
         if found is None:
             return
         directory, facts = found
@@ -230,8 +259,9 @@ class Node:
                 f"The home {self.home.path} belongs to another model: {facts['model']}, not {self._model()}.",
                 "Use the model and --lora/--full of the first start, or a fresh --home.",
             )
-        self._stepper.progress = Progress.from_facts(facts["progress"])
-        await self._worker.call("restore", directory=str(directory), steps=self._stepper.progress.step)
+        progress = Progress.from_facts(facts["progress"])
+        await self._worker.call("restore", directory=str(directory), steps=progress.step)
+        self._stepper.progress, self._saved_step = progress, progress.step
         logger.info("Going on from step %d", self._stepper.progress.step)
         self._metrics.write("resumed", step=self._stepper.progress.step)
 
@@ -253,10 +283,24 @@ class Node:
         while not self._stopping.is_set() and not self._done():
             self._look_around()
             try:
-                await self._go_on()
-            except WorkerDied:
-                await self._revive_worker()
+                await self._unless_stopped(self._go_on())
+            except (WorkerDied, WorkerFault) as fault:
+                await self._unless_stopped(self._revive_worker(fault))
         await self._finish()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does the work; after a request to stop, what is not done within the grace is given up."""
+        task, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not task.done():
+            await asyncio.wait({task}, timeout=GRACE_SECONDS)
+        if task.done():
+            return task.result()
+        logger.warning("The compute process is busy for longer than %.0f s; its work is given up.", GRACE_SECONDS)
+        task.cancel()
+        await asyncio.wait({task})
+        await self._worker.stop()
 
     async def _go_on(self) -> None:
         """The first evaluation, or the next step."""
@@ -283,6 +327,7 @@ class Node:
     async def _after_step(self) -> None:
         assert self._stepper is not None and self._swarm is not None
         progress, last = self._stepper.progress, self._stepper.last
+        self._failures = 0
         if progress.step % self.settings.eval_every == 0:
             await self._evaluate()
         self._metrics.write(
@@ -321,6 +366,7 @@ class Node:
         await self._worker.call("save", directory=str(directory))
         self._saved_bytes = sum(file.stat().st_size for file in directory.iterdir())
         self._saved_at = time.monotonic()
+        self._saved_step = progress.step
         facts = {"model": self._model(), "progress": progress.facts()}
         self._saving = asyncio.create_task(self._commit(directory, facts))
 
@@ -328,39 +374,47 @@ class Node:
         await asyncio.to_thread(self._checkpoints.commit, directory, facts)
 
     async def _finish(self) -> None:
-        """The last evaluation and checkpoint; if the worker does not answer in time, the last checkpoint stands."""
+        """The last checkpoint and evaluation; if the worker does not answer in time, what was saved before stands."""
         assert self._stepper is not None
         progress = self._stepper.progress
         try:
-            async with asyncio.timeout(STOP_SECONDS):
-                if progress.pass_at_1_step != progress.step:
-                    await self._evaluate()
+            async with asyncio.timeout(FINISH_SECONDS):
+                if progress.pass_at_1 is not None and self._saved_step != progress.step:
                     await self._checkpoint()
                 if self._saving is not None:
                     await self._saving
-        except (TimeoutError, WorkerDied):
-            logger.warning("The compute process did not finish in time; the last checkpoint stands.")
+                if progress.pass_at_1_step != progress.step:
+                    await self._evaluate()
+        except (TimeoutError, WorkerDied, WorkerFault) as error:
+            logger.warning("The end was cut short (%s); step %d was saved last.", _reason(error), self._saved_step)
 
-    async def _revive_worker(self) -> None:
+    async def _revive_worker(self, fault: FtisError) -> None:
         """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
         assert self._stepper is not None and self._run_file is not None
-        self._set_state("LOADING", "The compute process died and is being started again.")
+        self._set_state("LOADING", "The compute process failed and is being started again.")
         while True:
             self._restarts += 1
-            if self._restarts > WORKER_RESTARTS:
+            self._failures += 1
+            if self._failures > WORKER_FAILURES:
                 raise UserError(
-                    f"The compute process died {self._restarts} times.",
-                    f"Look into {self.home.log} for its last words; a smaller micro_batch_tokens needs less memory.",
+                    f"The compute process failed {self._failures} times in a row, at last with: {fault}",
+                    f"Look into {self.home.log}; if it was out of memory, give a smaller micro_batch_tokens.",
                 )
-            logger.error("The compute process died; starting it again (%d of %d)", self._restarts, WORKER_RESTARTS)
-            await asyncio.sleep(min(2.0**self._restarts, 30.0))
-            self._worker = self._stepper.worker = Worker()
-            with contextlib.suppress(WorkerDied):
+            logger.error("The compute process failed (%s); starting a new one", fault)
+            await self._worker.stop()
+            await asyncio.sleep(min(2.0**self._failures, 30.0))
+            self._worker = Worker()
+            try:
                 await self._start_worker()
-                await self._open_run(self._run_file.run)
+                await self._worker.call("open", run=self._run_file.run.model_dump(mode="json"))
                 await self._restore()
-                self._refill_pool()
-                return
+            except (WorkerDied, WorkerFault) as error:
+                fault = error
+                continue
+            self._stepper.worker = self._worker  # only now: an engine without a run could score nothing
+            self._children((self._p2pd, self._worker.pid or 0))
+            self._refill_pool()
+            return
 
     # --- looking around -------------------------------------------------------------------------------------------
 
@@ -384,7 +438,7 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """What `ftis-node status --json` shows."""
-        answer: dict[str, Any] = {
+        return {
             "name": self.options.name,
             "state": self.state,
             "reason": self.reason,
@@ -394,79 +448,24 @@ class Node:
             "addresses": self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
             "uptime": time.time() - self._started,
-        }
-        if self._stepper is None or self._swarm is None:
-            return answer
-        progress, last = self._stepper.progress, self._stepper.last
-        overall = last.get("diagnostics", {}).get("overall", {})
-        return answer | {
-            "reason": f"Waiting for {self._stepper.waiting_for}." if self._stepper.waiting_for else self.reason,
-            "step": progress.step,
-            "pass_at_1_before": progress.pass_at_1_before,
-            "pass_at_1": progress.pass_at_1,
-            "pass_at_1_step": progress.pass_at_1_step,
-            "own_groups_used": progress.own_groups_used,
-            "foreign_groups_used": dict(progress.foreign_groups_used),
-            "foreign_weight_share": progress.foreign_weight_share,
-            "filtered_fraction": overall.get("filtered_fraction"),
-            "own_reward": last.get("own_reward"),
-            "foreign_reward": last.get("foreign_reward"),
-            "step_seconds": self._stepper.step_seconds(),
-            "pool": len(self._stepper.pool),
-            "peers": len(self._swarm.membership.view),
-            "bytes_in": self._swarm.traffic.bytes_in,
-            "bytes_out": self._swarm.traffic.bytes_out,
-            "refused_packets": dict(self._swarm.rejections),
-            "announcements": dict(self._swarm.gossip.counts),
-            "own_groups_refused": self._stepper.own_refused,
             "worker_restarts": self._restarts,
-        }
+        } | (training_status(self._stepper, self._swarm) if self._stepper and self._swarm else {})
 
     def peers(self) -> dict[str, Any]:
         """What `ftis-node peers --json` shows."""
-        swarm, stepper = self._swarm, self._stepper
-        if swarm is None or stepper is None:
+        if self._stepper is None or self._swarm is None:
             return {"peers": [], "left_out": []}
-        used = stepper.progress.foreign_groups_used
-        return {
-            "peers": [
-                {
-                    "id": peer_id(peer.id),
-                    "agent": peer.agent,
-                    "addresses": peer.addresses,
-                    "seconds_since_seen": time.monotonic() - peer.seen,
-                    "accepted": swarm.accepted_by_author[peer.id],
-                    "refused": swarm.rejected_by_author[peer.id],
-                    "used": used[peer_id(peer.id)],
-                    "quarantined": swarm.gossip.quarantined(peer.id),
-                    "bytes_in": swarm.traffic.received[peer.id],
-                    "bytes_out": swarm.traffic.sent[peer.id],
-                }
-                for peer in swarm.membership.view.values()
-            ],
-            "left_out": [{"id": peer_id(p), "reason": reason} for p, reason in swarm.membership.refused.items()],
-        }
+        return peers_report(self._stepper, self._swarm)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or "out of time"
 
 
 def _new_run(facts: dict[str, Any]) -> Run:
     """The run that a node without peers starts for its task and tokenizer."""
-    try:
-        return Run(
-            task=facts["task"],
-            data=facts["data"],
-            template=facts["template"],
-            reward=facts["reward"],
-            group=12,
-            slots=32,
-            prompt_tokens=facts["prompt_tokens"],
-            completion_tokens=facts["completion_tokens"],
-            temperature=1.0,
-            eos=tuple(facts["eos"]),
-            tokenizer=facts["tokenizer"],
-            vocabulary=facts["vocabulary"],
-        )
-    except ValueError as error:
-        raise FtisError(f"No run can be made of this task and model: {error}") from error
+    shared = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
+    return make_run(**{key: facts[key] for key in shared}, eos=tuple(facts["eos"]), **RUN_DEFAULTS)
 
 
 def _check_fit(run: Run, facts: dict[str, Any], model: str) -> None:
@@ -478,6 +477,7 @@ def _check_fit(run: Run, facts: dict[str, Any], model: str) -> None:
         )
     if run.data != facts["data"]:
         raise UsageError(
-            f"The data of {facts['task']} is not the run's: sha256 {facts['data'][:16]}…, not {run.data[:16]}….",
+            f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
+            f"not {run.data[:16]}….",
             "Pass the very same file with --task or --data, or start a run of your own without --peers.",
         )

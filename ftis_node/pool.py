@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ftis_node.packet import Group
@@ -56,6 +56,11 @@ class Pool:
         self._born[scored.group.key] = scored.born
         self._by_author.setdefault(scored.group.author, []).append(scored)
         return True
+
+    def put_back(self, taken: Sequence[Scored]) -> None:
+        """Takes back what `take` gave and nobody has trained on."""
+        for scored in taken:
+            self._by_author.setdefault(scored.group.author, []).append(scored)
 
     def take(self, count: int) -> list[Scored]:
         """Removes up to `count` groups: one an author in random order, again until there are enough."""

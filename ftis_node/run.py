@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints,
 from ftis_node.errors import UsageError
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
+# What a run has where nobody says otherwise; the paper's group size.
+RUN_DEFAULTS: dict[str, Any] = {"group": 12, "slots": 32, "temperature": 1.0}
 
 # packet.MAX_PACKET_BYTES once more: neighbours of this layer do not import one another, and a test holds them equal.
 _PACKET_BYTES_MAX = 4 << 20
@@ -109,6 +111,16 @@ class RunFile(BaseModel):
 
     run: Run
     hints: Hints = Hints()
+
+
+def make_run(**fields: Any) -> Run:
+    """A run of these fields. Raises UsageError where they do not make one."""
+    try:
+        return Run(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the combination"
+        raise UsageError(f"These values make no run: {key}: {first['msg']}.", "Change that value.") from None
 
 
 def load_run_file(path: Path) -> RunFile:

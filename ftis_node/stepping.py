@@ -22,13 +22,13 @@ from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.messages import pack_completions, unpack_completions
+from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 
 # However many peers there are, a node makes at least this part of its batch itself, or strangers would rule it.
 OWN_SHARE_FLOOR = 0.25
 RECENT_SECONDS = 30.0
 PREFETCH_SECONDS = 10.0
-OWN = "own"
+WAIT_SECONDS = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class Stepper:
         self,
         *,
         context: AdmissionContext,
+        own_only: bool,
         identity: Identity,
         settings: Settings,
         store: PacketStore,
@@ -88,6 +89,7 @@ class Stepper:
         self.waiting_for = ""
         self.last: dict[str, Any] = {}
         self.swarm: Swarm
+        self.own_only = own_only  # the objective trains on nobody else's samples
         self.own_refused = 0
         self._context = context
         self._run = context.run
@@ -107,6 +109,8 @@ class Stepper:
         """How many more foreign groups to pull: for the next step, and the smaller of 10 s and one step ahead."""
         per_step = self._settings.batch_groups - self.own_quota()
         step_seconds = self.step_seconds()
+        if self.own_only:
+            return 0
         ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
         return math.ceil(per_step * ahead) - len(self.pool) - len(self._scoring)
 
@@ -140,7 +144,7 @@ class Stepper:
 
     def own_quota(self) -> int:
         """Groups of the next batch that this node generates itself, before it is known whether others suffice."""
-        share = self._settings.own_share
+        share = 1.0 if self.own_only else self._settings.own_share
         if share is None:
             others = len(self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds())))
             share = max(1 / (1 + others), OWN_SHARE_FLOOR)
@@ -159,7 +163,11 @@ class Stepper:
         waited = time.perf_counter() - generated
         if stopping.is_set():
             return None
-        own += await self._generate(self._missing(len(own) + len(foreign)))
+        try:
+            own += await self._generate(self._missing(len(own) + len(foreign)))
+        except FtisError:
+            self.pool.put_back(foreign)  # the step will be tried again, with a new compute process
+            raise
         self.swarm.poke()
         trained = time.perf_counter()
         # Written down first: a group that a crash took out of a step is lost, none is trained on twice.
@@ -180,14 +188,15 @@ class Stepper:
         costs at most twice the best choice. A node that generates nothing waits as long as it takes.
         """
         taken = self.pool.take(count)
+        self.swarm.poke()
         deadline = time.monotonic() + self._patience(count - len(taken))
         while len(taken) < count and not stopping.is_set():
             if self._settings.own_share == 0:
                 self.waiting_for = f"groups of others ({len(taken)} of {count})"
             elif time.monotonic() >= deadline:
                 break
-            self.swarm.poke()
-            await _first(self._pool_grew, stopping, seconds=min(max(deadline - time.monotonic(), 0.01), 0.25))
+            left = WAIT_SECONDS if self._settings.own_share == 0 else max(deadline - time.monotonic(), 0.01)
+            await _first(self._pool_grew, stopping, seconds=min(left, WAIT_SECONDS))
             self._pool_grew.clear()
             taken += self.pool.take(count - len(taken))
         self.waiting_for = ""
@@ -249,7 +258,8 @@ class Stepper:
         authors = Counter(peer_id(scored.group.author) for scored in foreign)
         progress.foreign_groups_used.update(authors)
         progress.skipped += report["skipped"] is not None
-        for source, figures in report["diagnostics"]["sources"].items():
+        sources = {} if report["skipped"] else report["diagnostics"]["sources"]
+        for source, figures in sources.items():
             if source == OWN:
                 progress.own_weight += figures["loss_weight"]
             else:

@@ -49,12 +49,17 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.children: list[psutil.Process] = []
 
-    def start(self) -> Daemon:
+    def start(self, new_group: bool = False) -> Daemon:
         self.home.path.mkdir(parents=True, exist_ok=True)
         line = command("join", "--home", str(self.home.path), "--host", "127.0.0.1", *STILL, *self.flags)
         with (self.home.path / "output.log").open("ab") as log:
             self.process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | ENVIRONMENT
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | ENVIRONMENT,
+                process_group=0 if new_group else None,
             )
         return self
 

@@ -166,7 +166,7 @@ class CountingStore(PacketStore):
     """A packet store that counts what was served from it."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, RUN.id, 10 << 20)
+        super().__init__(path, RUN.id, 10 << 20, first_round=0)
         self.served: Counter[bytes] = Counter()
 
     def body(self, digest: bytes) -> bytes | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ftis_node.observe.metrics import read_events
+from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.identity import Identity
 from tests.daemons import Daemon, gone, run_cli
 
@@ -106,6 +109,48 @@ def test_a_compute_process_that_dies_is_started_again_from_the_last_checkpoint(
     assert after["state"] == "ALONE"
     assert read_events(node.home.metrics, "resumed")[0]["step"] >= step - 1
     assert node.stop() == 0
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_step(
+    tmp_path: Path, daemons: dict[str, Daemon]
+) -> None:
+    node = daemons["node"] = Daemon(tmp_path / "node", "--model", "tiny-a").start(new_group=True)
+    node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
+    family = node.pids()
+    os.killpg(node.process.pid, signal.SIGINT)
+    assert node.process.wait(30) == 130
+    gone(family)
+    assert "Traceback" not in node.log()
+    last = read_events(node.home.metrics, "step")[-1]["step"]
+    _, facts = Checkpoints(node.home.checkpoints).latest()
+    assert facts["progress"]["step"] == last
+
+
+def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(
+    tmp_path: Path, daemons: dict[str, Daemon]
+) -> None:
+    node = daemons["node"] = Daemon(tmp_path / "node", "--model", "tiny-a").start()
+    node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
+    (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
+    worker.suspend()
+    assert node.stop(seconds=30) == 0
+    assert "given up" in node.log()
+    assert Checkpoints(node.home.checkpoints).latest() is not None
+
+
+def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(
+    tmp_path: Path, daemons: dict[str, Daemon]
+) -> None:
+    alone = daemons["alone"] = Daemon(tmp_path / "alone", "--model", "tiny-a", "--task", "arithmetic").start()
+    alone.wait(lambda s: s.get("step", 0) >= 1, "it starts a run of its own")
+    alone.stop()
+    run_file = tmp_path / "other.toml"
+    assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
+    other = daemons["other"] = Daemon(tmp_path / "other", "--model", "tiny-a", "--run", str(run_file)).start()
+    other.wait(lambda s: s.get("step", 0) >= 1, "another run is there")
+    ended = run_cli("join", "--home", str(alone.home.path), "--host", "127.0.0.1", "--peers", other.address())
+    assert ended.returncode == 2
+    assert "another run" in ended.stderr and "fresh --home" in ended.stderr
 
 
 def test_a_daemon_of_another_run_is_left_out_on_both_sides(tmp_path: Path, daemons: dict[str, Daemon]) -> None:

@@ -139,6 +139,23 @@ def test_a_demo_does_not_overwrite_what_is_not_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "three years of work"
 
 
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--temperature", "0"), "temperature"),
+        (("--completion-tokens", "1000000"), "packets"),
+        (("-o", "{tmp}/none/run.toml"), "cannot be written"),
+        (("--task", "poetry"), "no task"),
+    ],
+)
+def test_a_run_that_cannot_be_made(flags: tuple[str, ...], what: str, tmp_path: Path) -> None:
+    chosen = ("-o", str(tmp_path / "run.toml")) if "-o" not in flags else ()
+    ended = run_cli("run", "new", *chosen, *(flag.format(tmp=tmp_path) for flag in flags))
+    assert ended.returncode == 2 and what in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr and len(ended.stderr.strip().splitlines()) == 2
+    assert not (tmp_path / "run.toml").exists()
+
+
 def test_wrong_flags_are_wrong_usage() -> None:
     assert run_cli("join", "--no-such-flag").returncode == 2
     assert run_cli("no-such-command").returncode == 2

@@ -34,12 +34,20 @@ while True:
 
 
 def opened(path: Path, run_id: bytes = RUN.id, quota: int = ROOMY) -> PacketStore:
-    return PacketStore(path / "store.sqlite", run_id, quota)
+    return PacketStore(path / "store.sqlite", run_id, quota, first_round=0)
 
 
 def made(author: bytes, round: int, slot: int = 0) -> tuple[Group, bytes]:
     body = packet(author, round, slot)
     return group(author, body), body
+
+
+def test_a_node_whose_store_was_lost_takes_no_round_a_second_time(tmp_path: Path) -> None:
+    lost, fresh = (PacketStore(tmp_path / name, RUN.id, ROOMY) for name in ("lost", "fresh"))
+    taken = [lost.next_round() for _ in range(3)]
+    assert PacketStore(tmp_path / "later", RUN.id, ROOMY).next_round() >= taken[0]
+    assert taken == list(range(taken[0], taken[0] + 3))
+    assert fresh.next_round() > 1_700_000_000_000, "milliseconds since 1970"
 
 
 def test_rounds_count_up_and_go_on_after_a_restart(tmp_path: Path) -> None:
@@ -111,7 +119,7 @@ def test_admitted_refused_and_trained_groups_are_seen_also_after_a_restart(tmp_p
 @given(round=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1), slot=st.integers(0, 2**32 - 1))
 @settings(max_examples=50, deadline=None)
 def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, slot: int) -> None:
-    store = PacketStore(Path(":memory:"), RUN.id, ROOMY)
+    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, first_round=0)
     store.settle([(ALICE, round, slot)], "refused")
     store.add([made(BOB, round)], own=False)
     assert store.seen(ALICE, round, slot)

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+import ftis_node
 from ftis_node.cli import bench, demo, join, local, run
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
     name="ftis-node",
-    help="Different language models learn from one another, peer to peer.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(ftis_node.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Different language models learn from one another, peer to peer."""
+
+
 app.command("demo")(demo.demo)
 app.command("join")(join.join)
 app.command("status")(local.status)

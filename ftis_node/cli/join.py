@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,8 @@ import typer
 
 from ftis_node.cli.common import DEFAULT_HOME, HomeOption, parse_pairs
 from ftis_node.settings import Settings, collect
+
+LOG_BYTES = 10 << 20
 
 
 def join(
@@ -93,7 +96,7 @@ def _log_to(home: Path) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     try:
         home.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(home / "node.log", encoding="utf-8"))
+        handlers.append(RotatingFileHandler(home / "node.log", maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8"))
     except OSError:
         pass  # opening the home will say what is wrong with it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers)

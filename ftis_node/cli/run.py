@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import JsonOption, print_json
-from ftis_node.run import Hints, Run, RunFile, dump_run_file, load_run_file
+from ftis_node.errors import UsageError
+from ftis_node.run import RUN_DEFAULTS, Hints, RunFile, dump_run_file, load_run_file, make_run
 
 app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
 
@@ -43,8 +44,8 @@ def new(
 
     chosen = load_task(task, data=data)
     tokenizer = load_tokenizer(model)
-    run = Run(
-        slots=32,
+    run = make_run(
+        slots=RUN_DEFAULTS["slots"],
         task=chosen.name,
         data=chosen.data,
         template=chosen.template,
@@ -58,7 +59,10 @@ def new(
         vocabulary=len(tokenizer),
     )
     run_file = RunFile(run=run, hints=Hints(name=name, bootstraps=tuple(bootstrap or ())))
-    output.write_text(dump_run_file(run_file), encoding="utf-8")
+    try:
+        output.write_text(dump_run_file(run_file), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}.", "Name another --output.") from None
     if json:
         print_json({"id": run.id.hex(), "file": str(output)})
     else:

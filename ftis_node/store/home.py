@@ -32,7 +32,6 @@ class Home:
         self.metrics = path / "metrics.jsonl"
         self.log = path / "node.log"
         self.run_file = path / "run.toml"
-        self.settings_file = path / "node.json"
         self._runtime_file = path / "runtime.json"
         self._lock: IO[str] | None = None
 

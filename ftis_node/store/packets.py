@@ -32,13 +32,18 @@ SEEN_SECONDS = 24 * 3600.0
 class PacketStore:
     """One node's packets of one run. Rounds and fates are on disk before their call returns."""
 
-    def __init__(self, path: Path, run_id: bytes, quota_bytes: int) -> None:
+    def __init__(self, path: Path, run_id: bytes, quota_bytes: int, first_round: int | None = None) -> None:
         """
+        Args:
+            first_round: where a new store begins to count; by default at the clock's milliseconds, so that a key
+                whose store was lost does not contradict what it once announced.
+
         Raises:
             UserError: the database cannot be opened, is damaged, or was written by a newer version.
         """
         self.run_id = run_id
         self.quota_bytes = quota_bytes
+        self._first_round = time.time_ns() // 1_000_000 if first_round is None else first_round
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -62,16 +67,20 @@ class PacketStore:
 
     def next_round(self) -> int:
         """Takes the next round number: never given twice, also not across restarts."""
-        row = self._db.execute("SELECT next FROM rounds WHERE run = ?", (self.run_id,)).fetchone()
-        number = int(row[0]) if row else 0
+        upcoming = self._upcoming()
+        number = self._first_round if upcoming is None else upcoming
         self._set_round(number + 1)
         return number
 
     def skip_round(self) -> None:
         """Leaves one round out, as a start does: a round announced just before a crash is then never contradicted."""
+        upcoming = self._upcoming()
+        if upcoming is not None:
+            self._set_round(upcoming + 1)
+
+    def _upcoming(self) -> int | None:
         row = self._db.execute("SELECT next FROM rounds WHERE run = ?", (self.run_id,)).fetchone()
-        if row:
-            self._set_round(int(row[0]) + 1)
+        return int(row[0]) if row else None
 
     def _set_round(self, number: int) -> None:
         with self._durably():

@@ -17,7 +17,7 @@ from hivemind.p2p import PeerID
 
 import ftis_node
 from ftis_node.errors import UsageError, UserError
-from ftis_node.run import RunFile, dump_run_file
+from ftis_node.run import RunFile, dump_run_file, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
@@ -198,8 +198,8 @@ class Membership:
         self.view.pop(peer, None)
 
 
-async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> str:
-    """The run file (TOML) of the first of `bootstraps` that gives one, asked again for `patience` seconds.
+async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> RunFile:
+    """The run file of the first of `bootstraps` that gives one, asked again for `patience` seconds.
 
     Raises:
         UserError: none was reached, or none gave a run.
@@ -215,9 +215,14 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
             except Unreachable as error:
                 reasons[text] = str(error)
                 continue
-            if answer.run_file and not answer.refusal:
-                return str(answer.run_file)
-            reasons[text] = _plain(answer.refusal, 200) or "it sent no run file"
+            try:
+                run_file = parse_run_file(answer.run_file)
+            except UsageError as error:
+                reasons[text] = _plain(answer.refusal or error.what, 200)
+                continue
+            if run_file.run.id == answer.run_id:
+                return run_file
+            reasons[text] = "the run file that it sent is not of the run that it names"
         if time.monotonic() >= deadline:
             break
         await asyncio.sleep(0.5)

@@ -21,7 +21,7 @@ from ftis_node.run import RunFile
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef, announce
-from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
+from ftis_node.swarm.fetch import MAX_DIGESTS, HolderFault, Uploads, fetch
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.membership import Membership
@@ -125,7 +125,8 @@ class Swarm:
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=0.5)
-        self.membership.save_cache()
+        with suppress(OSError):  # a full disk must not keep the rest from ending
+            self.membership.save_cache()
         with suppress(Exception):  # p2pd may be gone; else a late request would meet a store that is closed
             await asyncio.wait_for(self._service.remove_p2p_handlers(self._transport.p2p), EXCHANGE_SECONDS)
         if self._dht is not None:
@@ -178,6 +179,10 @@ class Swarm:
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        if peer not in self.membership.view:
+            for digest in request.digests[:MAX_DIGESTS]:  # a stranger; its next exchange will tell it so
+                yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+            return
         async for chunk in self._uploads.serve(request, peer):
             yield chunk
 

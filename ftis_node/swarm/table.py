@@ -21,7 +21,6 @@ class Heard(Enum):
     NEW = auto()
     KNOWN = auto()
     OLD = auto()
-    FULL = auto()
     EQUIVOCATION = auto()
 
 
@@ -39,6 +38,11 @@ class Known:
     done: int = 0  # bit mask of the packets that it needs not pull (any more)
     pulling: int = 0  # bit mask of the packets that are on their way
     tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing left to pull of it."""
+        return (self.done | self.pulling).bit_count() == len(self.announcement.packets)
 
     def held_by(self, peer: bytes, index: int) -> bool:
         return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
@@ -96,8 +100,8 @@ class Table:
         """Takes in an announcement whose signature is sound.
 
         Args:
-            age: seconds since it was signed, as the introducer says; never believed to be younger than a copy that
-                is known already makes it.
+            age: seconds since it was signed, as the introducer says. Of several copies the first one's is kept: a
+                later teller must not be able to make somebody's announcement expire.
             introducer: the peer it came from; None if it is one's own.
             held: bit mask of the packets that the introducer says it holds.
         """
@@ -109,11 +113,11 @@ class Table:
         if known is not None:
             if known.announcement.packets != announcement.packets:
                 return Heard.EQUIVOCATION
-            known.born = min(known.born, now - age)
             self._note_introducer(known, introducer, held)
             return Heard.KNOWN
-        if introducer is not None and self._introduced[introducer] >= self.capacity // INTRODUCER_PART:
-            return Heard.FULL
+        if introducer is not None and self._introduced[introducer] >= max(1, self.capacity // INTRODUCER_PART):
+            mine = (key for key, entry in self._known.items() if entry.introducer == introducer)
+            self._remove(min(mine, key=lambda key: self._known[key].born))  # its own oldest makes room for its newest
         while len(self._known) >= self.capacity:
             self._remove(self._rng.choice(list(self._known)))
         known = Known(announcement, data, now - age, introducer)
@@ -156,7 +160,8 @@ class Table:
         """
         self.expire()
         by_author: dict[bytes, list[Target]] = {}
-        for known in sorted(self._known.values(), key=lambda k: k.born):
+        open_ones = [known for known in self._known.values() if not known.settled]
+        for known in sorted(open_ones, key=lambda k: k.born):
             for index in range(len(known.announcement.packets)):
                 target = Target(known, index)
                 if not (known.done | known.pulling) >> index & 1 and wanted(target):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,16 @@ class _PendingCalls(dict[Any, "asyncio.Future[Any]"]):
         return future is not None and not future.done()
 
 
+class _OwnSession(P2P):  # type: ignore[misc]
+    """Starts p2pd in a session of its own: Ctrl-C in a terminal reaches the whole group, and p2pd must outlive it."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        line: list[str] = P2P._make_process_args(*args, **kwargs)
+        leave_group = "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
+        return [sys.executable, "-S", "-c", leave_group, *line]
+
+
 class Transport:
     """One running p2pd with our identity."""
 
@@ -86,7 +97,7 @@ class Transport:
         """
         _check_port(host, port)
         # hivemind puts p2pd's control sockets into /tmp, open to every local user; a private directory is not.
-        private_p2p: Any = type("_P2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
+        private_p2p: Any = type("_P2P", (_OwnSession,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
         family = "ip6" if ":" in host else "ip4"
         try:
             p2p = await private_p2p.create(

@@ -21,9 +21,8 @@ from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from ftis_node.run import Run
 from ftis_node.settings import Settings
 from ftis_node.tasks import Example, Score, Task, load_task, score
-from ftis_node.worker.messages import pack_completions, unpack_completions
+from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 
-OWN = "own"
 _WEIGHTS, _OPTIMISER, _RANDOM = "trainable.safetensors", "optimiser.safetensors", "random.safetensors"
 
 
@@ -71,7 +70,8 @@ class Engine:
         }
 
     def open(self, run: dict[str, Any]) -> dict[str, Any]:
-        """Takes up a run: tokenises every prompt, makes the learner. Answers the prompts' digests, 8 bytes a row.
+        """Takes up a run: tokenises every prompt, makes the learner. Answers the prompts' digests (8 bytes a row)
+        and whether the objective trains on the node's own samples only.
 
         Raises:
             UsageError: a prompt is longer than the run allows, or the objective is unknown.
@@ -87,7 +87,10 @@ class Engine:
                 "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
             )
         self._learner = Learner(self._policy, _objective(self._settings), self._settings, self._run.temperature, OWN)
-        return {"prompt_digests": b"".join(prompt_digest(ids) for ids in self._prompts)}
+        return {
+            "prompt_digests": b"".join(prompt_digest(ids) for ids in self._prompts),
+            "own_only": self._learner.objective.own_only,
+        }
 
     def generate(self, rows: Sequence[int]) -> dict[str, Any]:
         """Samples a group for each row of the training data, and scores it."""

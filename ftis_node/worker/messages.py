@@ -18,6 +18,8 @@ from ftis_node.packet import Completion
 HEADER = struct.Struct("<I")
 # A step's groups travel in one message: 4096 groups of 36 KB fit.
 MAX_MESSAGE = 1 << 28
+# The source name of a node's own groups; other sources are peer ids.
+OWN = "own"
 
 
 def pack(message: dict[str, Any]) -> bytes:

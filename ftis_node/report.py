@@ -1,0 +1,60 @@
+"""What a node says of its training and of its peers, in plain values."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ftis_node.stepping import Stepper
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.swarm import Swarm
+
+
+def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
+    """How far the training is, what it used, and what went over the wire."""
+    progress, last, pool = stepper.progress, stepper.last, stepper.pool
+    overall = last.get("diagnostics", {}).get("overall", {})
+    return {
+        "step": progress.step,
+        "pass_at_1_before": progress.pass_at_1_before,
+        "pass_at_1": progress.pass_at_1,
+        "pass_at_1_step": progress.pass_at_1_step,
+        "own_groups_used": progress.own_groups_used,
+        "foreign_groups_used": dict(progress.foreign_groups_used),
+        "foreign_weight_share": progress.foreign_weight_share,
+        "filtered_fraction": overall.get("filtered_fraction"),
+        "own_reward": last.get("own_reward"),
+        "foreign_reward": last.get("foreign_reward"),
+        "step_seconds": stepper.step_seconds(),
+        "waiting_for": stepper.waiting_for or None,
+        "pool": {"waiting": len(pool), "no_signal": pool.no_signal, "expired": pool.expired},
+        "peers": len(swarm.membership.view),
+        "bytes_in": swarm.traffic.bytes_in,
+        "bytes_out": swarm.traffic.bytes_out,
+        "refused_packets": dict(swarm.rejections),
+        "announcements": dict(swarm.gossip.counts),
+        "own_groups_refused": stepper.own_refused,
+    }
+
+
+def peers_report(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
+    """Every peer of the view with what came of it, and who was left out and why."""
+    used = stepper.progress.foreign_groups_used
+    return {
+        "peers": [
+            {
+                "id": peer_id(peer.id),
+                "agent": peer.agent,
+                "addresses": peer.addresses,
+                "seconds_since_seen": time.monotonic() - peer.seen,
+                "accepted": swarm.accepted_by_author[peer.id],
+                "refused": swarm.rejected_by_author[peer.id],
+                "used": used[peer_id(peer.id)],
+                "quarantined": swarm.gossip.quarantined(peer.id),
+                "bytes_in": swarm.traffic.received[peer.id],
+                "bytes_out": swarm.traffic.sent[peer.id],
+            }
+            for peer in swarm.membership.view.values()
+        ],
+        "left_out": [{"id": peer_id(peer), "reason": reason} for peer, reason in swarm.membership.refused.items()],
+    }

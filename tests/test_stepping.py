@@ -1,0 +1,62 @@
+"""The rhythm of a node: what it makes itself and what it asks of others."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftis_node.settings import Settings
+from ftis_node.stepping import OWN_SHARE_FLOOR, Progress, Stepper
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.identity import Identity
+from ftis_node.worker.client import Worker
+from tests.helpers_swarm import RUN
+
+BATCH = 24
+
+
+def stepper(path: Path, others: int, *, own_only: bool = False, **settings: Any) -> Stepper:
+    """A stepper that hears of so many other authors."""
+    made = Stepper(
+        context=AdmissionContext(run=RUN, prompt_digests=bytes(80)),
+        own_only=own_only,
+        identity=Identity.load_or_create(path / "key"),
+        settings=Settings(batch_groups=BATCH, **settings),
+        store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
+        worker=Worker(),
+    )
+    made.swarm = SimpleNamespace(recent_authors=lambda seconds: set(range(others)))  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize(("others", "own"), [(0, 24), (1, 12), (2, 8), (3, 6), (4, 6), (50, 6)])
+def test_a_node_makes_its_part_of_the_batch_but_never_less_than_a_quarter(
+    tmp_path: Path, others: int, own: int
+) -> None:
+    node = stepper(tmp_path, others)
+    assert node.own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
+    assert node.want() == 2 * (BATCH - own), "one step and one ahead"
+
+
+def test_a_listener_makes_nothing_and_wants_everything(tmp_path: Path) -> None:
+    node = stepper(tmp_path, 2, own_share=0.0)
+    assert (node.own_quota(), node.want()) == (0, 2 * BATCH)
+
+
+def test_an_objective_for_own_samples_only_pulls_nothing(tmp_path: Path) -> None:
+    node = stepper(tmp_path, 3, own_only=True)
+    assert (node.own_quota(), node.want()) == (BATCH, 0)
+
+
+def test_progress_survives_the_way_through_a_checkpoints_facts() -> None:
+    progress = Progress(step=7, own_weight=1.0, foreign_weight=3.0)
+    progress.foreign_groups_used.update({"somebody": 5})
+    again = Progress.from_facts(progress.facts())
+    assert again == progress and again.foreign_weight_share == 0.75
+    again.foreign_groups_used["somebody"] += 1
+    assert progress.foreign_groups_used["somebody"] == 5
