@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ftis_node.observe.metrics import read_events
@@ -98,17 +99,30 @@ def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_co
     assert node.status()["state"] == "ONLINE"
 
 
-def test_a_compute_process_that_dies_is_started_again_from_the_last_checkpoint(
-    tmp_path: Path, daemons: dict[str, Daemon]
+def kill(worker: psutil.Process) -> None:
+    """As the kernel does when memory runs out."""
+    worker.kill()
+
+
+def forbid_writing(worker: psutil.Process) -> None:
+    """Its next checkpoint raises inside the compute process, which itself lives on."""
+    worker.rlimit(psutil.RLIMIT_FSIZE, (64, 64))
+
+
+@pytest.mark.parametrize("harm", [kill, forbid_writing])
+def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoint(
+    harm: Callable[[psutil.Process], None], tmp_path: Path, daemons: dict[str, Daemon]
 ) -> None:
-    node = daemons["node"] = Daemon(tmp_path / "node", "--model", "tiny-a").start()
+    node = daemons["node"] = Daemon(tmp_path / "node", "--model", "tiny-a", "--name", "my secret").start()
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
-    worker.kill()
+    harm(worker)
     after = node.wait(lambda s: s["worker_restarts"] == 1 and s["step"] > step + 1, "it goes on")
     assert after["state"] == "ALONE"
     assert read_events(node.home.metrics, "resumed")[0]["step"] >= step - 1
     assert node.stop() == 0
+    gone([worker])
+    assert "secret" not in node.home.run_file.read_text(), "the run file is what others are given"
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_step(
