@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.files import replace_text
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
-from ftis_node.packet import decode
 from ftis_node.report import peers_report, training_status
 from ftis_node.run import RUN_DEFAULTS, Run, RunFile, dump_run_file, load_run_file, make_run
 from ftis_node.settings import Settings
@@ -78,7 +78,7 @@ class Node:
         self._addresses: list[str] = []
         self._worker = Worker()
         self._restarts = self._failures = 0
-        self._saving: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[Path] | None = None
         self._saved_at = 0.0
         self._saved_step = 0
         self._saved_bytes = 0
@@ -152,7 +152,7 @@ class Node:
             self._run_file = RunFile(run=_new_run(self._facts))
         run = self._run_file.run
         _check_fit(run, self._facts, self.settings.model)
-        self._keep_run(self._run_file)
+        replace_text(self.home.run_file, dump_run_file(self._run_file))
         self._children = functools.partial(self.home.record_runtime, runtime)
         self._p2pd = transport.pid
         self._children((self._p2pd, self._worker.pid or 0))
@@ -218,11 +218,6 @@ class Node:
                 "Name a fresh --home to join their run, or leave out --peers.",
             )
 
-    def _keep_run(self, run_file: RunFile) -> None:
-        temporary = self.home.run_file.with_suffix(".tmp")
-        temporary.write_text(dump_run_file(run_file), encoding="utf-8")
-        temporary.replace(self.home.run_file)
-
     async def _start_worker(self) -> None:
         """Spawns the compute process and loads task and model in it."""
         self.reason = f"Loading {self.settings.model}."
@@ -272,8 +267,7 @@ class Node:
         """Groups that were admitted before a restart and neither scored nor trained on are scored again."""
         assert self._stepper is not None and self._swarm is not None
         for author, body, held in self._store.waiting(self.settings.max_age):
-            packet = decode(body)
-            verdict = admit(self._context, author, body, announced=(packet.round, packet.slot))
+            verdict = admit(self._context, author, body)
             if not isinstance(verdict, Rejection):
                 self._stepper.score_later(verdict, time.monotonic() - held)
 
@@ -368,10 +362,7 @@ class Node:
         self._saved_at = time.monotonic()
         self._saved_step = progress.step
         facts = {"model": self._model(), "progress": progress.facts()}
-        self._saving = asyncio.create_task(self._commit(directory, facts))
-
-    async def _commit(self, directory: Path, facts: dict[str, Any]) -> None:
-        await asyncio.to_thread(self._checkpoints.commit, directory, facts)
+        self._saving = asyncio.create_task(asyncio.to_thread(self._checkpoints.commit, directory, facts))
 
     async def _finish(self) -> None:
         """The last checkpoint and evaluation; if the worker does not answer in time, what was saved before stands."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,11 @@ def prompt_digest(token_ids: Sequence[int]) -> bytes:
     except struct.error as error:
         raise PacketError(f"a prompt holds something that is not a token id: {error}") from error
     return hashlib.sha256(packed).digest()[:SHORT_DIGEST_BYTES]
+
+
+def prompt_digests(prompts: Iterable[Sequence[int]]) -> bytes:
+    """The digests of every row's prompt one after another, as admission wants them: token ids → 8 bytes a row."""
+    return b"".join(prompt_digest(ids) for ids in prompts)
 
 
 def pack_group(

@@ -97,7 +97,6 @@ class Stepper:
         self._identity = identity
         self._settings = settings
         self._store = store
-        self._rows = len(context.prompt_digests) // 8
         self._pool_grew = asyncio.Event()
         self._scoring: set[asyncio.Task[None]] = set()
         self._step_seconds: deque[float] = deque(maxlen=8)
@@ -219,7 +218,7 @@ class Stepper:
         began = time.perf_counter()
         number = self._store.next_round()
         author = self._identity.author
-        rows = [draw(self._run_id, author, number, slot, self._rows) for slot in range(count)]
+        rows = [draw(self._run_id, author, number, slot, self._context.rows) for slot in range(count)]
         answers = (await self.worker.call("generate", rows=rows))["groups"]
         self._group_seconds.append((time.perf_counter() - began) / count)
         groups, packets, refs = [], [], []

@@ -21,9 +21,10 @@ from ftis_node.packet import (
     encode,
     pack_group,
     packet_digest,
+    prompt_digests,
 )
 from ftis_node.run import Run
-from ftis_node.swarm.admission import AdmissionContext, Blame, Reason, Rejection, admit, prompt_digests
+from ftis_node.swarm.admission import AdmissionContext, Blame, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 
 VOCABULARY, EOS, CAP, ROWS = 1000, (998, 999), 8, 50

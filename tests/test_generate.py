@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Group, encode, pack_group
+from ftis_node.packet import Completion, Group, encode, pack_group, prompt_digests
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.load import Policy
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.run import Run
-from ftis_node.swarm.admission import AdmissionContext, admit, prompt_digests
+from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
 from tests.helpers_models import plain_logprobs, tiny_policy
 

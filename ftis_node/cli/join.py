@@ -65,10 +65,10 @@ def join(
     }
     home = home.expanduser()
     settle = functools.partial(_settle, flags=flags, file=settings)
-    settle(task or "arithmetic")  # wrong settings are told before anything heavy is imported
+    chosen = settle(task or "arithmetic")  # wrong settings are told before anything heavy is imported
     from ftis_node.policy.names import resolve
 
-    resolve(settle(task or "arithmetic").model)
+    resolve(chosen.model)
     _log_to(home)
     import uvloop
 

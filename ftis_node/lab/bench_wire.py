@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Group, Packet, decode, encode, pack_group, packet_digest
+from ftis_node.packet import Completion, Group, Packet, decode, encode, pack_group, packet_digest, prompt_digests
 from ftis_node.run import Run
-from ftis_node.swarm.admission import AdmissionContext, admit, prompt_digests
+from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.identity import Identity
 

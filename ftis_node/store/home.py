@@ -16,6 +16,7 @@ from typing import IO, Any
 import psutil
 
 from ftis_node.errors import UserError
+from ftis_node.files import replace_text
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
 RUNTIME_PREFIX = "ftis-"
@@ -79,9 +80,7 @@ class Home:
         """Writes down the runtime directory and the child processes, for clients and for the next start's reaper."""
         started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
         record = {"pid": os.getpid(), "directory": str(directory), "children": started}
-        temporary = self._runtime_file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(record))
-        temporary.replace(self._runtime_file)
+        replace_text(self._runtime_file, json.dumps(record))
 
     def runtime(self) -> dict[str, Any] | None:
         """What the running (or last) daemon wrote down, or None."""

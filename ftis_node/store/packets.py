@@ -117,7 +117,7 @@ class PacketStore:
         return self._db.execute(query, key).fetchone() is not None
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
-        """Writes down what became of groups (``trained``, ``no-signal``, ``refused``), before it becomes of them."""
+        """Writes down, before it happens, what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`."""
         now = time.time()
         rows = [(self.run_id, *_key(*key), fate, now) for key in keys]
         with self._durably():

@@ -7,7 +7,6 @@ here trusts a claim, and a foreign id is never used as an index.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -25,7 +24,6 @@ from ftis_node.packet import (
     author_digest,
     decode,
     packet_digest,
-    prompt_digest,
 )
 from ftis_node.run import Run
 
@@ -103,11 +101,6 @@ class AdmissionContext:
     def digest_of_row(self, row: int) -> bytes:
         start = row * SHORT_DIGEST_BYTES
         return self.prompt_digests[start : start + SHORT_DIGEST_BYTES]
-
-
-def prompt_digests(prompts: Iterable[Sequence[int]]) -> bytes:
-    """What `AdmissionContext` wants, from the token ids of every row's prompt."""
-    return b"".join(prompt_digest(ids) for ids in prompts)
 
 
 def admit(

@@ -17,6 +17,7 @@ from hivemind.p2p import PeerID
 
 import ftis_node
 from ftis_node.errors import UsageError, UserError
+from ftis_node.files import replace_text
 from ftis_node.run import RunFile, dump_run_file, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity, peer_id
@@ -41,7 +42,6 @@ class Peer:
     id: bytes
     addresses: list[str]
     agent: str
-    since: float = field(default_factory=time.monotonic)
     seen: float = field(default_factory=time.monotonic)
     failures: int = 0
 
@@ -161,9 +161,7 @@ class Membership:
         """Writes down the view's addresses, for the next start."""
         if self._cache is not None and self.view:
             addresses = [address for peer in self.view.values() for address in peer.addresses[:2]]
-            temporary = self._cache.with_suffix(".tmp")
-            temporary.write_text(json.dumps(addresses))
-            temporary.replace(self._cache)
+            replace_text(self._cache, json.dumps(addresses))
 
     def _hello(self) -> ftis_pb2.Handshake:
         return _hello(self._run_file.run.id, self._own_addresses)

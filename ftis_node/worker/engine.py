@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.learner import Learner, TrainingGroup
 from ftis_node.objective import PRESETS, Objective
-from ftis_node.packet import Completion, prompt_digest
+from ftis_node.packet import Completion, prompt_digests
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.load import Policy, load_policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
@@ -88,7 +88,7 @@ class Engine:
             )
         self._learner = Learner(self._policy, _objective(self._settings), self._settings, self._run.temperature, OWN)
         return {
-            "prompt_digests": b"".join(prompt_digest(ids) for ids in self._prompts),
+            "prompt_digests": prompt_digests(self._prompts),
             "own_only": self._learner.objective.own_only,
         }
 
