@@ -6,6 +6,7 @@ parts, `PRESETS` the choices that have a name, `Terms` what one micro-batch give
 
 from ftis_node.objective.diagnostics import Diagnostics
 from ftis_node.objective.loss import Terms
-from ftis_node.objective.objective import PRESETS, Objective
+from ftis_node.objective.objective import Objective
+from ftis_node.objective.presets import PRESETS
 
 __all__ = ["PRESETS", "Diagnostics", "Objective", "Terms"]

@@ -1,9 +1,9 @@
 """How far a sample lies from the learner's policy: an estimate per token, reduced over the sample's tokens.
 
 A packet holds only the log-probs of the sampled tokens, sampled from π_gen, so every estimate is a function of
-d = log π_θ − log π_gen, where π_θ is the policy at the start of the step. The paper (arXiv 2605.22537, section 3.2)
-writes D_KL(π_θ ‖ π_gen) and names no estimator. We read `k3_reverse`, mean over tokens: the only one for which its
-g = 5, 10, 50 and 100 (section 4.5) differ at every length; the others stay selectable.
+d = log π_θ − log π_gen, where π_θ, as we read it, is the policy at the start of the step. The paper (arXiv
+2605.22537, section 3.2) writes D_KL(π_θ ‖ π_gen) and names no estimator. We read `k3_reverse`, mean over tokens: the
+only one for which its g = 5, 10, 50 and 100 (section 4.5) differ at every length; the others stay selectable.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     }
 )
 
-# Name → (values [T], owner int64 [T], lengths int64 [N]) → [N].
+# Name → (values [T], owner int64 [T], lengths int64 [N]) → [N]; 0 for a sample of no tokens.
 REDUCTIONS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
     {
-        "mean": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()) / lengths,
+        "mean": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()) / lengths.clamp(min=1),
         "sum": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()),
-        "max": lambda values, owner, lengths: segment_max(values, owner, lengths.numel()),
+        "max": lambda values, owner, lengths: segment_max(values, owner, lengths.numel()).where(lengths > 0, 0.0),
     }
 )
 

@@ -8,46 +8,39 @@ import torch
 from torch import Tensor
 
 from ftis_node.objective.importance import Importance, clamped_log_ratio
-from ftis_node.objective.packed import segment_sum
+from ftis_node.objective.samples import Samples
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
     """What an objective says about N packed samples with T tokens in all. Only `value` carries a gradient.
 
-    value         `[N]`      weight · 1/|a_i| Σ_t term, to be maximised; exactly 0 for a filtered sample
-    kept          bool `[N]` not filtered
-    divergence    `[N]`      D of the policy at the start of the step from the generator
+    value         `[N]`      weight · 1/ℓ_i Σ_t term, to be maximised; exactly 0 for a dropped sample. ℓ_i is |a_i|, 1
+                             or the divisor, see `aggregation`
+    kept          bool `[N]` dropped neither by the filter nor by the gate
+    divergence    `[N]`      D of the policy at the start of the step from the generator; 0 without a counted token
+    likelihood    `[N]`      s_i = 1/|a_i| Σ_t log π_start, mean log-prob; 0 without a counted token
+    counted       bool `[T]` in the loss: all but a sampled EOS under an objective that leaves it out
     log_ratio     `[T]`      d = log π_start − log π_gen, clamped
     importance    `[T]`      weights at the start of the step, after truncation; 1 where the objective uses none
-    loss_weight   `[N]`      |Â_i| · weight · Σ_t importance_t, 0 for a filtered sample
+    loss_weight   `[N]`      |Â_i| · weight · Σ_t importance_t, 0 for a dropped sample
     clipped       bool `[T]` ε is active: the ratio is past the clip on the side where it stops the gradient
     truncated     bool `[T]` ρ > C, where C is in force
 
-    `clipped` and `truncated` describe every token, those of filtered samples too.
+    The other figures by token describe every token, those of dropped samples and uncounted ones too; the figures by
+    sample and every sum Σ_t are of the counted tokens.
     """
 
     value: Tensor
     kept: Tensor
     divergence: Tensor
+    likelihood: Tensor
+    counted: Tensor
     log_ratio: Tensor
     importance: Tensor
     loss_weight: Tensor
     clipped: Tensor
     truncated: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Packed samples in one dtype on one device; `owner` int64 `[T]` names each token's sample, see `packed`."""
-
-    new: Tensor
-    start: Tensor
-    generator: Tensor
-    lengths: Tensor
-    owner: Tensor
-    advantages: Tensor
-    weights: Tensor
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
@@ -60,23 +53,25 @@ def surrogate(log_ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
     return torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon) * advantages)
 
 
-def values(samples: Samples, kept: Tensor, token_weights: Tensor, importance: Importance, epsilon: float) -> Tensor:
-    """weight · 1/|a_i| Σ_t w_t · min(R Â, clip(R) Â) of each sample, kept bool `[N]`, token_weights `[T]` → `[N]`.
+def values(
+    samples: Samples, kept: Tensor, token_weights: Tensor, sizes: Tensor, importance: Importance, epsilon: float
+) -> Tensor:
+    """weight · 1/ℓ_i Σ_t w_t · min(R Â, clip(R) Â): kept bool `[N]`, token_weights `[T]`, sizes ℓ `[N]` → `[N]`.
 
     R is π_new / π_start and w_t the detached weight; or, where the gradient goes through the ratio (`vanilla`), R is
-    ρ = π_new / π_gen and w_t is 1.
+    ρ = π_new / π_gen and w_t is 1. The paper's R (section 3.1) is π_θ / stop_grad(π_θ); with several inner steps we
+    read the denominator as the policy at the start of the step, without which the clip would never act.
     """
     gain = samples.weights * samples.advantages
     # What cannot teach is cut out before anything is computed with it: a NaN multiplied by 0, forward or backward,
     # is still a NaN, and one alien sample would spoil the gradient of all.
-    live = (kept & (gain != 0))[samples.owner]
+    live = (kept & (gain != 0))[samples.owner] & samples.counted
     base = samples.generator if importance.through_ratio else samples.start
     new, base = (torch.where(live, log_probs, torch.zeros_like(log_probs)) for log_probs in (samples.new, base))
     outer = torch.ones_like(token_weights) if importance.through_ratio else token_weights
     outer = torch.where(live, outer, torch.zeros_like(outer))
     term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[samples.owner], epsilon)
-    summed = segment_sum(term, samples.owner, samples.lengths.numel())
-    return samples.weights * summed / samples.lengths
+    return samples.weights * samples.sum_counted(term) / sizes
 
 
 def clip_active(samples: Samples, importance: Importance, epsilon: float) -> Tensor:

@@ -1,39 +1,47 @@
-"""An objective is a choice of parts; a preset is a choice with a name (arXiv 2605.22537, section 3)."""
+"""An objective is a choice of parts (arXiv 2605.22537, section 3); `presets` has those with a name."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ftis_node.objective.advantages import ADVANTAGES, group_advantages
+from ftis_node.objective.aggregation import AGGREGATIONS, batch_divisor, sample_scale
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS, sample_divergence
 from ftis_node.objective.filter import keep
+from ftis_node.objective.gate import admit, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
-from ftis_node.objective.loss import Samples, Terms, clip_active, values
-from ftis_node.objective.packed import check, owners, segment_sum
+from ftis_node.objective.loss import Terms, clip_active, values
+from ftis_node.objective.samples import pack
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step maximises: 1/G Σ_i 1/|a_i| Σ_t term over the samples of a group (arXiv 2605.22537, section 3.3).
+    """What a step maximises: 1/N Σ_groups 1/G Σ_i 1/|a_i| Σ_t term (arXiv 2605.22537, section 3.3).
 
-    advantage    `mean_std` or `mean`                               see `advantages`
-    divergence   `k1`, `k2`, `k3`, `is_k1`, `is_k3`, `k3_reverse`   see `divergence`
-    reduction    `mean`, `sum` or `max` of the divergence over a sample's tokens
-    importance   `none`, `vanilla` or `truncated`                   see `importance`
-    truncation   C, in force with `truncated` only
-    threshold    g: drop a sample when Â ≤ 0 and D ≥ g; None is no filter
-    epsilon      ε of the clip; 0.2 is second-hand, the paper gives none
-    own_only     train on the node's own samples only; the learner heeds it, nothing here knows whose a sample is
+    advantage      `mean_std` or `mean`                               see `advantages`
+    divergence     `k1`, `k2`, `k3`, `is_k1`, `is_k3`, `k3_reverse`   see `divergence`
+    reduction      `mean`, `sum` or `max` of the divergence over a sample's tokens
+    importance     `none`, `vanilla` or `truncated`                   see `importance`
+    truncation     C, in force with `truncated` only
+    threshold      g: drop a sample when Â ≤ 0 and D ≥ g; None is no filter
+    gate           quantile of the own successes' mean log-prob, 0 the minimum, that a foreign sample must reach; None
+                   is no gate, see `gate`
+    epsilon        ε of the clip; 0.2 is second-hand, the paper gives none
+    aggregation    `sample`, `token` or `fixed`                       see `aggregation`
+    divisor        tokens, for `fixed` only; the learner puts the run's completion cap where it is None
+    count_dropped  dropped samples stay in the denominator, as we read the paper
+    count_end      a sampled EOS is a token like any other; if not it is in neither loss, divergence nor |a_i|
+    inner_steps    optimiser steps a batch; the learner heeds it
+    own_only       train on the node's own samples only; the learner heeds it
 
-    ValueError names the allowed values of a field that has another. There is no KL-to-reference term.
+    ValueError names the allowed values of a field that has another. There is no KL-to-reference term (section 2).
     """
 
     name: str
@@ -43,7 +51,13 @@ class Objective:
     importance: str = "truncated"
     truncation: float = 2.0
     threshold: float | None = 50.0
+    gate: float | None = None
     epsilon: float = 0.2
+    aggregation: str = "sample"
+    divisor: float | None = None
+    count_dropped: bool = True
+    count_end: bool = True
+    inner_steps: int = 1
     own_only: bool = False
 
     def __post_init__(self) -> None:
@@ -51,10 +65,19 @@ class Objective:
         _one_of("divergence", self.divergence, ESTIMATORS)
         _one_of("reduction", self.reduction, REDUCTIONS)
         _one_of("importance", self.importance, IMPORTANCES)
+        _one_of("aggregation", self.aggregation, AGGREGATIONS)
         _number("truncation", self.truncation, "above 0", lambda cap: cap > 0)
         _number("epsilon", self.epsilon, "between 0 and 1", lambda epsilon: 0 < epsilon < 1)
+        _number("inner_steps", self.inner_steps, "that is whole, at least 1", lambda n: isinstance(n, int) and n >= 1)
         if self.threshold is not None:
             _number("threshold", self.threshold, "at least 0, or None for no filter", lambda g: g >= 0)
+        if self.gate is not None:
+            _number("gate", self.gate, "at least 0 and below 1, or None for no gate", lambda share: 0 <= share < 1)
+        if self.divisor is not None:
+            _number("divisor", self.divisor, "above 0, or None for the run's completion cap", lambda size: size > 0)
+        for field in ("count_dropped", "count_end", "own_only"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{field} must be one of True, False, not {getattr(self, field)!r}")
 
     def replace(self, **changes: Any) -> Objective:
         """The same objective with other parts; checked like a new one."""
@@ -73,34 +96,55 @@ class Objective:
         lengths: Tensor,
         advantages: Tensor,
         weights: Tensor | None = None,
+        ended: Tensor | None = None,
+        own: Tensor | None = None,
+        gate: float | None = None,
     ) -> Terms:
-        """The loss terms of N packed samples, T = Σ lengths tokens in all; ValueError if the shapes do not fit.
+        """The loss terms of N packed samples, T = Σ lengths tokens in all.
 
-        new         `[T]`  log π_θ of the sampled tokens, with gradient
+        new         `[T]`  log π_θ of the sampled tokens, with gradient (or without, to evaluate)
         start       `[T]`  the same at the start of the step (`new.detach()` at its first inner step)
         generator   `[T]`  the log-probs that the generator claims
         lengths     int64 `[N]`
         advantages  `[N]`  over each sample's whole group
         weights     `[N]`  per-source weight, 1 if None
+        ended       bool `[N]`  the last token is a sampled EOS; None: of none
+        own         bool `[N]`  the node's own, which no gate touches; None: all are
+        gate        m of `next_gate` before this step; None: no foreign sample passes a gate
 
-        Computed in float32 at least. `value` has no 1/G: the learner divides by all the samples of its step.
+        Computed in float32 at least, on the device of `new`. ValueError if the shapes do not fit, or if the aggregation
+        is `fixed` and has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
         """
-        samples = _prepare(new, start, generator, lengths, advantages, weights)
+        tokens = {"new": new, "start": start, "generator": generator}
+        samples = pack(tokens, lengths, advantages, weights=weights, ended=ended, own=own, count_end=self.count_end)
+        sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]
         with torch.no_grad():
             log_ratio = clamped_log_ratio(samples.start, samples.generator)
+            counted = samples.counted
             divergence = sample_divergence(
-                log_ratio, samples.owner, samples.lengths, estimator=self.divergence, reduction=self.reduction
+                log_ratio[counted],
+                samples.owner[counted],
+                samples.lengths,
+                estimator=self.divergence,
+                reduction=self.reduction,
             )
+            likelihood = samples.sum_counted(samples.start) / samples.lengths.clamp(min=1)
             kept = keep(samples.advantages, divergence, self.threshold)
+            # What was only an EOS that does not count has nothing to be judged by, not even at g = 0.
+            kept = kept | (samples.lengths == 0)
+            if self.gate is not None:
+                kept = kept & admit(samples.advantages, likelihood, samples.own, gate)
             ratio = log_ratio.exp()
             token_weights = importance.weigh(ratio, self.truncation)
             gain = samples.advantages.abs() * samples.weights
-            mass = gain * segment_sum(token_weights, samples.owner, samples.lengths.numel())
+            mass = gain * samples.sum_counted(token_weights)
         return Terms(
-            value=values(samples, kept, token_weights, importance, self.epsilon),
+            value=values(samples, kept, token_weights, sizes, importance, self.epsilon),
             kept=kept,
             divergence=divergence,
+            likelihood=likelihood,
+            counted=counted,
             log_ratio=log_ratio,
             importance=token_weights,
             loss_weight=torch.where(kept & (gain != 0), mass, torch.zeros_like(mass)),
@@ -108,33 +152,36 @@ class Objective:
             truncated=(ratio > self.truncation) & importance.truncates,
         )
 
+    def sample_scale(self, group_size: int) -> float:
+        """c_i of the loss −Σ_i c_i · value_i / D, for a sample of a whole group of `group_size`; see `aggregation`."""
+        return sample_scale(self.aggregation, count_dropped=self.count_dropped, group_size=group_size)
 
-def _prepare(
-    new: Tensor, start: Tensor, generator: Tensor, lengths: Tensor, advantages: Tensor, weights: Tensor | None
-) -> Samples:
-    if weights is None:
-        weights = torch.ones_like(advantages)
-    check(
-        lengths,
-        {"new": new, "start": start, "generator": generator},
-        {"advantages": advantages, "weights": weights},
-    )
-    # Half precision has three digits: a ratio of two log-probs rounded to it would be noise.
-    dtype = torch.promote_types(new.dtype, torch.float32)
-    lengths = lengths.to(new.device)
+    def batch_divisor(
+        self, *, groups: int, samples: int, tokens: int, dropped_samples: int, dropped_tokens: int
+    ) -> float:
+        """D of the loss −Σ_i c_i · value_i / D: what all terms of a step are divided by; see `aggregation`.
 
-    def constant(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(new.device, dtype)
+        All five are of the whole step, groups of equal rewards included, whose samples never reach `terms` and count
+        as kept. Dropped are those that `Terms.kept` denies, by the filter or the gate. Tokens are counted ones: without
+        `count_end` the caller leaves out the sampled EOS of each sample that ended. At least 1.
+        """
+        return batch_divisor(
+            self.aggregation,
+            count_dropped=self.count_dropped,
+            groups=groups,
+            samples=samples,
+            tokens=tokens,
+            dropped_samples=dropped_samples,
+            dropped_tokens=dropped_tokens,
+        )
 
-    return Samples(
-        new=new.to(dtype),
-        start=constant(start),
-        generator=constant(generator),
-        lengths=lengths,
-        owner=owners(lengths),
-        advantages=constant(advantages),
-        weights=constant(weights),
-    )
+    def next_gate(self, level: float | None, likelihoods: Tensor) -> float | None:
+        """m after a step, from m before it and `Terms.likelihood` of the step's own samples with Â > 0, `[n]`.
+
+        0.8 · m + 0.2 · their quantile `gate`, nearest rank; that alone at first; unchanged if there are none or the
+        objective has no gate. A step is gated by the m from before it: so neither packing nor order can matter.
+        """
+        return level if self.gate is None else next_level(level, likelihoods, self.gate)
 
 
 def _one_of(field: str, value: str, allowed: Iterable[str]) -> None:
@@ -145,16 +192,3 @@ def _one_of(field: str, value: str, allowed: Iterable[str]) -> None:
 def _number(field: str, value: object, allowed: str, holds: Callable[[float], bool]) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not holds(value):
         raise ValueError(f"{field} must be a number {allowed}, not {value!r}")
-
-
-# The paper's own (C = 2, g = 50), the baseline that trains alone, and the one that takes every sample for its own.
-PRESETS: Mapping[str, Objective] = MappingProxyType(
-    {
-        objective.name: objective
-        for objective in (
-            Objective("ftis"),
-            Objective("grpo", importance="vanilla", threshold=None, own_only=True),
-            Objective("nois", importance="none", threshold=None),
-        )
-    }
-)

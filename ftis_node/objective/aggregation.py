@@ -1,0 +1,62 @@
+"""What a step's terms are divided by: loss = −Σ_i c_i · value_i / D.
+
+The paper (arXiv 2605.22537, sections 2 and 3.3) prints 1/G Σ_i 1/|a_i| Σ_t for one prompt; over a batch we read the
+mean of its N groups. A filtered sample has Â = 0 and, as we read it, stays in the 1/G; so do groups whose rewards are
+all equal, which have no terms. With N groups of G, S samples and T counted tokens, K the samples kept and T_K their
+tokens (groups of equal rewards count as kept):
+
+    aggregation   count_dropped                        not
+    sample        1/N Σ_groups 1/G Σ_i 1/|a_i| Σ_t     1/K Σ_i 1/|a_i| Σ_t
+    token         1/T Σ_i Σ_t                          1/T_K Σ_i Σ_t
+    fixed         1/N Σ_groups 1/G Σ_i 1/divisor Σ_t   1/K Σ_i 1/divisor Σ_t
+
+`sample` is the paper's, `token` DAPO's (arXiv 2503.14476), `fixed` Dr. GRPO's (arXiv 2503.20783).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+
+def _fixed(lengths: Tensor, divisor: float | None) -> Tensor:
+    if divisor is None:
+        raise ValueError("aggregation 'fixed' needs a divisor in tokens; the run's longest completion is the usual one")
+    return torch.as_tensor(divisor, device=lengths.device)
+
+
+# Name → (counted tokens int64 [N], divisor) → ℓ [N], or [] for all: what a sample's sum over tokens is divided by.
+AGGREGATIONS: Mapping[str, Callable[[Tensor, float | None], Tensor]] = MappingProxyType(
+    {
+        # A sample without a counted token has a sum of 0, whatever it is divided by.
+        "sample": lambda lengths, divisor: lengths.clamp(min=1),
+        "token": lambda lengths, divisor: torch.ones_like(lengths),
+        "fixed": _fixed,
+    }
+)
+
+
+def sample_scale(aggregation: str, *, count_dropped: bool, group_size: int) -> float:
+    """c_i of a sample whose whole group has `group_size` completions."""
+    return 1.0 if aggregation == "token" or not count_dropped else 1.0 / group_size
+
+
+def batch_divisor(
+    aggregation: str,
+    *,
+    count_dropped: bool,
+    groups: int,
+    samples: int,
+    tokens: int,
+    dropped_samples: int,
+    dropped_tokens: int,
+) -> float:
+    """D of a batch; at least 1, for where all was dropped every value is 0."""
+    if aggregation == "token":
+        divisor = tokens if count_dropped else tokens - dropped_tokens
+    else:
+        divisor = groups if count_dropped else samples - dropped_samples
+    return float(max(divisor, 1))

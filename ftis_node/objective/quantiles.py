@@ -1,0 +1,13 @@
+"""Nearest-rank quantiles: each is a value that occurred; torch.quantile refuses more than 16 million."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+
+def nearest_rank(values: Tensor, *shares: float) -> list[float]:
+    """The quantiles `shares`, each in [0, 1], of `values` `[n]`, n ≥ 1; the share 0 is the minimum, 1 the maximum."""
+    ordered = values.sort().values
+    return [float(ordered[max(math.ceil(share * values.numel()) - 1, 0)]) for share in shares]

@@ -1,0 +1,79 @@
+"""N packed samples as the objective computes with them: one dtype, one device, and which tokens count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ftis_node.objective.packed import check, owners, segment_sum
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Packed samples; `owner` int64 `[T]` names each token's sample, see `packed`.
+
+    `counted` bool `[T]`: the token is in loss, divergence and likelihood; `lengths` int64 `[N]` counts those, and is 0
+    for a sample that was only an EOS which does not count.
+    """
+
+    new: Tensor
+    start: Tensor
+    generator: Tensor
+    owner: Tensor
+    counted: Tensor
+    lengths: Tensor
+    advantages: Tensor
+    weights: Tensor
+    own: Tensor
+
+    def sum_counted(self, values: Tensor) -> Tensor:
+        """Sum of each sample's counted tokens: `[T]` → `[N]`."""
+        return segment_sum(
+            torch.where(self.counted, values, torch.zeros_like(values)), self.owner, self.lengths.numel()
+        )
+
+
+def pack(
+    tokens: dict[str, Tensor],
+    lengths: Tensor,
+    advantages: Tensor,
+    *,
+    weights: Tensor | None,
+    ended: Tensor | None,
+    own: Tensor | None,
+    count_end: bool,
+) -> Samples:
+    """The arguments of `Objective.terms` as `Samples`: `tokens` holds `new`, `start` and `generator`, each `[T]`.
+
+    The paper's |a_i| (arXiv 2605.22537, section 3) does not say whether the sampled EOS is one of its tokens: we count
+    it, as the policy chose it like any other. Without `count_end` the last token of a sample that `ended` is left out.
+    """
+    new = tokens["new"]
+    weights = torch.ones_like(advantages) if weights is None else weights
+    ended = torch.zeros_like(lengths, dtype=torch.bool) if ended is None else ended
+    own = torch.ones_like(lengths, dtype=torch.bool) if own is None else own
+    check(lengths, tokens, {"advantages": advantages, "weights": weights, "ended": ended, "own": own})
+    # Half precision has three digits: a ratio of two log-probs rounded to it would be noise.
+    dtype = torch.promote_types(new.dtype, torch.float32)
+    lengths, ended, own = lengths.to(new.device), ended.to(new.device, torch.bool), own.to(new.device, torch.bool)
+    owner, counted = owners(lengths), torch.ones_like(new, dtype=torch.bool)
+    if not count_end:
+        counted[lengths.cumsum(0)[ended] - 1] = False
+        lengths = lengths - ended.to(lengths.dtype)
+
+    def constant(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(new.device, dtype)
+
+    return Samples(
+        new=new.to(dtype),
+        start=constant(tokens["start"]),
+        generator=constant(tokens["generator"]),
+        owner=owner,
+        counted=counted,
+        lengths=lengths,
+        advantages=constant(advantages),
+        weights=constant(weights),
+        own=own,
+    )
