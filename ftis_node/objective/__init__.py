@@ -1,12 +1,14 @@
 """What a step maximises: advantages, divergence, importance, filter, loss, diagnostics (arXiv 2605.22537, section 3).
 
 Pure torch on tensors; nothing here knows of a network, a model or a token id. An `Objective` is a frozen choice of
-parts, `PRESETS` the choices that have a name, `Terms` what one micro-batch gives, `Diagnostics` what a step tells.
+parts, `PRESETS` the choices that have a name, `Terms` what one micro-batch gives, `Diagnostics` what a step tells,
+`FilterWatch` what many steps tell.
 """
 
 from ftis_node.objective.diagnostics import Diagnostics
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.objective import Objective
 from ftis_node.objective.presets import PRESETS
+from ftis_node.objective.watch import FilterWatch
 
-__all__ = ["PRESETS", "Diagnostics", "Objective", "Terms"]
+__all__ = ["PRESETS", "Diagnostics", "FilterWatch", "Objective", "Terms"]

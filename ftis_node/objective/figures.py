@@ -1,0 +1,61 @@
+"""The figures of some samples and of their tokens; `Diagnostics.summary` says what each is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ftis_node.objective.divergence import ESTIMATORS
+from ftis_node.objective.quantiles import nearest_rank
+from ftis_node.objective.table import Columns
+
+
+def sample_figures(some: Columns, every: Columns) -> dict[str, float]:
+    """Figures of the samples `some`; their shares are of those of `every` sample."""
+    negatives, filtered = _total(some["negative"]), _total(some["filtered"])
+    return {
+        "samples": float(len(some)),
+        "negatives": negatives,
+        "filtered": filtered,
+        "filtered_fraction": _ratio(filtered, negatives),
+        "gated": _total(some["gated"]),
+        "divergence_mean": _mean(some["divergence"]),
+        "divergence_p99": _quantiles(some["divergence"], 0.99)[0],
+        "likelihood": _mean(some["likelihood"]),
+        "loss_weight": _total(some["loss_weight"]),
+        "loss_share": _ratio(_total(some["loss_weight"]), _total(every["loss_weight"])),
+        "loss_share_per_sample": _ratio(_total(some["token_weight"]), _total(every["token_weight"])),
+        **{f"{name}_p99": _quantiles(some[name], 0.99)[0] for name in ESTIMATORS},
+    }
+
+
+def token_figures(tokens: Columns, clips: Columns) -> dict[str, float]:
+    """Figures of the tokens of the first inner step; `clips` has those of all inner steps."""
+    weight = tokens["importance"]
+    figures = {
+        "tokens": float(len(tokens)),
+        "ess": _ratio(_total(weight) ** 2, _total(weight.square()) * len(tokens)),
+        "clipped": _mean(clips["clipped"]),
+        "truncated": _mean(tokens["truncated"]),
+    }
+    if "entropy" in tokens:
+        figures["entropy"] = _mean(tokens["entropy"])
+    for name, values in (("ratio", tokens["log_ratio"].exp()), ("weight", weight)):
+        p1, p50, p99, largest = _quantiles(values, 0.01, 0.5, 0.99, 1.0)
+        figures |= {f"{name}_p1": p1, f"{name}_p50": p50, f"{name}_p99": p99, f"{name}_max": largest}
+    return figures | {name: _mean(tokens[name]) for name in ESTIMATORS}
+
+
+def _total(values: Tensor) -> float:
+    return float(values.sum())
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if values.numel() else 0.0
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _quantiles(values: Tensor, *shares: float) -> list[float]:
+    return nearest_rank(values, *shares) if values.numel() else [0.0] * len(shares)

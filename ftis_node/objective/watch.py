@@ -1,0 +1,66 @@
+"""A filter that never fires protects from nothing, and one that fires on most negatives leaves a peer little to say.
+
+The paper (arXiv 2605.22537, section 4.5) finds the best g by trial; a node that runs unattended has to be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FORGET_AFTER = 100  # observations without the peer
+
+ADVICE = {
+    "none": "dropped none of {peer}'s negative samples: it protects from nothing there, a lower threshold might.",
+    "most": "dropped more than half of {peer}'s negative samples: its policy is far off, or the threshold too low.",
+}
+
+
+@dataclass
+class _Streak:
+    """What the filter did to a peer, for how many steps in a row, and when the peer was last seen."""
+
+    verdict: str | None = None
+    steps: int = 0
+    seen: int = 0
+
+
+class FilterWatch:
+    """Tells of peers on whose negative samples the filter fires never, or mostly, for `steps` steps in a row."""
+
+    def __init__(self, steps: int = 10) -> None:
+        self.steps = steps
+        self._now = 0
+        self._streaks: dict[str, _Streak] = {}
+
+    def observe(self, sources: Mapping[str, Mapping[str, float]], *, own: str) -> list[str]:
+        """Takes `Diagnostics.summary()["sources"]` of a step; gives one sentence per peer that there is to tell about.
+
+        A step in which a peer had no negatives neither ends nor lengthens its streak. A streak is told of once; its
+        like again only after it ended. A peer not seen for `FORGET_AFTER` observations is forgotten.
+        """
+        self._now += 1
+        told = []
+        for peer, figures in sources.items():
+            if peer == own:
+                continue
+            streak = self._streaks.setdefault(peer, _Streak())
+            streak.seen = self._now
+            if not figures["negatives"]:
+                continue
+            verdict = _verdict(figures["filtered"] / figures["negatives"])
+            streak.steps = streak.steps + 1 if verdict == streak.verdict else 1
+            streak.verdict = verdict
+            if verdict is not None and streak.steps == self.steps:
+                told.append(f"For {self.steps} steps the filter has {ADVICE[verdict].format(peer=peer)}")
+        self._streaks = {
+            peer: streak for peer, streak in self._streaks.items() if self._now - streak.seen < FORGET_AFTER
+        }
+        return told
+
+
+def _verdict(dropped: float) -> str | None:
+    """`none`, `most` or neither, by the share of the negatives that was dropped."""
+    if dropped == 0:
+        return "none"
+    return "most" if dropped > 0.5 else None
