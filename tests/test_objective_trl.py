@@ -1,0 +1,260 @@
+"""Gradients of a whole model against an implementation that is not ours: TRL's GRPO trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ftis_node.objective import PRESETS, Objective
+from tests.helpers_models import tiny_config, tiny_tokenizer
+
+GROUPS, SIZE, LONGEST = 5, 4, 12
+EOS = 1  # also the pad token, as so often
+K1 = {"divergence": "k1", "threshold": 0.5}
+
+
+@dataclass
+class Batch:
+    """Padded as TRL wants it: prompts on the left, completions on the right; per-token tensors are `[B, LONGEST]`."""
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+    advantages: Tensor
+    start: Tensor
+    generator: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.completion_mask.sum(1)
+
+    def packed(self, padded: Tensor) -> Tensor:
+        return padded[self.completion_mask.bool()]
+
+
+def random_model(seed: int) -> Any:
+    from transformers import Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(tiny_config()).float()
+
+
+def one_by_one(model: Any, batch: Batch) -> Tensor:
+    """Log-probs of all completions' tokens, packed: a plain forward pass of each sequence, without padding."""
+    rows = []
+    for prompt, seen, completion, real in zip(
+        batch.prompt_ids, batch.prompt_mask.bool(), batch.completion_ids, batch.completion_mask.bool(), strict=True
+    ):
+        ids = torch.cat([prompt[seen], completion[real]])
+        log_probs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        rows.append(log_probs.gather(1, ids[1:, None])[-int(real.sum()) :, 0])
+    return torch.cat(rows)
+
+
+def random_batch(model: Any) -> Batch:
+    """Groups of random lengths: the first half of each is one's own, and the rest of peers from near to very far."""
+    generator = torch.Generator().manual_seed(1)
+    samples = GROUPS * SIZE
+
+    def whole(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    prompts, lengths = whole(2, 7, samples), whole(2, LONGEST + 1, samples)
+    rewards = whole(0, 3, GROUPS, SIZE).double()
+    completion_ids = whole(2, 26, samples, LONGEST)
+    completion_ids[torch.arange(samples), lengths - 1] = EOS
+    mask = torch.arange(LONGEST) < lengths[:, None]
+    prompt_mask = torch.arange(6) >= 6 - prompts[:, None]
+    batch = Batch(
+        prompt_ids=whole(2, 26, samples, 6).masked_fill(~prompt_mask, EOS),
+        prompt_mask=prompt_mask.long(),
+        completion_ids=completion_ids.masked_fill(~mask, EOS),
+        completion_mask=mask.long(),
+        advantages=torch.cat([PRESETS["ftis"].advantages(group) for group in rewards]).float(),
+        start=torch.zeros(samples, LONGEST),
+        generator=torch.zeros(samples, LONGEST),
+    )
+    batch.start[mask] = one_by_one(model, batch).detach()
+    distance = torch.tensor([0.0, 0.0, 0.5, 4.0]).repeat(GROUPS)[:, None]
+    noise = torch.randn(samples, LONGEST, generator=generator)
+    batch.generator = torch.where(mask, batch.start + distance * noise, 0.0)
+    return batch
+
+
+class Oracle:
+    """TRL's loss with another objective for each call."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        arguments = GRPOConfig(
+            output_dir=str(folder),
+            loss_type="grpo",
+            beta=0.0,
+            epsilon=0.2,
+            vllm_importance_sampling_correction=True,
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_importance_sampling_clip_max=2.0,
+            max_completion_length=LONGEST,
+            per_device_train_batch_size=SIZE,
+            num_generations=SIZE,
+            steps_per_generation=1,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+        )
+        self.trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=arguments,
+            train_dataset=Dataset.from_dict({"prompt": ["a"] * SIZE}),
+            processing_class=tiny_tokenizer(),
+        )
+        self.trainer.current_gradient_accumulation_steps = 1
+        self.k1_mask = self.trainer.get_off_policy_mask
+
+    def loss(self, objective: Objective, batch: Batch) -> Tensor:
+        """Importance weights come in as TRL makes them; VIS is its loss without vLLM, on the generator's log-probs."""
+        trainer, vanilla = self.trainer, objective.importance == "vanilla"
+        trainer.loss_type = {"sample": "grpo", "token": "dapo", "fixed": "dr_grpo"}[objective.aggregation]
+        trainer.use_vllm = not vanilla
+        trainer.off_policy_mask_threshold = objective.threshold
+        trainer.get_off_policy_mask = k3_reverse_mask if objective.divergence == "k3_reverse" else self.k1_mask
+        truncated = (batch.start - batch.generator).exp().clamp(max=2.0)
+        inputs = {
+            "prompt_ids": batch.prompt_ids,
+            "prompt_mask": batch.prompt_mask,
+            "completion_ids": batch.completion_ids,
+            "completion_mask": batch.completion_mask,
+            "advantages": batch.advantages,
+            "old_per_token_logps": batch.generator if vanilla else batch.start,
+            "sampling_per_token_logps": batch.generator,
+            "importance_sampling_ratio": truncated if objective.importance == "truncated" else torch.ones(()),
+            "num_items_in_batch": batch.completion_mask.sum(),
+        }
+        loss: Tensor = trainer._compute_loss(trainer.model, inputs)
+        return loss
+
+
+def k3_reverse_mask(
+    advantages: Tensor,
+    per_token_logps: Tensor,
+    sampling_per_token_logps: Tensor,
+    mask: Tensor,
+    off_policy_threshold: float,
+) -> Tensor:
+    """Sample [B, 1] kept where Â ≥ 0 or the mean of e^(−d) − 1 + d is within g; the same as ours but at equality."""
+    d = (per_token_logps.detach() - sampling_per_token_logps) * mask
+    divergence = (torch.exp(-d) - 1 + d).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+    return ((advantages >= 0) | (divergence <= off_policy_threshold)).to(mask.dtype)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model(seed=0)
+
+
+@pytest.fixture(scope="module")
+def batch(model: Any) -> Batch:
+    return random_batch(model)
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "TRL_EXPERIMENTAL_SILENCE"):
+            patch.setenv(name, "1")
+        yield Oracle(model, tmp_path_factory.mktemp("trl"))
+
+
+def our_loss(objective: Objective, batch: Batch, new: Tensor) -> tuple[Tensor, Tensor]:
+    """−Σ_i c_i · value_i / D as the learner has it, and which samples were kept."""
+    terms = objective.terms(
+        new=new,
+        start=batch.packed(batch.start),
+        generator=batch.packed(batch.generator),
+        lengths=batch.lengths,
+        advantages=batch.advantages,
+    )
+    dropped = ~terms.kept
+    divisor = objective.batch_divisor(
+        groups=GROUPS,
+        samples=GROUPS * SIZE,
+        tokens=int(batch.lengths.sum()),
+        dropped_samples=int(dropped.sum()),
+        dropped_tokens=int(batch.lengths[dropped].sum()),
+    )
+    return -objective.sample_scale(SIZE) * terms.value.sum() / divisor, terms.kept
+
+
+def gradient(model: Any, loss: Callable[[], Tensor]) -> Tensor:
+    """The gradient for all parameters as one vector."""
+    model.zero_grad(set_to_none=True)
+    loss().backward()
+    return torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        PRESETS["nois"],
+        PRESETS["vis"],
+        PRESETS["tis"],
+        PRESETS["f-nois"].replace(**K1),
+        PRESETS["opsm"],
+        PRESETS["ftis"].replace(**K1, name="ftis-k1"),
+        PRESETS["ftis"],
+        PRESETS["ftis"].replace(aggregation="token", name="ftis-token"),
+        PRESETS["ftis"].replace(aggregation="fixed", divisor=float(LONGEST), name="ftis-fixed"),
+    ],
+    ids=lambda objective: objective.name,
+)
+def test_the_gradient_of_every_parameter_is_trls(
+    objective: Objective, model: Any, batch: Batch, oracle: Oracle
+) -> None:
+    kept = our_loss(objective, batch, one_by_one(model, batch))[1]
+    negative = batch.advantages < 0
+    dropped = int((~kept & negative).sum())
+    assert kept[batch.advantages > 0].all()
+    assert (0 < dropped < int(negative.sum())) if objective.threshold is not None else kept.all()
+    ours = gradient(model, lambda: our_loss(objective, batch, one_by_one(model, batch))[0])
+    theirs = gradient(model, lambda: oracle.loss(objective, batch))
+    assert theirs.norm() > 1e-3
+    print(
+        f"{objective.name}: relative error {relative_error(ours, theirs):.1e}, {dropped}/{int(negative.sum())} dropped"
+    )
+    assert relative_error(ours, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["nois", "vis", "tis"])
+def test_so_it_is_at_a_second_inner_step(name: str, batch: Batch, model: Any, oracle: Oracle) -> None:
+    drift = torch.randn(batch.start.shape, generator=torch.Generator().manual_seed(2))
+    moved = Batch(**vars(batch) | {"start": batch.start + 0.3 * drift * batch.completion_mask})
+    ours = gradient(model, lambda: our_loss(PRESETS[name], moved, one_by_one(model, moved))[0])
+    theirs = gradient(model, lambda: oracle.loss(PRESETS[name], moved))
+    assert relative_error(ours, theirs) <= 1e-5
+
+
+def test_the_losses_differ_from_one_another(batch: Batch, model: Any) -> None:
+    # Or the comparison above would show nothing.
+    names = ["nois", "vis", "tis", "f-nois", "f-vis", "ftis"]
+    gradients = {
+        name: gradient(model, lambda name=name: our_loss(PRESETS[name], batch, one_by_one(model, batch))[0])  # type: ignore[misc]
+        for name in names
+    }
+    for first in names:
+        for second in names:
+            assert first == second or relative_error(gradients[first], gradients[second]) > 1e-2
