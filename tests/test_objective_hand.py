@@ -1,0 +1,271 @@
+"""The loss of a whole step and its gradient, preset by preset, against the formulas one token at a time.
+
+Nothing of the code is used on the other side: advantages, divergences, filter, gate and denominators are written out
+again in plain Python from the paper's formulas, and float64 autograd differentiates one scalar after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ftis_node.objective import PRESETS, Objective
+
+CAP = 16.0  # tokens, the divisor of `fixed`
+EPSILON, C = 0.2, 2.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a preset says: `ratio` is ρ or R, `g` the filter's threshold on the mean of `kl`."""
+
+    ratio: str
+    truncate: bool = False
+    g: float | None = None
+    kl: str = "k3_reverse"
+    gate: bool = False
+    own_only: bool = False
+    std: bool = True
+    aggregation: str = "sample"
+    count_end: bool = True
+    count_dropped: bool = True
+
+
+RULES = {
+    "grpo": Rule("ρ", own_only=True),
+    "nois": Rule("R"),
+    "vis": Rule("ρ"),
+    "tis": Rule("R", truncate=True),
+    "f-nois": Rule("R", g=50.0),
+    "f-vis": Rule("ρ", g=50.0),
+    "ftis": Rule("R", truncate=True, g=50.0),
+    "opsm": Rule("ρ", g=0.5, kl="k1"),
+    "gated": Rule("R", gate=True),
+    "ftis-author": Rule("R", truncate=True, g=50.0, std=False, count_end=False, count_dropped=False),
+}
+
+
+@dataclass
+class Completion:
+    new: list[Tensor]
+    start: list[float]
+    generator: list[float]
+    ended: bool
+
+
+@dataclass
+class Group:
+    own: bool
+    rewards: list[float]
+    completions: list[Completion]
+
+
+def random_step(seed: int, *, later: bool) -> list[Group]:
+    """Five groups of one's own and of others, near and far; the rewards of the last are all equal."""
+    rng = random.Random(seed)
+    groups = []
+    for index in range(5):
+        size, far = rng.randint(3, 5), 0.05 if index % 2 == 0 else 2.5
+        rewards = [0.5] * size if index == 4 else [1.0, 0.0, *(rng.choice([0.0, 0.25, 1.0]) for _ in range(size - 2))]
+        completions = []
+        for _ in range(size):
+            start = [rng.uniform(-8, -0.01) for _ in range(rng.randint(1, 7))]
+            moved = [x + rng.gauss(0, 0.2) if later else x for x in start]
+            new = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in moved]
+            spread = rng.choice([far, 2 * far])
+            claimed = [min(0.0, x + rng.gauss(0, spread)) for x in start]
+            completions.append(Completion(new, start, claimed, ended=rng.random() < 0.6))
+        groups.append(Group(index % 2 == 0, rewards, completions))
+    return groups
+
+
+def kept_by_hand(rule: Rule, group: Group, completion: Completion, advantage: float, level: float | None) -> bool:
+    d = [start - claimed for start, claimed in zip(completion.start, completion.generator, strict=True)]
+    if not rule.count_end and completion.ended:
+        d = d[:-1]
+    start = completion.start[: len(d)]
+    if rule.g is not None and d:
+        kl = sum(-x for x in d) if rule.kl == "k1" else sum(math.exp(-x) - 1 + x for x in d)
+        if advantage <= 0 and kl / len(d) >= rule.g:
+            return False
+    if rule.gate and not group.own:
+        return level is not None and advantage > 0 and (sum(start) / len(start) if start else 0.0) >= level
+    return True
+
+
+def term_by_hand(rule: Rule, new: Tensor, start: float, claimed: float, advantage: float) -> Tensor:
+    ratio = torch.exp(new - (claimed if rule.ratio == "ρ" else start))
+    if float(ratio.detach()) < 1 - EPSILON:
+        clipped = torch.tensor(1 - EPSILON, dtype=torch.float64)
+    elif float(ratio.detach()) > 1 + EPSILON:
+        clipped = torch.tensor(1 + EPSILON, dtype=torch.float64)
+    else:
+        clipped = ratio
+    plain, bounded = ratio * advantage, clipped * advantage
+    weight = min(math.exp(start - claimed), C) if rule.truncate else 1.0
+    return weight * (plain if plain <= bounded else bounded)
+
+
+def loss_by_hand(rule: Rule, groups: list[Group], level: float | None) -> tuple[Tensor, list[bool]]:
+    """The loss, and which completions of groups of unequal rewards were kept."""
+    parts, verdicts = [], []
+    kept_samples = kept_tokens = tokens = 0
+    for group in groups:
+        mean, std = statistics.fmean(group.rewards), statistics.pstdev(group.rewards)
+        for reward, completion in zip(group.rewards, group.completions, strict=True):
+            length = len(completion.start) - (completion.ended and not rule.count_end)
+            advantage = 0.0 if std == 0 else (reward - mean) / (std if rule.std else 1.0)
+            kept = std == 0 or kept_by_hand(rule, group, completion, advantage, level)
+            tokens += length
+            kept_tokens += length if kept else 0
+            kept_samples += kept
+            if std == 0:
+                continue
+            verdicts.append(kept)
+            terms = [
+                term_by_hand(rule, *token, advantage)
+                for token in zip(
+                    completion.new[:length], completion.start[:length], completion.generator[:length], strict=True
+                )
+            ]
+            if not kept or not terms:
+                continue
+            total = torch.stack(terms).sum()
+            total = total / {"sample": length, "token": 1, "fixed": CAP}[rule.aggregation]
+            if rule.count_dropped and rule.aggregation != "token":
+                total = total / len(group.rewards)
+            parts.append(total)
+    denominator = kept_samples
+    if rule.aggregation == "token":
+        denominator = tokens if rule.count_dropped else kept_tokens
+    elif rule.count_dropped:
+        denominator = len(groups)
+    return -torch.stack(parts).sum() / denominator, verdicts
+
+
+def loss_of_the_code(objective: Objective, groups: list[Group], level: float | None) -> tuple[Tensor, list[bool]]:
+    """The same as a learner works it out: groups of equal rewards have no terms and are counted all the same."""
+    taught = []
+    for group in groups:
+        advantages = objective.advantages(torch.tensor(group.rewards, dtype=torch.float64))
+        if advantages.any():
+            taught += [(group, *pair) for pair in zip(group.completions, advantages.tolist(), strict=True)]
+    completions = [completion for _, completion, _ in taught]
+    lengths = torch.tensor([len(completion.start) for completion in completions])
+    ended = torch.tensor([completion.ended for completion in completions])
+    terms = objective.terms(
+        new=torch.stack([x for completion in completions for x in completion.new]),
+        start=torch.tensor([x for completion in completions for x in completion.start], dtype=torch.float64),
+        generator=torch.tensor([x for completion in completions for x in completion.generator], dtype=torch.float64),
+        lengths=lengths,
+        advantages=torch.tensor([advantage for *_, advantage in taught], dtype=torch.float64),
+        ended=ended,
+        own=torch.tensor([group.own for group, *_ in taught]),
+        gate=level,
+    )
+
+    def counted(completion: Completion) -> int:
+        return len(completion.start) - (completion.ended and not objective.count_end)
+
+    dropped = [completion for completion, kept in zip(completions, terms.kept.tolist(), strict=True) if not kept]
+    everything = [completion for group in groups for completion in group.completions]
+    divisor = objective.batch_divisor(
+        groups=len(groups),
+        samples=len(everything),
+        tokens=sum(map(counted, everything)),
+        dropped_samples=len(dropped),
+        dropped_tokens=sum(map(counted, dropped)),
+    )
+    scale = torch.tensor([objective.sample_scale(len(group.completions)) for group, *_ in taught], dtype=torch.float64)
+    return -(scale * terms.value).sum() / divisor, terms.kept.tolist()
+
+
+def slopes(loss: Tensor, groups: list[Group]) -> list[float]:
+    leaves = [x for group in groups for completion in group.completions for x in completion.new]
+    return [float(x) for x in torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)]
+
+
+def agree(objective: Objective, rule: Rule, *, later: bool, level: float | None, seeds: int) -> int:
+    """Checks both sides on random steps; how many samples were dropped."""
+    dropped = 0
+    for seed in range(seeds):
+        groups = random_step(seed, later=later)
+        if rule.own_only:
+            groups = [group for group in groups if group.own]
+        by_hand, expected = loss_by_hand(rule, groups, level)
+        by_code, kept = loss_of_the_code(objective, groups, level)
+        assert kept == expected
+        assert by_code.item() == pytest.approx(by_hand.item(), rel=1e-12)
+        gradient = slopes(by_code, groups)
+        assert any(gradient)
+        assert gradient == pytest.approx(slopes(by_hand, groups), rel=1e-11, abs=1e-16)
+        dropped += kept.count(False)
+    return dropped
+
+
+def test_every_preset_has_a_rule() -> None:
+    assert RULES.keys() == PRESETS.keys()
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+def test_loss_and_gradient_of_a_step_are_those_of_the_formulas(name: str, later: bool) -> None:
+    dropped = agree(PRESETS[name], RULES[name], later=later, level=-4.0, seeds=6)
+    assert (dropped > 0) == (RULES[name].g is not None or RULES[name].gate)
+
+
+@pytest.mark.parametrize("name", ["vis", "ftis", "gated"])
+@pytest.mark.parametrize("aggregation", ["sample", "token", "fixed"])
+@pytest.mark.parametrize("count_end", [True, False], ids=["end", "no-end"])
+@pytest.mark.parametrize("count_dropped", [True, False], ids=["all", "kept"])
+def test_so_they_are_with_other_denominators(name: str, aggregation: str, count_end: bool, count_dropped: bool) -> None:
+    objective = PRESETS[name].replace(
+        aggregation=aggregation, count_end=count_end, count_dropped=count_dropped, divisor=CAP
+    )
+    rule = replace(RULES[name], aggregation=aggregation, count_end=count_end, count_dropped=count_dropped)
+    agree(objective, rule, later=True, level=-4.0, seeds=2)
+
+
+@pytest.mark.parametrize("level", [None, -3.5, -4.5])
+def test_a_gate_and_a_filter_together_drop_what_either_drops(level: float | None) -> None:
+    objective = PRESETS["ftis"].replace(gate=0.0)
+    agree(objective, replace(RULES["ftis"], gate=True), later=True, level=level, seeds=4)
+
+
+def test_a_step_worked_on_paper() -> None:
+    # Two groups of two, one right and one wrong each: Â = ±1. The foreign wrong one has d = −8: e^8 − 9 ≥ 50.
+    def completion(d: float, length: int) -> Completion:
+        new = [torch.tensor(-10.0, dtype=torch.float64, requires_grad=True) for _ in range(length)]
+        return Completion(new, [-10.0] * length, [-10.0 - d] * length, ended=True)
+
+    mine = Group(True, [1.0, 0.0], [completion(0.0, 2), completion(0.0, 4)])
+    theirs = Group(False, [1.0, 0.0], [completion(math.log(4), 1), completion(-8.0, 3)])
+    idle = Group(False, [1.0, 1.0], [completion(0.0, 2), completion(0.0, 2)])
+    groups = [mine, theirs, idle]
+    # Three groups: 1/3 · 1/2 · (1 − 1 + min(4, 2) + 0).
+    loss, kept = loss_of_the_code(PRESETS["ftis"], groups, None)
+    assert kept == [True, True, True, False] and loss.item() == pytest.approx(-2 / 6)
+    assert slopes(loss, groups) == pytest.approx([-1 / 12] * 2 + [1 / 24] * 4 + [-2 / 6] + [0.0] * 7)
+    # Tokens: (2 − 4 + 2) / 14, or of the 11 kept.
+    token = PRESETS["ftis"].replace(aggregation="token")
+    assert slopes(loss_of_the_code(token, groups, None)[0], groups)[:3] == pytest.approx([-1 / 14] * 2 + [1 / 14])
+    token = token.replace(count_dropped=False)
+    assert slopes(loss_of_the_code(token, groups, None)[0], groups)[:3] == pytest.approx([-1 / 11] * 2 + [1 / 11])
+    # A sixth of a sixteenth a token, whatever the length.
+    fixed = PRESETS["ftis"].replace(aggregation="fixed", divisor=CAP)
+    assert slopes(loss_of_the_code(fixed, groups, None)[0], groups)[:3] == pytest.approx([-1 / 96] * 2 + [1 / 96])
+    # The author's: Â = ±1/2, five of six samples, and no EOS: one token of two, three of four, none of one.
+    loss, kept = loss_of_the_code(PRESETS["ftis-author"], groups, None)
+    assert kept == [True, True, True, False] and loss.item() == pytest.approx(0)
+    assert slopes(loss, groups) == pytest.approx([-1 / 10, 0.0] + [1 / 30] * 3 + [0.0] * 9)
+    # The gate opens to the foreign right answer at s = −10, and never to the wrong one.
+    for level, opened in [(None, False), (-9.9, False), (-10.0, True)]:
+        loss, kept = loss_of_the_code(PRESETS["gated"], groups, level)
+        assert kept == [True, True, opened, False]
+        assert loss.item() == pytest.approx(-1 / 6 if opened else 0)
