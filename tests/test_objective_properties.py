@@ -26,12 +26,15 @@ def batches(draw: st.DrawFn, own: bool = False) -> dict[str, torch.Tensor]:
     drift = draw(st.lists(st.floats(-0.5, 0.5), min_size=total, max_size=total))
     claimed = draw(st.lists(log_probs, min_size=total, max_size=total))
     advantages = draw(st.lists(st.floats(-3, 3), min_size=len(lengths), max_size=len(lengths)))
+    flags = st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths))
     return {
         "new": start if own else start + torch.tensor(drift, dtype=torch.float64),
         "start": start,
         "generator": start if own else torch.tensor(claimed, dtype=torch.float64),
         "lengths": torch.tensor(lengths),
         "advantages": torch.tensor(advantages, dtype=torch.float64),
+        "ended": torch.tensor(draw(flags)),
+        "own": torch.tensor([True] * len(lengths) if own else draw(flags)),
     }
 
 
@@ -50,12 +53,14 @@ def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Te
         if name in ("new", "start", "generator")
     }
     tokens = {name: torch.cat([piece[i] for i in order]) for name, piece in pieces.items()}
-    return tokens | {name: batch[name][order] for name in ("lengths", "advantages")}
+    return tokens | {name: batch[name][order] for name in ("lengths", "advantages", "ended", "own")}
 
 
 @EVERY
 @given(batches(own=True))
 def test_on_own_fresh_samples_all_presets_are_the_same(batch: dict[str, torch.Tensor]) -> None:
+    # A sampled EOS may count or not, so none ended.
+    batch["ended"] = torch.zeros_like(batch["ended"])
     results = [run(objective, batch) for objective in PRESETS.values()]
     for terms, gradient in results:
         assert torch.equal(gradient, results[0][1])
@@ -65,13 +70,14 @@ def test_on_own_fresh_samples_all_presets_are_the_same(batch: dict[str, torch.Te
 
 
 @EVERY
-@given(batches(), st.randoms(use_true_random=False))
-def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any) -> None:
+@given(batches(), st.randoms(use_true_random=False), st.sampled_from(["sample", "token", "fixed"]))
+def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any, aggregation: str) -> None:
     samples = batch["lengths"].numel()
     order = rng.sample(range(samples), samples)
-    for objective in PRESETS.values():
-        together, gradient = run(objective, take(batch, order))
-        alone = [run(objective, take(batch, [i])) for i in order]
+    for preset in PRESETS.values():
+        objective = preset.replace(aggregation=aggregation, divisor=8.0)
+        together, gradient = run(objective, take(batch, order) | {"gate": -7.0})
+        alone = [run(objective, take(batch, [i]) | {"gate": -7.0}) for i in order]
         assert torch.equal(gradient, torch.cat([slope for _, slope in alone]))
         for field in Terms.__dataclass_fields__:
             assert torch.equal(getattr(together, field), torch.cat([getattr(terms, field) for terms, _ in alone])), (
@@ -132,10 +138,13 @@ def test_an_unfiltered_nan_is_not_hidden_from_the_learner() -> None:
     assert terms.kept.all() and terms.value.isnan().all()
 
 
+ALIEN = [0.0, -1e4, -1e30, 1e4]
+
+
 @EVERY
-@given(batches(), st.sampled_from([0.0, -1e4, -1e30]), st.sampled_from([0.0, -1e4, -1e30]))
+@given(batches(), st.sampled_from(ALIEN), st.sampled_from([*ALIEN, -math.inf, math.inf]))
 def test_extreme_log_probs_stay_finite(batch: dict[str, torch.Tensor], start: float, claimed: float) -> None:
-    batch = {name: tensor.float() if name != "lengths" else tensor for name, tensor in batch.items()}
+    batch = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
     batch["start"] = torch.full_like(batch["start"], start)
     batch["generator"] = torch.full_like(batch["generator"], claimed)
     for preset in PRESETS.values():
@@ -143,22 +152,28 @@ def test_extreme_log_probs_stay_finite(batch: dict[str, torch.Tensor], start: fl
             for reduction in ("mean", "sum", "max"):
                 terms, gradient = run(preset.replace(divergence=divergence, reduction=reduction), batch)
                 assert gradient.isfinite().all()
-                for field in ("value", "divergence", "importance", "loss_weight"):
+                for field in ("value", "divergence", "likelihood", "importance", "loss_weight"):
                     assert getattr(terms, field).isfinite().all(), (preset.name, divergence, field)
 
 
-def test_a_right_answer_that_the_learner_finds_impossible_contributes_next_to_nothing() -> None:
+@EVERY
+@given(st.floats(-1e6, -20), st.floats(-3, 3).filter(lambda x: abs(x) > 1e-3), st.sampled_from(["tis", "ftis"]))
+def test_what_the_learner_finds_impossible_contributes_next_to_nothing(d: float, advantage: float, name: str) -> None:
+    # ρ → 0 ends at the clamp: a weight of e^−20, two billionths, and not 0.
+    start = torch.full((4,), d, dtype=torch.float64)
     batch = {
-        "new": torch.full((4,), -30.0, dtype=torch.float64),
-        "start": torch.full((4,), -30.0, dtype=torch.float64),
-        "generator": torch.zeros(4, dtype=torch.float64),
+        "new": start,
+        "start": start,
+        "generator": torch.zeros_like(start),
         "lengths": torch.tensor([4]),
-        "advantages": torch.tensor([2.0], dtype=torch.float64),
+        "advantages": torch.tensor([advantage], dtype=torch.float64),
     }
-    terms, gradient = run(PRESETS["ftis"], batch)
-    assert terms.kept.all() and (terms.log_ratio == -20).all()
-    assert 0 < terms.value.item() < 1e-8 and gradient.abs().max() < 1e-8
-    assert run(PRESETS["nois"], batch)[1].sum().item() == pytest.approx(2.0)
+    terms, gradient = run(PRESETS[name], batch)
+    kept = name == "tis" or advantage > 0
+    assert terms.kept.item() == kept and (terms.log_ratio == -20).all()
+    assert terms.value.item() == pytest.approx(math.exp(-20) * advantage if kept else 0.0, rel=1e-9)
+    assert gradient.tolist() == pytest.approx([math.exp(-20) * advantage / 4 if kept else 0.0] * 4, rel=1e-9)
+    assert run(PRESETS["nois"], batch)[1].sum().item() == pytest.approx(advantage)
 
 
 @EVERY
@@ -170,6 +185,19 @@ def test_neither_a_constant_nor_the_order_changes_advantages(rewards: list[float
     order = rng.sample(range(len(rewards)), len(rewards))
     assert torch.allclose(objective.advantages(group + constant), plain, atol=1e-12)
     assert torch.allclose(objective.advantages(group[order]), plain[order], atol=1e-12)
+
+
+@EVERY
+@given(st.lists(rewards_of_a_group, min_size=2, max_size=4))
+def test_a_group_made_in_parts_is_one_group(parts: list[list[float]]) -> None:
+    # Horizontal collaboration (section 4): whoever made a part, its advantages are over the rewards of all.
+    objective = PRESETS["ftis"]
+    rewards = [reward for part in parts for reward in part]
+    mean = math.fsum(rewards) / len(rewards)
+    std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
+    merged = objective.advantages(torch.cat([torch.tensor(part, dtype=torch.float64) for part in parts]))
+    assert torch.equal(merged, objective.advantages(torch.tensor(rewards, dtype=torch.float64)))
+    assert merged.tolist() == pytest.approx([(r - mean) / std if len(set(rewards)) > 1 else 0.0 for r in rewards])
 
 
 @EVERY
@@ -191,6 +219,23 @@ def test_a_filtered_sample_still_counts_in_mean_and_std(rewards: list[float]) ->
     expected = [(r - mean) / std * math.exp(-12.0) if r > mean else 0.0 for r in rewards]
     assert gradient.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-18)
     assert (~terms.kept).sum() == sum(r <= mean + 1e-12 for r in rewards)
+
+
+@EVERY
+@given(batches(own=True), rewards_of_a_group, st.integers(-8, 8), st.randoms(use_true_random=False))
+def test_a_constant_on_all_rewards_and_the_order_change_no_gradient(
+    batch: dict[str, torch.Tensor], rewards: list[float], constant: int, rng: Any
+) -> None:
+    samples = batch["lengths"].numel()
+    group = torch.tensor((rewards * samples)[:samples], dtype=torch.float64)
+    order = rng.sample(range(samples), samples)
+    for objective in PRESETS.values():
+        _, plain = run(objective, batch | {"advantages": objective.advantages(group)})
+        _, shifted = run(objective, batch | {"advantages": objective.advantages(group + constant)})
+        assert torch.allclose(shifted, plain, atol=1e-12)
+        permuted = take(batch | {"advantages": objective.advantages(group)}, order)
+        shuffled = take(batch, order) | {"advantages": objective.advantages(group[order])}
+        assert torch.allclose(run(objective, shuffled)[1], run(objective, permuted)[1], atol=1e-12)
 
 
 def test_nothing_at_all_is_no_error() -> None:
