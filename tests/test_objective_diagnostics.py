@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -45,6 +46,14 @@ def test_figures_of_two_sources_worked_by_hand() -> None:
     assert a["k1"] == pytest.approx(sum(divergences) / 4)
     mine, theirs = 1.0 * 2, 2.0 * 2.5 + 1.0 * 1.5
     assert a["loss_share"] == pytest.approx(theirs / (mine + theirs))
+    # Divided by length: 1 for me, 2 · 2.5/2 + 1 · 1.5 for the peer.
+    assert a["loss_share_per_sample"] == pytest.approx(4 / 5)
+    # s_i under the policy, whose log-probs are the d's, the generator's being 0.
+    assert a["likelihood"] == pytest.approx((math.log(2) / 2 - 2.0 + math.log(1.5)) / 3)
+    assert (a["gated"], a["k1_p99"]) == (0, 2.0)
+    k3_reverse = [1 / 4 - 1 + math.log(4), 2 - 1 + math.log(0.5), math.exp(2) - 3, 1 / 1.5 - 1 + math.log(1.5)]
+    assert a["k3_reverse"] == pytest.approx(sum(k3_reverse) / 4)
+    assert a["k3_reverse_p99"] == pytest.approx(math.exp(2) - 3) and "entropy" not in a
     assert summary["sources"]["me"]["ess"] == 1.0
     assert summary["overall"]["tokens"] == 6 and summary["overall"]["loss_share"] == pytest.approx(1)
     assert summary["foreign"] == a
@@ -55,16 +64,17 @@ samples = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=50, derandomize=True)
 @given(
     st.lists(st.lists(samples, min_size=1, max_size=6), max_size=4), st.sampled_from([*PRESETS.values(), ARITHMETIC])
 )
 def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches: list[list[Sample]], objective: Objective) -> None:
     summary: Any = gather(objective, micro_batches).summary()
     sources = summary["sources"].values()
-    shares = math.fsum(figures["loss_share"] for figures in sources)
-    assert shares == pytest.approx(1) or all(figures["loss_share"] == 0 for figures in sources)
-    for count in ("samples", "tokens", "negatives", "filtered"):
+    for name in ("loss_share", "loss_share_per_sample"):
+        shares = math.fsum(figures[name] for figures in sources)
+        assert shares == pytest.approx(1) or all(figures[name] == 0 for figures in sources)
+    for count in ("samples", "tokens", "negatives", "filtered", "gated"):
         assert sum(figures[count] for figures in sources) == summary["overall"][count]
     assert all(0 <= figures["ess"] <= 1 + 1e-9 for figures in sources)
     assert all(figures["weight_max"] <= figures["ratio_max"] or objective.importance == "none" for figures in sources)
@@ -98,6 +108,102 @@ def test_a_summary_is_plain_floats_even_of_nothing() -> None:
         assert json.loads(json.dumps(summary, allow_nan=False)) == summary
         for figures in (summary["overall"], summary["foreign"], *summary["sources"].values()):
             assert all(type(value) is float for value in figures.values())
+
+
+def test_every_estimator_has_its_mean_and_its_worst_samples() -> None:
+    figures: Any = gather(
+        ARITHMETIC, [[("a", 1.0, [0.1]), ("a", 1.0, [0.0, -0.2, 0.3]), ("b", -1.0, [-3.0])]]
+    ).summary()
+    formulas = {
+        "k1": lambda d: -d,
+        "k2": lambda d: d * d / 2,
+        "k3": lambda d: math.exp(d) - 1 - d,
+        "is_k1": lambda d: math.exp(d) * d,
+        "is_k3": lambda d: math.exp(d) * d - math.exp(d) + 1,
+        "k3_reverse": lambda d: math.exp(-d) - 1 + d,
+    }
+    for name, formula in formulas.items():
+        a, b, c, d, e = map(formula, (0.1, 0.0, -0.2, 0.3, -3.0))
+        assert figures["overall"][name] == pytest.approx((a + b + c + d + e) / 5)
+        assert figures["overall"][f"{name}_p99"] == pytest.approx(max(a, (b + c + d) / 3, e))
+        assert figures["sources"]["a"][f"{name}_p99"] == pytest.approx(max(a, (b + c + d) / 3))
+
+
+def gated(objective: Objective, **more: Any) -> Any:
+    """Figures of two own and three foreign samples of 1, 2, 1, 2 and 3 tokens; the last of each is a sampled EOS."""
+    start = torch.tensor([-1.0, -2.0, -0.5, -8.0, -1.0, -1.5, -1.0, -1.0, -7.0], dtype=torch.float64)
+    lengths, advantages = torch.tensor([1, 2, 1, 2, 3]), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
+    terms = objective.terms(
+        new=start,
+        start=start,
+        generator=start - 0.5,
+        lengths=lengths,
+        advantages=advantages,
+        ended=torch.ones(5, dtype=torch.bool),
+        own=torch.tensor([True, True, False, False, False]),
+        gate=-2.0,
+    )
+    diagnostics = Diagnostics()
+    sources = ["me", "me", "a", "a", "a"]
+    diagnostics.add(terms, advantages=advantages, lengths=lengths, sources=sources, own="me", **more)
+    return diagnostics.summary()
+
+
+def test_only_the_gate_drops_what_has_a_positive_advantage() -> None:
+    a = gated(PRESETS["gated"])["sources"]["a"]
+    assert (a["samples"], a["negatives"], a["filtered"], a["gated"], a["filtered_fraction"]) == (3, 1, 1, 1, 1)
+    assert a["loss_weight"] == 2 and a["likelihood"] == pytest.approx((-8.0 - 1.25 - 3.0) / 3)
+
+
+def test_ends_that_do_not_count_are_in_no_figure() -> None:
+    figures = gated(PRESETS["ftis-author"].replace(truncation=1.0), entropy=torch.arange(9.0))
+    assert figures["overall"]["tokens"] == 4 and figures["overall"]["truncated"] == 1
+    assert figures["overall"]["k1"] == pytest.approx(-0.5)
+    assert figures["overall"]["entropy"] == pytest.approx((1 + 4 + 6 + 7) / 4)
+    # One own sample of one token; of the foreign ones one of one token and one of two, each weighing 1 a token.
+    assert figures["foreign"]["loss_share"] == 3 / 4 and figures["foreign"]["loss_share_per_sample"] == 2 / 3
+    whole = gated(PRESETS["ftis"], entropy=torch.arange(9.0))
+    assert whole["overall"]["tokens"] == 9 and whole["overall"]["entropy"] == 4
+    assert whole["foreign"]["entropy"] == pytest.approx((3 + 4 + 5 + 6 + 7 + 8) / 6)
+
+
+def test_later_inner_steps_change_only_the_clip() -> None:
+    start, lengths, sources = torch.zeros(4), torch.tensor([3, 1]), ["me", "a"]
+    diagnostics = Diagnostics()
+
+    def terms(drift: list[float]) -> Any:
+        return PRESETS["tis"].terms(
+            new=torch.tensor(drift), start=start, generator=start, lengths=lengths, advantages=torch.tensor([1.0, -1.0])
+        )
+
+    diagnostics.add(terms([0.0] * 4), advantages=torch.tensor([1.0, -1.0]), lengths=lengths, sources=sources, own="me")
+    before: Any = diagnostics.summary()
+    assert before["overall"]["clipped"] == 0
+    # Up by more than log 1.2 with Â > 0, or down by more than log 0.8 with Â < 0.
+    diagnostics.add_inner(terms([0.3, 0.3, -0.3, -0.3]), lengths=lengths, sources=sources)
+    diagnostics.add_inner(terms([0.3, 0.1, 0.1, 0.3]), lengths=lengths, sources=sources)
+    after: Any = diagnostics.summary()
+    assert after["sources"]["me"]["clipped"] == 3 / 9 and after["sources"]["a"]["clipped"] == 1 / 3
+    assert after["overall"] == before["overall"] | {"clipped": 4 / 12}
+
+
+def test_a_step_of_a_hundred_samples_costs_next_to_nothing() -> None:
+    torch.manual_seed(0)
+    lengths, names = torch.full((100,), 64), ["me", "a", "b", "c"] * 25
+    start, advantages = -torch.rand(6400), torch.randn(100)
+    terms = PRESETS["ftis"].terms(
+        new=start, start=start, generator=start + torch.randn(6400), lengths=lengths, advantages=advantages
+    )
+
+    def once() -> float:
+        began = time.perf_counter()
+        diagnostics = Diagnostics()
+        diagnostics.add(terms, advantages=advantages, lengths=lengths, sources=names, own="me", entropy=-start)
+        diagnostics.summary()
+        return time.perf_counter() - began
+
+    # The best of several, on a machine that does other things too.
+    assert min(once() for _ in range(10)) < 0.05
 
 
 def test_sources_must_be_one_a_sample() -> None:

@@ -1,0 +1,184 @@
+"""Who passes the gate, how its level moves, which tokens count, and what a step is divided by."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.objective import PRESETS, Terms
+
+GATED = PRESETS["gated"]
+
+
+def terms_of(name: str, samples: list[list[float]], advantages: list[float], **more: Any) -> Terms:
+    """Terms of samples given by their log-probs under the learner; the generator claims the same less one nat."""
+    objective = PRESETS[name].replace(**more.pop("changes", {}))
+    start = torch.tensor([x for sample in samples for x in sample], dtype=torch.float64)
+    flags = {key: torch.tensor(more.pop(key)) for key in ("ended", "own") if key in more}
+    return objective.terms(
+        new=start.clone(),
+        start=start,
+        generator=start - 1,
+        lengths=torch.tensor([len(sample) for sample in samples]),
+        advantages=torch.tensor(advantages, dtype=torch.float64),
+        **flags,
+        **more,
+    )
+
+
+SAMPLES = [[-1.0, -3.0], [-9.0], [-9.0], [-2.0, -2.0, -2.0], [-2.5], [-0.1]]
+ADVANTAGES = [1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
+OWN = [True, True, True, False, False, False]
+
+
+def test_a_gate_keeps_own_samples_and_foreign_right_ones_that_are_near_enough() -> None:
+    terms = terms_of("gated", SAMPLES, ADVANTAGES, own=OWN, gate=-2.0)
+    assert terms.likelihood.tolist() == [-2.0, -9.0, -9.0, -2.0, -2.5, -0.1]
+    assert terms.kept.tolist() == [True, True, True, True, False, False]
+    assert terms.value.tolist() == [1.0, 1.0, -1.0, 1.0, 0.0, 0.0]
+    assert terms.loss_weight.tolist() == [2.0, 1.0, 1.0, 3.0, 0.0, 0.0]
+
+
+def test_no_foreign_sample_passes_before_there_is_a_level() -> None:
+    assert terms_of("gated", SAMPLES, ADVANTAGES, own=OWN).kept.tolist() == OWN
+
+
+def test_who_says_nothing_of_owners_has_none_but_own_samples() -> None:
+    assert terms_of("gated", SAMPLES, ADVANTAGES).kept.all()
+    assert terms_of("ftis", SAMPLES, ADVANTAGES, own=OWN).kept.all()
+
+
+def test_a_foreign_advantage_of_zero_is_no_success() -> None:
+    assert terms_of("gated", [[-1.0]], [0.0], own=[False], gate=-5.0).kept.tolist() == [False]
+
+
+def test_the_gate_uses_no_claimed_log_prob() -> None:
+    start = torch.tensor([-1.0, -2.0])
+    kept, values = [], []
+    for claimed in (0.0, -1.0, -1e4):
+        terms = GATED.terms(
+            new=start,
+            start=start,
+            generator=torch.full_like(start, claimed),
+            lengths=torch.tensor([1, 1]),
+            advantages=torch.ones(2),
+            own=torch.zeros(2, dtype=torch.bool),
+            gate=-1.5,
+        )
+        kept.append(terms.kept.tolist())
+        values.append(terms.value.tolist())
+    assert kept == [[True, False]] * 3 and values == [[1.0, 0.0]] * 3
+
+
+def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success() -> None:
+    successes = torch.tensor([-1.0, -3.0, -2.0])
+    assert GATED.next_gate(None, successes) == -3.0
+    assert GATED.next_gate(-1.0, successes) == pytest.approx(0.8 * -1.0 + 0.2 * -3.0)
+    assert GATED.next_gate(-1.0, torch.zeros(0)) == -1.0
+    assert GATED.next_gate(None, torch.zeros(0)) is None
+    assert GATED.next_gate(-1.0, torch.tensor([math.nan, -math.inf, -6.0])) == pytest.approx(-2.0)
+    assert PRESETS["ftis"].next_gate(None, successes) is None
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.floats(-50, 0), min_size=1, max_size=60), st.floats(0, 0.99))
+def test_the_level_is_the_nearest_rank(values: list[float], quantile: float) -> None:
+    level = GATED.replace(gate=quantile).next_gate(None, torch.tensor(values, dtype=torch.float64))
+    assert level in values
+    at_or_below = sum(value <= level for value in values)
+    below = sum(value < level for value in values)
+    assert at_or_below >= quantile * len(values) - 1e-9 and below <= quantile * len(values) + 1e-9
+
+
+def test_an_end_that_does_not_count_is_in_no_figure() -> None:
+    samples, advantages = [[-1.0, -2.0, -9.0], [-3.0, -4.0], [-5.0]], [1.0, -1.0, -1.0]
+    ended = [True, False, True]
+    without = terms_of("ftis", samples, advantages, ended=ended, changes={"count_end": False, "threshold": 0.0})
+    assert without.counted.tolist() == [True, True, False, True, True, False]
+    assert without.likelihood.tolist() == [-1.5, -3.5, 0.0]
+    # d = 1 for every token; the last sample was only an EOS: nothing to divide by, nothing to judge it by.
+    assert without.divergence.tolist() == pytest.approx([math.exp(-1), math.exp(-1), 0.0])
+    assert without.kept.tolist() == [True, False, True]
+    assert without.loss_weight.tolist() == [4.0, 0.0, 0.0] and without.value.tolist() == [2.0, 0.0, 0.0]
+    whole = terms_of("ftis", samples, advantages, ended=ended)
+    assert whole.counted.all() and whole.likelihood.tolist() == [-4.0, -3.5, -5.0]
+    assert whole.loss_weight.tolist() == [6.0, 4.0, 2.0]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "max"])
+def test_what_was_only_an_end_has_no_divergence(reduction: str) -> None:
+    terms = terms_of("ftis-author", [[-1.0]], [1.0], ended=[True], changes={"reduction": reduction, "divergence": "k1"})
+    assert terms.divergence.tolist() == terms.value.tolist() == [0.0]
+
+
+def test_an_end_that_does_not_count_has_no_gradient_even_when_it_is_not_finite() -> None:
+    new = torch.tensor([-1.0, math.nan], requires_grad=True)
+    terms = PRESETS["ftis-author"].terms(
+        new=new,
+        start=new.detach(),
+        generator=torch.tensor([-1.0, -1.0]),
+        lengths=torch.tensor([2]),
+        advantages=torch.tensor([1.0]),
+        ended=torch.tensor([True]),
+    )
+    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
+    assert gradient.tolist() == [1.0, 0.0] and terms.value.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(("aggregation", "value"), [("sample", 1.0), ("token", 4.0), ("fixed", 0.5)])
+def test_what_a_sample_is_divided_by(aggregation: str, value: float) -> None:
+    changes = {"aggregation": aggregation, "divisor": 8.0}
+    assert terms_of("nois", [[-1.0] * 4], [1.0], changes=changes).value.tolist() == [value]
+
+
+def test_fixed_needs_a_divisor() -> None:
+    with pytest.raises(ValueError, match="divisor in tokens"):
+        terms_of("nois", [[-1.0]], [1.0], changes={"aggregation": "fixed"})
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "count_dropped", "scale", "divisor"),
+    [
+        ("sample", True, 1 / 12, 3),
+        ("sample", False, 1, 36 - 5),
+        ("token", True, 1, 700),
+        ("token", False, 1, 700 - 90),
+        ("fixed", True, 1 / 12, 3),
+        ("fixed", False, 1, 36 - 5),
+    ],
+)
+def test_what_a_step_is_divided_by(aggregation: str, count_dropped: bool, scale: float, divisor: float) -> None:
+    objective = PRESETS["ftis"].replace(aggregation=aggregation, count_dropped=count_dropped)
+    assert objective.sample_scale(12) == scale
+    counts = {"groups": 3, "samples": 36, "tokens": 700, "dropped_samples": 5, "dropped_tokens": 90}
+    assert objective.batch_divisor(**counts) == divisor
+
+
+def test_a_step_of_which_all_was_dropped_is_divided_by_one() -> None:
+    counts = {"groups": 1, "samples": 4, "tokens": 9, "dropped_samples": 4, "dropped_tokens": 9}
+    for aggregation in ("sample", "token"):
+        assert PRESETS["ftis-author"].replace(aggregation=aggregation).batch_divisor(**counts) == 1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
+    arguments: dict[str, Any] = {
+        "start": torch.tensor([-1.0, -2.0]),
+        "generator": torch.tensor([-3.0, -2.5]),
+        "lengths": torch.tensor([2]),
+        "advantages": torch.tensor([0.7]),
+    }
+    new = torch.tensor([-1.1, -1.9])
+    plain = PRESETS[name].terms(new=new, **arguments)
+    with torch.no_grad():
+        evaluated = PRESETS[name].terms(new=new.clone().requires_grad_(), **arguments)
+    trained = PRESETS[name].terms(new=new.clone().requires_grad_(), **arguments)
+    assert trained.value.requires_grad and not plain.value.requires_grad and not evaluated.value.requires_grad
+    for field in Terms.__dataclass_fields__:
+        assert torch.equal(getattr(plain, field), getattr(trained, field))
+        assert torch.equal(getattr(evaluated, field), getattr(trained, field))

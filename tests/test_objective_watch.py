@@ -1,0 +1,70 @@
+"""When a node is told that its filter does nothing, or nearly everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ftis_node.objective import FilterWatch
+
+
+def step(**peers: tuple[int, int]) -> dict[str, dict[str, float]]:
+    """Figures of a step: (negatives, filtered) by source."""
+    return {peer: {"negatives": float(n), "filtered": float(dropped)} for peer, (n, dropped) in peers.items()}
+
+
+def told(watch: FilterWatch, steps: Iterable[dict[str, dict[str, float]]]) -> list[list[str]]:
+    return [watch.observe(sources, own="me") for sources in steps]
+
+
+def test_a_filter_that_never_fires_is_told_of_once_a_streak() -> None:
+    sentences = told(FilterWatch(), [step(a=(3, 0))] * 25)
+    assert [index for index, said in enumerate(sentences) if said] == [9]
+    (sentence,) = sentences[9]
+    assert sentence.startswith("For 10 steps the filter has dropped none of a's negative samples")
+
+
+def test_a_filter_that_drops_more_than_half_is_told_of() -> None:
+    sentences = told(FilterWatch(), [step(a=(4, 3))] * 10)
+    assert not any(sentences[:9])
+    assert sentences[9][0].startswith("For 10 steps the filter has dropped more than half of a's negative samples")
+
+
+def test_half_or_a_few_is_as_it_should_be() -> None:
+    assert not any(told(FilterWatch(), [step(a=(4, 2), b=(4, 1))] * 30))
+
+
+def test_a_streak_that_ended_may_be_told_of_again() -> None:
+    watch, never = FilterWatch(steps=3), step(a=(2, 0))
+    assert [len(said) for said in told(watch, [never] * 4 + [step(a=(2, 1))] + [never] * 3)] == [0, 0, 1, 0, 0, 0, 0, 1]
+
+
+def test_one_kind_of_streak_ends_the_other() -> None:
+    watch = FilterWatch(steps=2)
+    sentences = told(watch, [step(a=(1, 0)), step(a=(1, 1)), step(a=(1, 0)), step(a=(1, 1)), step(a=(1, 1))])
+    assert [len(said) for said in sentences] == [0, 0, 0, 0, 1]
+
+
+def test_steps_without_negatives_neither_end_nor_lengthen_a_streak() -> None:
+    watch = FilterWatch(steps=3)
+    sentences = told(watch, [step(a=(1, 0)), step(a=(0, 0)), step(), step(a=(1, 0)), step(a=(0, 0)), step(a=(1, 0))])
+    assert [len(said) for said in sentences] == [0, 0, 0, 0, 0, 1]
+
+
+def test_ones_own_samples_are_not_watched_and_every_peer_is() -> None:
+    (*_, last) = told(FilterWatch(steps=2), [step(me=(5, 0), a=(5, 0), b=(5, 5), c=(5, 1))] * 2)
+    assert len(last) == 2 and " a's " in last[0] and " b's " in last[1]
+
+
+def test_a_peer_that_stays_away_is_forgotten() -> None:
+    watch = FilterWatch(steps=2)
+    told(watch, [step(a=(1, 0)), *[step()] * 98])
+    assert watch.observe(step(a=(1, 0)), own="me")
+    told(watch, [step(a=(1, 1)), step(a=(1, 0)), *[step()] * 100])
+    assert not watch.observe(step(a=(1, 0)), own="me")
+
+
+def test_memory_is_bounded() -> None:
+    watch = FilterWatch()
+    for index in range(1000):
+        watch.observe(step(**{f"peer{index}": (1, 0)}), own="me")
+    assert len(watch._streaks) <= 100
