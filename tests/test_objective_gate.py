@@ -182,3 +182,24 @@ def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
     for field in Terms.__dataclass_fields__:
         assert torch.equal(getattr(plain, field), getattr(trained, field))
         assert torch.equal(getattr(evaluated, field), getattr(trained, field))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_gpu_says_the_same(name: str) -> None:
+    torch.manual_seed(0)
+    start = -torch.rand(6, dtype=torch.float64) * 4
+    generator = start + torch.randn(6, dtype=torch.float64)
+    constants: dict[str, Any] = {
+        "lengths": torch.tensor([2, 1, 3]),
+        "advantages": torch.tensor([1.0, -1.0, 0.5]),
+        "ended": torch.tensor([True, True, False]),
+        "own": torch.tensor([True, False, False]),
+        "gate": -2.0,
+    }
+    objective = PRESETS[name].replace(aggregation="fixed", divisor=8.0)
+    here = objective.terms(new=start + 0.1, start=start, generator=generator, **constants)
+    there = objective.terms(new=(start + 0.1).cuda(), start=start.cuda(), generator=generator, **constants)
+    for field in Terms.__dataclass_fields__:
+        assert getattr(there, field).is_cuda
+        torch.testing.assert_close(getattr(there, field).cpu(), getattr(here, field))
