@@ -10,6 +10,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,22 +26,40 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # The model
+    # The model. None: as the memory allows, see `ftis-node fit`.
     model: str = "tiny-a"
-    lora: bool = False
+    lora: bool | None = None
     lora_rank: int = Field(128, ge=1)
     lora_alpha: int = Field(256, ge=1)
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["float32", "bfloat16"] | None = None
+    vram_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
+    gradient_checkpointing: bool | None = None
+    micro_batch_tokens: int | None = Field(None, ge=64)
+    generation_batch: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
 
-    # The step
+    # The objective. None: as the preset has it, or the task.
     objective: str = "ftis"
+    advantage: str | None = None
     divergence: str | None = None
     reduction: str | None = None
-    threshold: float | None = None
+    threshold: float | Literal["none"] | None = None
+    gate: float | Literal["none"] | None = None
+    importance: str | None = None
+    truncation: float | None = None
+    epsilon: float | None = None
+    aggregation: str | None = None
+    divisor: float | None = None
+    count_dropped: bool | None = None
+    count_end: bool | None = None
+    inner_steps: int | None = None
+
+    # The step
     learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
+    warmup_steps: int = Field(5, ge=0)
+    optimiser: Literal["adamw", "adamw8bit"] | None = None
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     gradient_clip: float = Field(1.0, gt=0)
@@ -48,8 +67,6 @@ class Settings(BaseModel):
     own_share: float | None = Field(None, ge=0, le=1)
     wait: float = Field(10.0, ge=0)
     steps: int | None = Field(None, ge=1)
-    micro_batch_tokens: int = Field(16_384, ge=64)
-    generation_batch: int = Field(288, ge=1)
 
     # Evaluation
     eval_every: int = Field(5, ge=1)
@@ -74,30 +91,66 @@ class Settings(BaseModel):
     def _comma_pair(cls, value: Any) -> Any:
         return tuple(float(part) for part in value.split(",")) if isinstance(value, str) else value
 
-    def effective_learning_rate(self) -> float:
-        """The learning rate, by default the paper's: 1e-6 for full training, 1e-4 for LoRA."""
+    def effective_learning_rate(self, task: str, *, lora: bool) -> float:
+        """The learning rate: a person's, else the task's, else the paper's: 1e-6 for full training, 1e-4 for LoRA."""
         if self.learning_rate is not None:
             return self.learning_rate
-        return 1e-4 if self.lora else 1e-6
+        if task in TASKS:
+            return TASKS[task].lora_learning_rate if lora else TASKS[task].learning_rate
+        return 1e-4 if lora else 1e-6
+
+    def objective_parts(self, task: str, *, filters: bool) -> dict[str, Any]:
+        """The parts of the objective that a person or the task chose, by name; "none" has become None.
+
+        Args:
+            task: whose own constants of the filter stand in for a preset's, if that one filters as the paper does.
+            filters: whether it does.
+        """
+        parts = dict(TASKS[task].filter) if filters and task in TASKS else {}
+        for name in OBJECTIVE_PARTS:
+            value = getattr(self, name)
+            if value is not None:
+                parts[name] = None if value == "none" else value
+        return parts
 
 
-# Constants that belong to a task rather than to a machine. The built-in arithmetic has sequences of ten tokens and
-# models of a few hundred kilobytes, so it needs larger steps and a divergence that adds up instead of averaging.
-TASK_PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "arithmetic": {
-        "learning_rate": 2e-4,
-        "betas": (0.9, 0.95),
-        "divergence": "k1",
-        "reduction": "sum",
-        "threshold": 1.0,
-        "eval_prompts": 600,
-        "wait": 2.0,
-        "lora_rank": 16,
-        "lora_alpha": 16,
-        "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    },
+OBJECTIVE_PARTS = (
+    *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
+    *("aggregation", "divisor", "count_dropped", "count_end", "inner_steps"),
+)
+
+
+@dataclass(frozen=True)
+class TaskProfile:
+    """Constants that belong to a task rather than to a machine, below all that a person sets.
+
+    settings: of `Settings`. learning_rate, lora_learning_rate: where the settings name none, in full or LoRA training.
+    filter: divergence, reduction and threshold in place of the paper's.
+    """
+
+    settings: Mapping[str, Any]
+    learning_rate: float
+    lora_learning_rate: float
+    filter: Mapping[str, Any]
+
+
+# The built-in arithmetic has sequences of ten tokens and models of a few hundred kilobytes, so it needs larger steps
+# and a divergence that adds up instead of averaging.
+TASKS: Mapping[str, TaskProfile] = {
+    "arithmetic": TaskProfile(
+        settings={
+            "betas": (0.9, 0.95),
+            "eval_prompts": 600,
+            "wait": 2.0,
+            "lora_rank": 16,
+            "lora_alpha": 16,
+            "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        },
+        learning_rate=2e-4,
+        lora_learning_rate=3e-3,
+        filter={"divergence": "k1", "reduction": "sum", "threshold": 1.0},
+    ),
 }
-LORA_TASK_PROFILES: Mapping[str, Mapping[str, Any]] = {"arithmetic": {"learning_rate": 3e-3}}
 
 
 class Layers:
@@ -156,16 +209,12 @@ def collect(
         UsageError: unknown keys, wrong values, or a file that cannot be read.
     """
     layers = Layers()
-    upper = Layers()
+    if task in TASKS:
+        layers.add(f"profile {task}", TASKS[task].settings)
     if file is not None:
-        upper.add(f"file {file}", _read_toml(file))
-    upper.add("environment", _from_environment(os.environ if environment is None else environment))
-    upper.add("flags", flags)
-    layers.add(f"profile {task}", TASK_PROFILES.get(task, {}))
-    if upper.settle().lora:
-        layers.add(f"profile {task} (lora)", LORA_TASK_PROFILES.get(task, {}))
-    layers.values.update(upper.values)
-    layers.origins.update({key: upper.origins[key] for key in upper.values})
+        layers.add(f"file {file}", _read_toml(file))
+    layers.add("environment", _from_environment(os.environ if environment is None else environment))
+    layers.add("flags", flags)
     return layers.settle(), layers.origins
 
 

@@ -279,17 +279,18 @@ class Stepper:
 
 
 def _own(group: OwnGroup) -> dict[str, Any]:
-    return {"source": OWN, "row": group.row, "completions": group.completions, "rewards": group.rewards}
+    return _group(group.row, source=OWN, completions=group.completions, rewards=group.rewards)
 
 
 def _foreign(scored: Scored) -> dict[str, Any]:
     group = scored.group
-    return {
-        "source": peer_id(group.author),
-        "row": group.row,
-        "completions": pack_completions(list(group.packet.completions())),
-        "rewards": scored.rewards,
-    }
+    completions = pack_completions(list(group.packet.completions()))
+    return _group(group.row, source=peer_id(group.author), completions=completions, rewards=scored.rewards)
+
+
+def _group(row: int, **part: Any) -> dict[str, Any]:
+    """A vertical group, as the engine takes it: all of it is one node's."""
+    return {"row": row, "parts": [part]}
 
 
 def _mean(values: Sequence[float]) -> float | None:

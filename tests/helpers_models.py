@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import ftis_node
-from ftis_node.policy.load import Policy
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.score import completion_logprobs, ready
 from ftis_node.run import Run
 from ftis_node.settings import collect
 
@@ -58,7 +61,7 @@ def tiny_config(**changes: Any) -> Qwen2Config:
 
 
 def tiny_policy(*, seed: int = 0, lora: bool = False, tokenizer: Any = None, **changes: Any) -> Policy:
-    """A random policy on the CPU. Padded rows of the head (beyond the tokenizer) are what it likes best."""
+    """A random policy on the CPU, packed. Padded rows of the head (beyond the tokenizer) are what it likes best."""
     tokenizer = tokenizer or tiny_tokenizer()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -72,13 +75,18 @@ def tiny_policy(*, seed: int = 0, lora: bool = False, tokenizer: Any = None, **c
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:  # zero as peft makes them: then LoRA would change nothing
                     torch.nn.init.normal_(parameter, std=0.3)
-            model.eval()
-    return Policy("tiny-random", model, tokenizer, torch.device("cpu"))
+    return ready(Policy("tiny-random", model, tokenizer, torch.device("cpu")))
 
 
 def twin(policy: Policy) -> Policy:
     """The same policy with weights of its own."""
-    return Policy(policy.name, copy.deepcopy(policy.model), policy.tokenizer, policy.device)
+    return replace(policy, model=copy.deepcopy(policy.model))
+
+
+def logprobs_of(policy: Policy, prompts: Sequence[Sequence[int]], completions: Any, temperature: float) -> Tensor:
+    """[T] log-probs by `completion_logprobs`, every completion with a prompt of its own."""
+    pairs = zip(prompts, completions, strict=True)
+    return completion_logprobs(policy, [Prefixed(prompt, [c]) for prompt, c in pairs], temperature)[0]
 
 
 def plain_logprobs(policy: Policy, prompts: Sequence[Sequence[int]], completions: Any, temperature: float) -> Tensor:

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.objective import PRESETS
+from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import prompt_digest
 from ftis_node.policy.tokenizer import prompt_ids
 from ftis_node.run import Run
-from ftis_node.settings import Settings
+from ftis_node.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.tasks import load_task
-from ftis_node.worker import engine as engine_module
-from ftis_node.worker.engine import Engine
+from ftis_node.worker.engine import Engine, choose_objective
 from ftis_node.worker.messages import pack_completions, unpack_completions
 from tests.helpers_models import arithmetic_run as run_of
 from tests.helpers_models import arithmetic_settings as settings
@@ -34,7 +33,7 @@ def opened(**flags: Any) -> Engine:
 
 def as_step_groups(rows: list[int], generated: dict[str, Any], source: str = "own") -> list[dict[str, Any]]:
     return [
-        {"source": source, "row": row, "completions": group, "rewards": group["rewards"]}
+        {"row": row, "parts": [{"source": source, "completions": group, "rewards": group["rewards"]}]}
         for row, group in zip(rows, generated["groups"], strict=True)
     ]
 
@@ -42,7 +41,9 @@ def as_step_groups(rows: list[int], generated: dict[str, Any], source: str = "ow
 def uneven(engine: Engine, rows: list[int]) -> list[dict[str, Any]]:
     """Groups generated now, with rewards that differ."""
     groups = as_step_groups(rows, engine.generate(rows))
-    return [group | {"rewards": [float(place % 2) for place in range(8)]} for group in groups]
+    for group in groups:
+        group["parts"][0]["rewards"] = [float(place % 2) for place in range(8)]
+    return groups
 
 
 def tokens(generated: dict[str, Any]) -> list[tuple[bytes, bytes]]:
@@ -151,7 +152,8 @@ def test_steps_teach_the_model_what_is_rewarded() -> None:
     for _ in range(15):
         groups = as_step_groups(rows, engine.generate(rows))
         for group in groups:
-            group["rewards"] = [float(length < before) for length in group["completions"]["lengths"]]
+            part = group["parts"][0]
+            part["rewards"] = [float(length < before) for length in part["completions"]["lengths"]]
         engine.step(groups)
     assert mean_length(engine.generate(rows)) < before - 1
 
@@ -229,8 +231,8 @@ def test_a_model_that_is_not_there_is_a_mistake_with_a_fix(name: str) -> None:
     assert caught.value.fix
 
 
-def objective_of(**changes: Any) -> Any:
-    return engine_module._objective(Settings(**changes))
+def objective_of(task: str = "gsm8k", **changes: Any) -> Objective:
+    return choose_objective(Settings(**changes), task, completion_tokens=256)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -239,20 +241,46 @@ def test_a_preset_without_changes_is_itself(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_constants_of_the_filter_never_give_one_to_a_preset_without(preset: str) -> None:
-    changed = objective_of(objective=preset, divergence="k1", reduction="sum", threshold=1.0)
-    if PRESETS[preset].threshold is None:
-        assert changed == PRESETS[preset]
+def test_the_tasks_filter_stands_in_for_the_papers_and_for_no_other(preset: str) -> None:
+    chosen, plain = objective_of("arithmetic", objective=preset), PRESETS[preset]
+    if preset in ("ftis", "f-nois", "f-vis", "ftis-author"):
+        assert chosen == plain.replace(divergence="k1", reduction="sum", threshold=1.0)
     else:
-        assert (changed.divergence, changed.reduction, changed.threshold) == ("k1", "sum", 1.0)
-    assert changed.importance == PRESETS[preset].importance
+        assert chosen == plain
+
+
+def test_any_part_can_be_put_in_place_of_a_presets() -> None:
+    changes: dict[str, Any] = {
+        **{"advantage": "mean", "divergence": "k2", "reduction": "max", "threshold": 7.0, "gate": 0.1},
+        **{"importance": "truncated", "truncation": 3.0, "epsilon": 0.1, "aggregation": "token"},
+        **{"count_dropped": False, "count_end": False, "inner_steps": 3},
+    }
+    assert set(changes) == set(OBJECTIVE_PARTS) - {"divisor"}
+    for task in ("arithmetic", "gsm8k"):
+        assert objective_of(task, objective="nois", **changes) == PRESETS["nois"].replace(**changes)
+    assert objective_of(objective="ftis", threshold="none").threshold is None
+
+
+def test_a_fixed_divisor_is_the_runs_cap_unless_one_is_given() -> None:
+    assert objective_of(aggregation="fixed").divisor == 256
+    assert objective_of(aggregation="fixed", divisor=100).divisor == 100
+    assert objective_of().divisor is None
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"objective": "ppo"}, {"divergence": "kl"}, {"reduction": "median"}, {"threshold": -1}, {"threshold": math.nan}],
+    [
+        *({"objective": "ppo"}, {"divergence": "kl"}, {"reduction": "median"}, {"threshold": -1}),
+        *({"threshold": math.nan}, {"inner_steps": 0}, {"aggregation": "sum"}, {"gate": 1.0}),
+    ],
 )
 def test_an_objective_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         objective_of(**changes)
     assert caught.value.fix
+
+
+def test_a_misspelt_objective_names_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        objective_of(objective="f-tis")
+    assert "'ftis'" in caught.value.fix

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, Group, encode, pack_group, prompt_digests
 from ftis_node.policy.generate import Sampling, generate
-from ftis_node.policy.load import Policy
-from ftis_node.policy.score import completion_logprobs
+from ftis_node.policy.policy import Policy
 from ftis_node.run import Run
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from tests.helpers_models import plain_logprobs, tiny_policy
+from tests.helpers_models import logprobs_of, plain_logprobs, tiny_policy
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 POLICIES = {
@@ -67,7 +66,7 @@ def test_the_logprobs_taken_while_sampling_are_those_of_a_fresh_forward_pass(kin
     claimed = np.concatenate([completion.logprobs for completion in flat])
     with torch.no_grad():
         ids = [completion.token_ids for completion in flat]
-        fresh = completion_logprobs(policy, prompts, ids, temperature).numpy()
+        fresh = logprobs_of(policy, prompts, ids, temperature).numpy()
         plain = plain_logprobs(policy, prompts, ids, temperature).numpy()
     assert np.abs(claimed - fresh).max() < 1e-4
     assert np.abs(claimed - plain).max() < 1e-4
@@ -163,7 +162,7 @@ def test_rows_that_end_at_very_different_times_stay_themselves(eos: tuple[int, .
     assert_well_ended(groups, eos, 24)
     flat = [completion for group in groups for completion in group]
     with torch.no_grad():
-        fresh = completion_logprobs(
+        fresh = logprobs_of(
             policy, [p for p in prompts for _ in range(6)], [c.token_ids for c in flat], sampling.temperature
         ).numpy()
     assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).max() < 1e-4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ftis_node.errors import FtisError
-from ftis_node.learner import Learner, TrainingGroup
+from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy.generate import Sampling, generate
-from ftis_node.policy.load import Policy
+from ftis_node.policy.policy import Policy
 from ftis_node.settings import Settings
 from tests.helpers_models import plain_logprobs, tiny_policy, twin
 
@@ -31,6 +32,18 @@ PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25], [12, 13]]
 REWARDS = [[1, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
 
 
+def vertical(
+    source: str, prompt: Sequence[int], completions: Sequence[Completion], rewards: Sequence[float], weight: float = 1.0
+) -> TrainingGroup:
+    """A group that one node made."""
+    return TrainingGroup(prompt, [Part(source, completions, rewards, weight)])
+
+
+def changed(group: TrainingGroup, **changes: Any) -> TrainingGroup:
+    """The same group with another source, weight, … of its one part."""
+    return replace(group, parts=[replace(group.parts[0], **changes)])
+
+
 def sampled(policy: Policy, source: str, seed: int, weight: float = 1.0) -> list[TrainingGroup]:
     """A group for each prompt, with the rewards above."""
     groups = generate(
@@ -41,7 +54,7 @@ def sampled(policy: Policy, source: str, seed: int, weight: float = 1.0) -> list
         generator=torch.Generator().manual_seed(seed),
     )
     return [
-        TrainingGroup(source, prompt, completions, rewards, weight)
+        vertical(source, prompt, completions, rewards, weight)
         for prompt, completions, rewards in zip(PROMPTS, groups, REWARDS, strict=True)
     ]
 
@@ -55,17 +68,26 @@ def learner(
     policy: Policy = POLICY, objective: str = "ftis", parts: dict[str, Any] | None = None, **kw: Any
 ) -> Learner:
     """A learner on its own copy of `policy`."""
-    settings = Settings(**{"learning_rate": 1e-3, "gradient_clip": 1e9, **kw})
-    return Learner(twin(policy), PRESETS[objective].replace(**parts or {}), settings, TEMPERATURE, "own")
+    settings = Settings(**{"learning_rate": 1e-3, "gradient_clip": 1e9, "warmup_steps": 0, **kw})
+    subject = Learner(twin(policy), PRESETS[objective].replace(**parts or {}), settings, TEMPERATURE, "own")
+    subject.optimiser._adam.register_step_pre_hook(lambda *_: GRADIENTS.update({subject: _gradient(subject)}))
+    return subject
 
 
 def weights_of(subject: Learner) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in subject.trainable.items()}
 
 
-def gradient_of(subject: Learner) -> dict[str, Tensor]:
-    """What the last step left: after clipping, before the optimiser."""
+GRADIENTS: weakref.WeakKeyDictionary[Learner, dict[str, Tensor]] = weakref.WeakKeyDictionary()
+
+
+def _gradient(subject: Learner) -> dict[str, Tensor]:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in subject.trainable.items()}
+
+
+def gradient_of(subject: Learner) -> dict[str, Tensor]:
+    """What the last step gave the optimiser: after clipping."""
+    return GRADIENTS[subject]
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -85,15 +107,16 @@ def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], atol: float 
 
 def hand_loss(policy: Policy, groups: Sequence[TrainingGroup], objective: str, threshold: float) -> Tensor:
     """−1/N Σ_groups 1/G Σ_i 1/|a_i| Σ_t term, one token at a time."""
-    used = [g for g in groups if g.source == "own"] if objective == "grpo" else list(groups)
+    used = [g for g in groups if g.parts[0].source == "own"] if objective == "grpo" else list(groups)
     total = torch.zeros(())
     for group in used:
-        rewards = [float(reward) for reward in group.rewards]
+        part = group.parts[0]
+        rewards = [float(reward) for reward in part.rewards]
         mean = sum(rewards) / len(rewards)
         deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
         if deviation == 0:
             continue
-        for completion, reward in zip(group.completions, rewards, strict=True):
+        for completion, reward in zip(part.completions, rewards, strict=True):
             advantage = (reward - mean) / deviation
             new = plain_logprobs(policy, [group.prompt_ids], [completion.token_ids], TEMPERATURE)
             start = new.detach()
@@ -111,14 +134,14 @@ def hand_loss(policy: Policy, groups: Sequence[TrainingGroup], objective: str, t
                 terms = terms + weight * torch.minimum(ratio * advantage, clipped)
             if objective == "ftis" and advantage <= 0 and divergence >= threshold:
                 continue
-            total = total + group.weight * terms / len(completion) / len(group.completions)
+            total = total + part.weight * terms / len(completion) / len(part.completions)
     return -total / len(used)
 
 
 @pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("objective", ["grpo", "nois", "ftis"])
 def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy) -> None:
-    batch = [*OWN, *(replace(group, weight=0.7) for group in FOREIGN)]
+    batch = [*OWN, *(changed(group, weight=0.7) for group in FOREIGN)]
     clip, rate, betas, decay, threshold = 0.05, 1e-3, (0.9, 0.95), 0.1, 1.0
     parts = {"threshold": threshold} if objective == "ftis" else {}
     subject = learner(
@@ -174,12 +197,10 @@ def test_with_lora_only_the_lora_weights_move() -> None:
 
 
 @pytest.mark.parametrize("objective", ["grpo", "nois", "ftis"])
-@pytest.mark.parametrize("tokens", [64, 100, 200, 16_384])
+@pytest.mark.parametrize("tokens", [1, 16, 40, 16_384])
 def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objective: str) -> None:
-    one, other = (
-        learner(objective=objective, micro_batch_tokens=10**6),
-        learner(objective=objective, micro_batch_tokens=tokens),
-    )
+    one, other = learner(objective=objective), learner(objective=objective)
+    one.micro_batch_tokens, other.micro_batch_tokens = 10**6, tokens
     expected, report = one.step(BATCH), other.step(BATCH)
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
     assert report.tokens == expected.tokens
@@ -189,19 +210,33 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objecti
     )
 
 
-@pytest.mark.parametrize("budget", [64, 100])
-def test_a_padded_micro_batch_keeps_within_its_budget(budget: int) -> None:
-    subject = learner(micro_batch_tokens=budget)
-    shapes: list[tuple[int, int]] = []
+@pytest.mark.parametrize("budget", [16, 40])
+def test_a_packed_micro_batch_keeps_within_its_budget(budget: int) -> None:
+    subject = learner()
+    subject.micro_batch_tokens = budget
+    sizes: list[int] = []
 
     def see(module: Any, args: Any, kwargs: Any) -> None:
-        shapes.append(tuple(kwargs["input_ids"].shape))
+        assert kwargs["input_ids"].shape[0] == 1
+        sizes.append(kwargs["input_ids"].shape[1])
 
     subject.policy.causal_lm.get_decoder().register_forward_pre_hook(see, with_kwargs=True)
     subject.step(BATCH)
-    assert len(shapes) > 1
-    assert all(rows * width <= budget for rows, width in shapes)
-    assert sum(rows for rows, _ in shapes) == 16, "every sample of an uneven group once"
+    assert len(sizes) > 1 and max(sizes) <= budget
+    uneven = [*OWN[:2], *FOREIGN[:2]]
+    drawn = sum(len(c) - 1 for group in uneven for c in group.parts[0].completions)
+    assert drawn + sum(len(g.prompt_ids) for g in uneven) <= sum(sizes)
+
+
+def test_a_prompt_is_computed_once_for_its_whole_group() -> None:
+    subject = learner(micro_batch_tokens=10**6)
+    sizes: list[int] = []
+    subject.policy.causal_lm.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    subject.step(BATCH)
+    uneven = [*OWN[:2], *FOREIGN[:2]]
+    assert sizes == [sum(len(g.prompt_ids) + sum(len(c) - 1 for c in g.parts[0].completions) for g in uneven)]
 
 
 def test_the_order_of_the_groups_does_not_change_the_step() -> None:
@@ -255,7 +290,7 @@ def test_a_group_of_weight_one_half_counts_half() -> None:
     gradients = {}
     for weight in (0.0, 0.5, 1.0):
         subject = learner(objective="nois")
-        subject.step([*OWN, *(replace(group, weight=weight) for group in FOREIGN)])
+        subject.step([*OWN, *(changed(group, weight=weight) for group in FOREIGN)])
         gradients[weight] = gradient_of(subject)
     halfway = {name: (gradients[0.0][name] + gradients[1.0][name]) / 2 for name in gradients[0.0]}
     assert_close(gradients[0.5], halfway)
@@ -264,8 +299,11 @@ def test_a_group_of_weight_one_half_counts_half() -> None:
 
 
 def with_claims(group: TrainingGroup, logprob: float) -> TrainingGroup:
-    completions = [Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in group.completions]
-    return replace(group, completions=completions)
+    made = group.parts[0].completions
+    return changed(
+        group,
+        completions=[Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in made],
+    )
 
 
 def test_wrong_answers_of_a_stranger_are_filtered_and_the_diagnostics_say_so() -> None:
@@ -277,7 +315,7 @@ def test_wrong_answers_of_a_stranger_are_filtered_and_the_diagnostics_say_so() -
     assert report.diagnostics["sources"]["own"]["filtered"] == 0
     by_hand = twin(POLICY)
     loss = torch.zeros(())
-    for completion, reward in zip(strange.completions, strange.rewards, strict=True):
+    for completion, reward in zip(strange.parts[0].completions, strange.parts[0].rewards, strict=True):
         if reward == 1:  # Â = 1: two of four were right
             new = plain_logprobs(by_hand, [strange.prompt_ids], [completion.token_ids], TEMPERATURE)
             ratio = (new.detach() + 1e-4).exp().clamp(max=2)
@@ -298,7 +336,7 @@ def test_near_wrong_answers_are_not_filtered() -> None:
 def spoilt(kind: str) -> TrainingGroup:
     if kind == "NaN log-prob":
         return with_claims(OWN[0], math.nan)
-    return replace(OWN[0], rewards=[{"inf reward": math.inf, "NaN reward": math.nan}[kind], 0, 0, 1])
+    return changed(OWN[0], rewards=[{"inf reward": math.inf, "NaN reward": math.nan}[kind], 0, 0, 1])
 
 
 @pytest.mark.parametrize("objective", ["grpo", "ftis"])

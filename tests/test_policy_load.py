@@ -153,7 +153,7 @@ def test_a_model_with_fewer_rows_than_its_tokenizer_has_ids_is_refused(folder: P
 
 
 @pytest.mark.parametrize(
-    ("wanted", "dtype"), [("auto", torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)]
+    ("wanted", "dtype"), [(None, torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)]
 )
 @pytest.mark.parametrize("saved", ["float32", "bfloat16"])
 def test_the_weights_have_the_dtype_asked_for_whatever_they_were_saved_in(

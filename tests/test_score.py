@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
 
 from ftis_node.policy import score
-from ftis_node.policy.load import Policy
-from ftis_node.policy.score import completion_logprobs
-from tests.helpers_models import plain_logprobs, tiny_policy, twin, word_tokenizer
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.score import completion_logprobs, ready
+from tests.helpers_models import logprobs_of, plain_logprobs, tiny_policy, tiny_tokenizer, twin, word_tokenizer
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13]]
 COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
@@ -41,7 +55,7 @@ def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
 def test_it_is_a_plain_softmax_over_the_valid_vocabulary(kind: str, temperature: float) -> None:
     policy = POLICIES[kind]
     with torch.no_grad():
-        ours = completion_logprobs(policy, PROMPTS, COMPLETIONS, temperature)
+        ours = logprobs_of(policy, PROMPTS, COMPLETIONS, temperature)
         plain = plain_logprobs(policy, PROMPTS, COMPLETIONS, temperature)
     assert ours.dtype == torch.float32 and ours.shape == (16,)
     torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-5)
@@ -50,7 +64,7 @@ def test_it_is_a_plain_softmax_over_the_valid_vocabulary(kind: str, temperature:
 @pytest.mark.parametrize("kind", POLICIES)
 def test_its_gradient_is_that_of_the_plain_softmax(kind: str) -> None:
     policy, other = POLICIES[kind], twin(POLICIES[kind])
-    ours = gradients(policy, completion_logprobs(policy, PROMPTS, COMPLETIONS, 0.7))
+    ours = gradients(policy, logprobs_of(policy, PROMPTS, COMPLETIONS, 0.7))
     plain = gradients(other, plain_logprobs(other, PROMPTS, COMPLETIONS, 0.7))
     assert ours.keys() == plain.keys() and ours
     assert any(float(gradient.abs().max()) > 0.1 for gradient in ours.values())
@@ -58,13 +72,90 @@ def test_its_gradient_is_that_of_the_plain_softmax(kind: str) -> None:
         torch.testing.assert_close(ours[name], gradient, atol=2e-4, rtol=1e-4, msg=name)
 
 
+GROUPS = [
+    Prefixed([5, 9, 14], [np.array([1]), np.array([4, 4, 9, 22, 1]), np.array([3, 2])]),
+    Prefixed([20], [np.array([7])]),
+    Prefixed([7, 7, 8, 3, 2, 25, 11], [np.array([2, 3, 4]), np.array([2, 3, 5])]),
+]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_prompt_shared_by_its_group_gives_what_copies_of_it_give(kind: str, temperature: float) -> None:
+    shared, apart = POLICIES[kind], replace(twin(POLICIES[kind]), packed=False)
+    assert shared.packed
+    ours, entropy = completion_logprobs(shared, GROUPS, temperature)
+    copies = [(group.prompt, completion) for group in GROUPS for completion in group.completions]
+    plain = plain_logprobs(apart, [p for p, _ in copies], [c for _, c in copies], temperature)
+    torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-5)
+    padded, padded_entropy = completion_logprobs(apart, GROUPS, temperature)
+    torch.testing.assert_close(padded, plain, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy, padded_entropy, atol=2e-5, rtol=1e-5)
+    expected = gradients(apart, plain)
+    for name, gradient in gradients(shared, ours).items():
+        torch.testing.assert_close(gradient, expected[name], atol=2e-4, rtol=1e-4, msg=name)
+
+
+def test_groups_of_one_token_completions_only_can_be_scored() -> None:
+    policy = POLICIES["full"]
+    only = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np.array([2])])]
+    plain = plain_logprobs(policy, [[5, 9], [5, 9], [4]], [[1], [3], [2]], 1.0)
+    torch.testing.assert_close(completion_logprobs(policy, only, 1.0)[0], plain, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [3, 4096])
+def test_the_entropy_is_that_of_what_each_token_was_drawn_from(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = POLICIES["padded"]
+    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * policy.vocabulary * chunk)
+    entropy = completion_logprobs(policy, [Prefixed([5, 9], [np.array([4, 4, 9])])], 0.7)[1]
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([[5, 9, 4, 4]])).logits[0, 1:, : policy.vocabulary] / 0.7
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy(), atol=2e-5, rtol=1e-5)
+    assert not entropy.requires_grad
+
+
+def other_model(kind: str) -> Any:
+    """Small models of other families: learned positions and dropout, a bias in the head, a sliding window."""
+    sizes = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    wide = sizes | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
+    torch.manual_seed(0)
+    match kind:
+        case "gpt2":
+            return GPT2LMHeadModel(GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3))
+        case "phi":
+            return PhiForCausalLM(PhiConfig(**wide, resid_pdrop=0.5, attention_dropout=0.5))
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**wide, attention_dropout=0.5))
+        case "mistral":
+            return MistralForCausalLM(MistralConfig(**wide, sliding_window=4))
+        case _:
+            return Gemma2ForCausalLM(Gemma2Config(**wide, head_dim=8, sliding_window=4, final_logit_softcapping=None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "packed"), [("gpt2", True), ("phi", True), ("llama", True), ("mistral", False), ("gemma2", False)]
+)
+def test_other_families_are_packed_where_that_is_right_and_padded_where_not(kind: str, packed: bool) -> None:
+    policy = ready(Policy(kind, other_model(kind), tiny_tokenizer(), torch.device("cpu")))
+    assert policy.packed == packed
+    other = twin(policy)
+    policy.model.train()  # no dropout is left that training could switch on
+    ours = completion_logprobs(policy, GROUPS, 1.3)[0]
+    copies = [(group.prompt, completion) for group in GROUPS for completion in group.completions]
+    plain = plain_logprobs(other, [p for p, _ in copies], [c for _, c in copies], 1.3)
+    torch.testing.assert_close(ours, plain, atol=5e-5, rtol=1e-4)
+    expected = gradients(other, plain)
+    for name, gradient in gradients(policy, ours).items():
+        torch.testing.assert_close(gradient, expected[name], atol=5e-4, rtol=1e-3, msg=name)
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 15, 16, 17, 4096])
 def test_the_size_of_a_chunk_does_not_matter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = POLICIES["padded"]
-    whole = completion_logprobs(policy, PROMPTS, COMPLETIONS, 1.0)
+    whole = logprobs_of(policy, PROMPTS, COMPLETIONS, 1.0)
     expected = gradients(policy, whole)
-    monkeypatch.setattr(score, "CHUNK_TOKENS", chunk)
-    parts = completion_logprobs(policy, PROMPTS, COMPLETIONS, 1.0)
+    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * policy.vocabulary * chunk)
+    parts = logprobs_of(policy, PROMPTS, COMPLETIONS, 1.0)
     torch.testing.assert_close(parts, whole, atol=2e-5, rtol=1e-5)
     for name, gradient in gradients(policy, parts).items():
         torch.testing.assert_close(gradient, expected[name], atol=2e-4, rtol=1e-4, msg=name)
@@ -82,7 +173,7 @@ def test_a_sample_scores_the_same_alone_and_in_any_company(batch: list[tuple[lis
 
     def scored(chosen: list[tuple[list[int], list[int]]]) -> list[Tensor]:
         with torch.no_grad():
-            flat = completion_logprobs(policy, [p for p, _ in chosen], [np.array(c) for _, c in chosen], 1.0)
+            flat = logprobs_of(policy, [p for p, _ in chosen], [np.array(c) for _, c in chosen], 1.0)
         return list(flat.split([len(c) for _, c in chosen]))
 
     order = list(range(len(batch)))
@@ -95,15 +186,15 @@ def test_a_sample_scores_the_same_alone_and_in_any_company(batch: list[tuple[lis
 def test_the_model_does_not_look_at_what_comes_after_a_token() -> None:
     policy = POLICIES["full"]
     with torch.no_grad():
-        short = completion_logprobs(policy, [[3, 4]], [np.array([5, 6])], 1.0)
-        long = completion_logprobs(policy, [[3, 4]], [np.array([5, 6, 7, 8])], 1.0)
+        short = logprobs_of(policy, [[3, 4]], [np.array([5, 6])], 1.0)
+        long = logprobs_of(policy, [[3, 4]], [np.array([5, 6, 7, 8])], 1.0)
     torch.testing.assert_close(short, long[:2], atol=2e-5, rtol=1e-5)
 
 
 def test_there_is_no_gradient_where_none_is_wanted() -> None:
     with torch.no_grad():
-        assert not completion_logprobs(POLICIES["full"], PROMPTS, COMPLETIONS, 1.0).requires_grad
-    assert completion_logprobs(POLICIES["full"], PROMPTS, COMPLETIONS, 1.0).requires_grad
+        assert not logprobs_of(POLICIES["full"], PROMPTS, COMPLETIONS, 1.0).requires_grad
+    assert logprobs_of(POLICIES["full"], PROMPTS, COMPLETIONS, 1.0).requires_grad
 
 
 class _Largest(TorchDispatchMode):
@@ -136,14 +227,14 @@ def held_for_backward() -> Iterator[list[int]]:
 
 def test_no_matrix_of_all_tokens_by_the_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     words, chunk, hidden = 3000, 8, 16
-    monkeypatch.setattr(score, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(score, "CHUNK_BYTES", 4 * words * chunk)
     sizes = {"hidden_size": hidden, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     policy = tiny_policy(tokenizer=word_tokenizer(words), vocab_size=words, **sizes)
     completions = [np.arange(20) + 20 * sample for sample in range(10)]
     tokens = sum(len(completion) for completion in completions)
     with _Largest() as largest:
         with held_for_backward() as held:
-            logprobs = completion_logprobs(policy, [[1, 2]] * 10, completions, 1.0)
+            logprobs = logprobs_of(policy, [[1, 2]] * 10, completions, 1.0)
         logprobs.sum().backward()
     assert tokens * words > 10 * chunk * words, "the test would see it"
     assert largest.elements <= max(chunk * words, words * hidden)

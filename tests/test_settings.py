@@ -12,7 +12,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError
-from ftis_node.settings import LORA_TASK_PROFILES, TASK_PROFILES, Settings, collect
+from ftis_node.settings import TASKS, Settings, collect
 
 DEFAULT = Settings()
 
@@ -69,7 +69,7 @@ def test_the_highest_layer_that_names_a_setting_decides(
         environment={f"FTIS_{key.upper()}": str(value) for key, value in environment.items()},
         flags=flags,
     )
-    layers = [("default", DEFAULT.model_dump()), ("profile arithmetic", TASK_PROFILES["arithmetic"])]
+    layers = [("default", DEFAULT.model_dump()), ("profile arithmetic", TASKS["arithmetic"].settings)]
     layers += [(f"file {path}", file), ("environment", environment), ("flags", flags)]
     for name in Settings.model_fields:
         origin, value = [(origin, values[name]) for origin, values in layers if name in values][-1]
@@ -81,33 +81,34 @@ def test_a_flag_that_was_not_given_overrules_nothing() -> None:
     assert (settings.wait, origins["wait"], settings.seed, origins["seed"]) == (4, "environment", 3, "flags")
 
 
-def test_the_profile_of_lora_is_for_lora_only() -> None:
-    full, _ = settled(task="arithmetic")
-    lora, origins = settled(task="arithmetic", flags={"lora": True})
-    assert full.learning_rate == TASK_PROFILES["arithmetic"]["learning_rate"]
-    assert lora.learning_rate == LORA_TASK_PROFILES["arithmetic"]["learning_rate"]
-    assert origins["learning_rate"] == "profile arithmetic (lora)"
-    assert origins["lora_rank"] == "profile arithmetic"
+@pytest.mark.parametrize(
+    ("task", "lora", "rate"),
+    [("arithmetic", False, 2e-4), ("arithmetic", True, 3e-3), ("gsm8k", False, 1e-6), ("gsm8k", True, 1e-4)],
+)
+def test_the_learning_rate_is_the_tasks_or_else_the_papers(task: str, lora: bool, rate: float) -> None:
+    assert settled(task=task)[0].effective_learning_rate(task, lora=lora) == rate
 
 
-@pytest.mark.parametrize("said", ["true", "True", "1", "yes"])
-def test_whoever_asks_for_lora_gets_its_profile(said: str) -> None:
-    assert settled(task="arithmetic", environment={"FTIS_LORA": said})[0].learning_rate == 3e-3
+@pytest.mark.parametrize("lora", [False, True])
+def test_ones_own_learning_rate_wins_over_the_tasks(lora: bool) -> None:
+    settings, origins = settled(task="arithmetic", flags={"learning_rate": 1e-5})
+    assert settings.effective_learning_rate("arithmetic", lora=lora) == 1e-5
+    assert origins["learning_rate"] == "flags"
 
 
-@pytest.mark.parametrize("said", ["false", "False", "0", "no"])
-def test_whoever_refuses_lora_does_not(said: str) -> None:
-    assert settled(task="arithmetic", environment={"FTIS_LORA": said})[0].learning_rate == 2e-4
+def test_the_tasks_filter_stands_in_for_the_papers_and_gives_way_to_ones_own() -> None:
+    plain, _ = settled(task="arithmetic")
+    assert plain.objective_parts("arithmetic", filters=True) == {"divergence": "k1", "reduction": "sum", "threshold": 1}
+    assert plain.objective_parts("arithmetic", filters=False) == plain.objective_parts("gsm8k", filters=True) == {}
+    own, _ = settled(task="arithmetic", flags={"threshold": "3", "epsilon": "0.1", "count_end": "false"})
+    assert own.objective_parts("arithmetic", filters=False) == {"threshold": 3, "epsilon": 0.1, "count_end": False}
+    assert own.objective_parts("arithmetic", filters=True)["threshold"] == 3
 
 
-def test_ones_own_learning_rate_wins_over_the_profile_of_lora() -> None:
-    settings, origins = settled(task="arithmetic", flags={"lora": True, "learning_rate": 1e-5})
-    assert (settings.effective_learning_rate(), origins["learning_rate"]) == (1e-5, "flags")
-
-
-@pytest.mark.parametrize(("lora", "rate"), [(False, 1e-6), (True, 1e-4)])
-def test_the_learning_rate_is_the_papers_by_default(lora: bool, rate: float) -> None:
-    assert settled(flags={"lora": lora})[0].effective_learning_rate() == rate
+def test_none_takes_a_filter_away() -> None:
+    settings, _ = settled(flags={"threshold": "none"})
+    assert settings.objective_parts("arithmetic", filters=True)["threshold"] is None
+    assert "'threshold'" in refused(flags={"threshold": "nothing"}).what
 
 
 def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path) -> None:
@@ -198,8 +199,8 @@ def test_settings_survive_the_way_to_the_compute_process() -> None:
     assert Settings(**settings.model_dump(mode="json")) == settings
 
 
-@pytest.mark.parametrize("task", TASK_PROFILES)
+@pytest.mark.parametrize("task", TASKS)
 def test_every_profile_is_made_of_valid_settings(task: str) -> None:
-    for lora in (False, True):
-        settled(task=task, flags={"lora": lora})
-    assert set(LORA_TASK_PROFILES) <= set(TASK_PROFILES)
+    settings, origins = settled(task=task)
+    assert all(origins[name] == f"profile {task}" for name in TASKS[task].settings)
+    assert settings.objective_parts(task, filters=True) == TASKS[task].filter

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ftis_node.packet import Completion
-from ftis_node.policy.load import Policy
+from ftis_node.policy.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import constants, get_session
-from peft import LoraConfig, PeftModel, get_peft_model
-from torch import nn
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.policy.names import resolve
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.score import ready
 from ftis_node.settings import Settings
 
 # How long the hub may take to show that it is there.
@@ -21,34 +21,6 @@ _HUB_SECONDS = 5.0
 
 # Attributes of a config that change logits after the head; scoring reads the head directly and would miss them.
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-
-
-@dataclass(frozen=True, eq=False)
-class Policy:
-    """A model with its tokenizer. `model` is the trainable module (with LoRA a `PeftModel`)."""
-
-    name: str
-    model: nn.Module
-    tokenizer: PreTrainedTokenizerBase
-    device: torch.device
-
-    @property
-    def causal_lm(self) -> Any:
-        """The transformers model itself; LoRA layers, if any, sit inside it."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of valid token ids; embedding rows beyond it are padding and never sampled."""
-        return len(self.tokenizer)
-
-    @property
-    def kind(self) -> str:
-        return "lora" if isinstance(self.model, PeftModel) else "full"
-
-    def parameters(self) -> int:
-        """Number of parameters of the whole model."""
-        return sum(p.numel() for p in self.model.parameters())
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -65,7 +37,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_policy(settings: Settings) -> Policy:
-    """Loads model and tokenizer; adds LoRA layers if asked to. Dropout is off for good.
+    """Loads model and tokenizer; adds LoRA layers if asked to.
 
     Raises:
         UsageError: the name is unknown, or the architecture is not supported.
@@ -95,8 +67,10 @@ def load_policy(settings: Settings) -> Policy:
     if settings.lora:
         model = _with_lora(model, settings)
     model.to(device)
-    model.eval()  # dropout would make log-probs of training differ from those of sampling
-    return Policy(settings.model, model, tokenizer, device)
+    policy = ready(Policy(settings.model, model, tokenizer, device))
+    if settings.gradient_checkpointing:
+        policy.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    return policy
 
 
 def _with_lora(model: Any, settings: Settings) -> Any:
@@ -110,7 +84,8 @@ def _with_lora(model: Any, settings: Settings) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(model, lora)
+        # Adapters have the model's dtype: in fp32 each would keep a copy of its input. The masters have the digits.
+        return get_peft_model(model, lora, autocast_adapter_dtype=False)
     except ValueError as error:
         raise UsageError(
             f"LoRA cannot be added to {settings.model}: {error}",
@@ -163,7 +138,7 @@ def _device(wanted: str) -> torch.device:
     return device
 
 
-def _dtype(wanted: str) -> torch.dtype:
+def _dtype(wanted: str | None) -> torch.dtype:
     """fp32 unless asked otherwise: full training in pure bf16 at lr 1e-6 rounds its updates away."""
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32
 

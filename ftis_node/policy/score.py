@@ -3,79 +3,150 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
-from ftis_node.policy.load import Policy
+from ftis_node.policy.packing import ATTENTION, Prefixed, pack, pad
+from ftis_node.policy.policy import Policy
 
-CHUNK_TOKENS = 1024
+# How much one fp32 matrix of logits may take; so many tokens go through the head at a time.
+CHUNK_BYTES = 128 << 20
 
 
-def completion_logprobs(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[np.ndarray[Any, Any]],
-    temperature: float,
-) -> Tensor:
-    """Log-probs of every completion token under the policy, packed.
+def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs of every completion token under the policy, and the entropy of what it was drawn from.
 
     Args:
-        prompts: token ids of each sample's prompt.
-        completions: token ids of each sample's completion (any integer dtype), every id valid and none empty.
-        temperature: the run's; log-probs are of the tempered distribution, as they are when sampling.
+        groups: prompts, each with the completions that follow it; a prompt is computed once.
+        temperature: the run's; log-probs are of the tempered distribution over the valid vocabulary.
 
     Returns:
-        float32 `[T]`, T = Σ completion lengths, samples one after another. It carries a gradient where gradients are
-        on. The head and softmax (fp32) run over `CHUNK_TOKENS` tokens at a time and are recomputed on the way back,
-        so that the largest extra matrix is one chunk by the vocabulary.
+        Log-probs, fp32 `[Σ lengths]`, completion by completion, with gradient where the policy's weights have one; and
+        entropies in nats, of the same shape, without.
     """
-    ids, mask, where, targets = _lay_out(prompts, completions)
-    device = policy.device
-    lm = policy.causal_lm
-    hidden = lm.get_decoder()(
-        input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False
-    ).last_hidden_state
-    hidden = hidden.reshape(-1, hidden.shape[-1])[where.to(device)]
-    head, targets = lm.get_output_embeddings(), targets.to(device)
-    out = []
-    for start in range(0, len(targets), CHUNK_TOKENS):
-        part = (hidden[start : start + CHUNK_TOKENS], targets[start : start + CHUNK_TOKENS])
-        arguments = (head, *part, policy.vocabulary, temperature)
-        out.append(
-            checkpoint(_chunk, *arguments, use_reentrant=False) if torch.is_grad_enabled() else _chunk(*arguments)
-        )
-    return torch.cat(out)
-
-
-def _chunk(head: Any, hidden: Tensor, targets: Tensor, vocabulary: int, temperature: float) -> Tensor:
-    """[tokens, H], [tokens] → fp32 log-probs [tokens]; rows of the head beyond the vocabulary count as −inf."""
-    logits: Tensor = head(hidden)[:, :vocabulary].float() / temperature
-    return logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, -1)
-
-
-def _lay_out(
-    prompts: Sequence[Sequence[int]], completions: Sequence[np.ndarray[Any, Any]]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Right-padded ids and mask [N, L]; flat places of the hidden states that predict the targets [T]; targets [T]."""
-    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-    width = max(lengths)
-    ids = np.zeros((len(lengths), width), dtype=np.int64)
-    mask = np.zeros((len(lengths), width), dtype=np.int64)
-    where, targets = [], []
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        ids[row, : len(prompt)] = prompt
-        ids[row, len(prompt) : lengths[row]] = completion
-        mask[row, : lengths[row]] = 1
-        first = row * width + len(prompt) - 1  # the prompt's last position predicts the first completion token
-        where.append(np.arange(first, first + len(completion)))
-        targets.append(np.asarray(completion, dtype=np.int64))
-    return (
-        torch.from_numpy(ids),
-        torch.from_numpy(mask),
-        torch.from_numpy(np.concatenate(where)),
-        torch.from_numpy(np.concatenate(targets)),
+    layout = (pack if policy.packed else pad)(groups, policy.device)
+    hidden = policy.causal_lm.get_decoder()(**layout.inputs, use_cache=False).last_hidden_state
+    head = policy.causal_lm.get_output_embeddings()
+    logprobs, entropy = _Head.apply(  # type: ignore[no-untyped-call]
+        hidden.flatten(0, 1).index_select(0, layout.where),
+        head.weight,
+        head.bias,
+        layout.targets,
+        policy.vocabulary,
+        temperature,
     )
+    return logprobs, entropy
+
+
+def ready(policy: Policy) -> Policy:
+    """The policy as all else expects it: without dropout, for log-probs of training must be those of sampling, and
+    packed, if its attention goes through transformers' interface, has no window, and gives what padding gives.
+    """
+    for module in policy.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif hasattr(module, "attention_dropout"):
+            setattr(module, "attention_dropout", 0.0)  # noqa: B010  (a Module's attributes are typed as tensors)
+    policy.model.eval()
+    packed = replace(policy, packed=True)
+    if not _may_pack(policy.causal_lm):
+        return policy
+    policy.causal_lm.set_attn_implementation(ATTENTION)
+    if _agree(policy, packed):
+        return packed
+    policy.causal_lm.set_attn_implementation("sdpa")
+    return policy
+
+
+def _may_pack(model: Any) -> bool:
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    return bool(model._supports_attention_backend) and kinds == {"full_attention"} and window is None
+
+
+@torch.no_grad()
+def _agree(policy: Policy, packed: Policy) -> bool:
+    """Tries both ways on a few made-up tokens."""
+    random = np.random.default_rng(0)
+    ids = random.integers(policy.vocabulary, size=40)
+    probe = [Prefixed(ids[:7].tolist(), [ids[7:16], ids[16:20]]), Prefixed(ids[20:23].tolist(), [ids[23:24], ids[24:]])]
+    try:
+        one, other = (completion_logprobs(way, probe, 1.0)[0] for way in (policy, packed))
+    except (TypeError, ValueError, RuntimeError):  # a model's code that takes no such arguments
+        return False
+    return float((one - other).abs().mean()) < (1e-3 if policy.dtype == torch.float32 else 0.1)
+
+
+class _Head(torch.autograd.Function):
+    """hidden `[T, H]`, weight `[rows, H]`, bias `[rows]` or None, targets `[T]` → log-probs and entropies, fp32 `[T]`.
+
+    The logits of one chunk of tokens exist at a time, and again in the backward pass; if a single chunk is enough its
+    probabilities are kept instead. Rows of the head beyond the vocabulary are padding and count as −inf.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        vocabulary: int,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        size = max(1, CHUNK_BYTES // (4 * vocabulary))
+        logprobs = hidden.new_empty(len(targets), dtype=torch.float32)
+        entropy = torch.empty_like(logprobs)
+        kept = None
+        for start in range(0, len(targets), size):
+            part = slice(start, start + size)
+            logits = _logits(hidden[part], weight, bias, vocabulary, temperature)
+            chosen = logits.gather(1, targets[part, None])[:, 0]
+            kept = torch.log_softmax(logits, 1)
+            logprobs[part] = kept.gather(1, targets[part, None])[:, 0]
+            kept.exp_()  # H = log Z − Σ p·logit, and log Z = logit − log p of any token
+            entropy[part] = chosen - logprobs[part] - logits.mul_(kept).sum(1)
+        ctx.size, ctx.vocabulary, ctx.temperature = size, vocabulary, temperature
+        ctx.kept = kept if len(targets) <= size and any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets = ctx.saved_tensors
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        by_hidden = torch.empty_like(hidden) if need_hidden else None
+        by_weight = torch.zeros_like(weight) if need_weight else None
+        by_bias = torch.zeros_like(bias) if need_bias else None
+        for start in range(0, len(targets), ctx.size):
+            part = slice(start, start + ctx.size)
+            wanted = gradient[part, None] / ctx.temperature
+            slope = ctx.kept  # of the log-prob by the logits, times the gradient: (1[target] − p) g
+            if slope is None:
+                slope = _logits(hidden[part], weight, bias, ctx.vocabulary, ctx.temperature).softmax(1)
+            slope.mul_(-wanted).scatter_add_(1, targets[part, None], wanted)
+            slope = slope.to(weight.dtype)
+            if by_hidden is not None:
+                torch.mm(slope, weight[: ctx.vocabulary], out=by_hidden[part])
+            if by_weight is not None:
+                by_weight[: ctx.vocabulary].addmm_(slope.T, hidden[part])
+            if by_bias is not None:
+                by_bias[: ctx.vocabulary] += slope.sum(0)
+        ctx.kept = None
+        return by_hidden, by_weight, by_bias, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, vocabulary: int, temperature: float) -> Tensor:
+    """Tempered logits, fp32 `[tokens, vocabulary]`."""
+    logits = torch.nn.functional.linear(
+        hidden, weight[:vocabulary], None if bias is None else bias[:vocabulary]
+    ).float()
+    return logits if temperature == 1 else logits.div_(temperature)

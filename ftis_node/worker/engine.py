@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,17 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.learner import Learner, TrainingGroup
+from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
 from ftis_node.policy.generate import Sampling, generate
-from ftis_node.policy.load import Policy, load_policy
+from ftis_node.policy.load import load_policy
+from ftis_node.policy.policy import Policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from ftis_node.run import Run
 from ftis_node.settings import Settings
 from ftis_node.tasks import Example, Score, Task, load_task, score
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 
+GENERATION_BATCH = 288  # sequences side by side, unless the settings say otherwise
 _WEIGHTS, _OPTIMISER, _RANDOM = "trainable.safetensors", "optimiser.safetensors", "random.safetensors"
 
 
@@ -86,7 +89,10 @@ class Engine:
                 f"A prompt has {longest} tokens, the run allows {self._run.prompt_tokens}.",
                 "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
             )
-        self._learner = Learner(self._policy, _objective(self._settings), self._settings, self._run.temperature, OWN)
+        objective = choose_objective(self._settings, self._run.task, self._run.completion_tokens)
+        self._learner = Learner(
+            self._policy, objective, self._settings, self._run.temperature, OWN, task=self._run.task
+        )
         return {
             "prompt_digests": prompt_digests(self._prompts),
             "own_only": self._learner.objective.own_only,
@@ -102,7 +108,7 @@ class Engine:
             group=self._run.group,
             sampling=sampling,
             generator=self._random,
-            batch=self._settings.generation_batch,
+            batch=self._settings.generation_batch or GENERATION_BATCH,
         )
         answers = []
         for row, completions in zip(rows, groups, strict=True):
@@ -116,14 +122,14 @@ class Engine:
         return {"rewards": [s.reward for s in self._scores(row, unpack_completions(completions))]}
 
     def step(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One optimiser step. A group is ``{source, row, completions, rewards, weight}``."""
+        """One optimiser step. A group is ``{row, parts}``, a part ``{source, completions, rewards, weight}``."""
         batch = [
             TrainingGroup(
-                source=group["source"],
-                prompt_ids=self._prompts[group["row"]],
-                completions=unpack_completions(group["completions"]),
-                rewards=group["rewards"],
-                weight=group.get("weight", 1.0),
+                self._prompts[group["row"]],
+                [
+                    Part(p["source"], unpack_completions(p["completions"]), p["rewards"], p.get("weight", 1.0))
+                    for p in group["parts"]
+                ],
             )
             for group in groups
         ]
@@ -138,7 +144,7 @@ class Engine:
             [ids for ids, _ in chosen],
             group=1,
             sampling=Sampling(self._run.completion_tokens, self._run.temperature, self._run.eos, greedy=True),
-            batch=self._settings.generation_batch,
+            batch=self._settings.generation_batch or GENERATION_BATCH,
         )
         scores = [self._score_one(group[0], example.answer) for group, (_, example) in zip(groups, chosen, strict=True)]
         count = max(1, len(scores))
@@ -188,24 +194,26 @@ class Engine:
         return scored if completion.finished else Score(reward=0.0, formatted=False, lenient=scored.lenient)
 
 
-def _objective(settings: Settings) -> Objective:
-    """The named preset with the settings' own constants.
+def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:
+    """The named preset with the parts that the settings or the task put in its place.
+
+    Args:
+        completion_tokens: the run's cap, which the loss is divided by under `fixed` unless a divisor is given.
 
     Raises:
-        UsageError: no such preset, divergence or reduction.
+        UsageError: there is no such preset or part.
     """
     if settings.objective not in PRESETS:
-        raise UsageError(f"There is no objective {settings.objective!r}.", f"Use one of: {', '.join(sorted(PRESETS))}.")
+        close = difflib.get_close_matches(settings.objective, PRESETS, n=1)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"There is no objective {settings.objective!r}.", f"{hint}Use one of: {', '.join(PRESETS)}.")
     preset = PRESETS[settings.objective]
-    changes: dict[str, Any] = {}
-    if preset.threshold is not None:  # a preset without a filter keeps none
-        wanted = {
-            "divergence": settings.divergence,
-            "reduction": settings.reduction,
-            "threshold": settings.threshold,
-        }
-        changes = {name: value for name, value in wanted.items() if value is not None}
+    standard = PRESETS["ftis"]
+    alike = all(getattr(preset, part) == getattr(standard, part) for part in ("divergence", "reduction", "threshold"))
+    parts = settings.objective_parts(task, filters=alike)
+    if parts.get("aggregation", preset.aggregation) == "fixed":
+        parts.setdefault("divisor", float(completion_tokens))
     try:
-        return preset.replace(**changes)
+        return preset.replace(**parts)
     except ValueError as error:
         raise UsageError(f"The objective cannot be set up: {error}.", "Mend that setting.") from error

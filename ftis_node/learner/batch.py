@@ -1,0 +1,153 @@
+"""What a step is taken on: groups, perhaps of several nodes' parts, and how they are cut into micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ftis_node.errors import FtisError
+from ftis_node.objective import Objective
+from ftis_node.packet import Completion
+from ftis_node.policy.packing import Prefixed
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Completions of one generator with their rewards `[n]`; `weight` is what each counts in the loss."""
+
+    source: str
+    completions: Sequence[Completion]
+    rewards: Sequence[float]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingGroup:
+    """All completions of one prompt. Vertical: one part, of one node. Horizontal: a part of each node that made any."""
+
+    prompt_ids: Sequence[int]
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One completion with a non-zero advantage; `index` is its place in the batch."""
+
+    index: int
+    source: str
+    completion: Completion
+    advantage: float
+    weight: float
+    scale: float
+
+    @property
+    def tokens(self) -> int:
+        return len(self.completion.token_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Prompted:
+    """A prompt and those of its samples that are computed together."""
+
+    prompt_ids: Sequence[int]
+    samples: Sequence[Sample]
+
+    @property
+    def prefixed(self) -> Prefixed:
+        return Prefixed(self.prompt_ids, [sample.completion.token_ids for sample in self.samples])
+
+    def cost(self) -> int:
+        return self.prefixed.tokens
+
+
+@dataclass(eq=False)
+class Batch:
+    """The samples of a step, and what of it counts in a denominator although it needs no forward pass.
+
+    computed                 the samples that need a forward pass, in the order of their `index`
+    prompted                 the same, by prompt
+    groups, samples, tokens  of the whole step, groups without a signal included; tokens as the objective counts them
+    idle                     samples by source that have an advantage of 0 and are not computed
+    """
+
+    computed: list[Sample] = field(default_factory=list)
+    prompted: list[Prompted] = field(default_factory=list)
+    groups: int = 0
+    samples: int = 0
+    tokens: int = 0
+    idle: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, groups: Sequence[TrainingGroup], objective: Objective, own: str) -> Batch:
+        """Advantages over what came of each group; with an objective of own samples only, over one's own parts.
+
+        Raises:
+            FtisError: a part has not as many rewards as completions.
+        """
+        batch = cls()
+        for group in groups:
+            parts = [part for part in group.parts if part.source == own or not objective.own_only]
+            if any(part.completions for part in parts):
+                batch._add(group.prompt_ids, parts, objective)
+        return batch
+
+    def _add(self, prompt_ids: Sequence[int], parts: Sequence[Part], objective: Objective) -> None:
+        if any(len(part.rewards) != len(part.completions) for part in parts):
+            raise FtisError("A group has not as many rewards as completions.")
+        rewards = torch.tensor([reward for part in parts for reward in part.rewards], dtype=torch.float64)
+        advantages = iter(objective.advantages(rewards).tolist())
+        scale = objective.sample_scale(len(rewards))
+        samples: list[Sample] = []
+        for part in parts:
+            for completion in part.completions:
+                self.tokens += counted(completion, objective)
+                advantage = next(advantages)
+                if advantage == 0:
+                    self.idle[part.source] += 1
+                    continue
+                index = len(self.computed) + len(samples)
+                samples.append(Sample(index, part.source, completion, advantage, part.weight, scale))
+        self.groups += 1
+        self.samples += len(rewards)
+        if samples:
+            self.computed += samples
+            self.prompted.append(Prompted(prompt_ids, samples))
+
+
+def counted(completion: Completion, objective: Objective) -> int:
+    """Tokens of a completion that count in the loss: all, or all but a sampled EOS."""
+    return len(completion.token_ids) - (completion.finished and not objective.count_end)
+
+
+def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Prompted]]:
+    """Groups of similar length together, each micro-batch within `budget` tokens; a group that is too large is cut.
+
+    A single sample that is larger than the budget has a micro-batch to itself.
+    """
+    batch: list[Prompted] = []
+    room = budget
+    for group in sorted(prompted, key=lambda p: -max(sample.tokens for sample in p.samples)):
+        for piece in _cut(group, budget):
+            if batch and piece.cost() > room:
+                yield batch
+                batch, room = [], budget
+            batch.append(piece)
+            room -= piece.cost()
+    if batch:
+        yield batch
+
+
+def _cut(group: Prompted, budget: int) -> Iterator[Prompted]:
+    """The group whole if it fits; else in pieces that do, each with its own copy of the prompt."""
+    piece: list[Sample] = []
+    cost = len(group.prompt_ids)
+    for sample in sorted(group.samples, key=lambda s: -s.tokens):
+        if piece and cost + sample.tokens - 1 > budget:
+            yield Prompted(group.prompt_ids, piece)
+            piece, cost = [], len(group.prompt_ids)
+        piece.append(sample)
+        cost += sample.tokens - 1
+    yield Prompted(group.prompt_ids, piece)

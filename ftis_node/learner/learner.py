@@ -1,0 +1,298 @@
+"""One private optimiser step (arXiv 2605.22537, section 3): log-probs, loss, gradient, weights."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftis_node.errors import FtisError
+from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
+from ftis_node.learner.optimiser import Optimiser
+from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.score import completion_logprobs
+from ftis_node.settings import Settings
+
+# Unless the settings say otherwise; on a CPU larger ones fall out of the caches and are slower.
+MICRO_BATCH_TOKENS = {"cpu": 4_096, "cuda": 16_384}
+BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did.
+
+    skipped             why the weights were left as they were, if they were
+    diverged            so many steps in a row had no finite gradient that an older checkpoint should come back
+    warnings            what a person should know of a peer's samples, in words
+    micro_batch_tokens  the budget that was used in the end; `memory_retries` says how often it had to be halved
+    """
+
+    loss: float
+    gradient_norm: float
+    tokens: int
+    seconds: float
+    skipped: str | None = None
+    diverged: bool = False
+    warnings: list[str] = field(default_factory=list)
+    micro_batch_tokens: int = 0
+    memory_retries: int = 0
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Computed:
+    """A micro-batch after its backward pass; nothing in it holds a graph."""
+
+    samples: Sequence[Sample]
+    terms: Terms
+    logprobs: Tensor
+    entropy: Tensor
+    loss: float
+
+
+class Learner:
+    """Owns the optimiser of a policy; `step` is its one verb."""
+
+    def __init__(
+        self, policy: Policy, objective: Objective, settings: Settings, temperature: float, own: str, task: str = ""
+    ) -> None:
+        """
+        Args:
+            temperature: the run's; log-probs of a peer are of the tempered distribution.
+            own: the source name of this node's own groups.
+            task: whose learning rate stands in for one that the settings do not name; the paper's if it has none.
+
+        Raises:
+            UsageError: the optimiser of the settings is not to be had here.
+        """
+        self.policy = policy
+        self.objective = objective
+        self.temperature = temperature
+        self.own = own
+        self.steps = 0
+        self.gate: float | None = None  # see Objective.next_gate
+        self.micro_batch_tokens = settings.micro_batch_tokens or MICRO_BATCH_TOKENS.get(policy.device.type, 4_096)
+        self.trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+        rate = settings.effective_learning_rate(task, lora=policy.kind == "lora")
+        self.optimiser = Optimiser(self.trainable, settings, rate)
+        self._bad_steps = self._retries = 0
+        self._watch = FilterWatch()
+
+    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        """Takes one step (`objective.inner_steps` updates) on `groups`.
+
+        The loss is −Σ_i c_i · value_i / D, with c_i and D as `objective.aggregation` says; by default
+        −1/N Σ_groups 1/G Σ_i value_i (paper, section 3.3), N counting every group of the batch, also those whose
+        rewards are all equal: they carry no gradient and cost no forward pass. A loss or gradient that is not finite
+        leaves the weights as they are. What does not fit into memory is tried again in micro-batches of half the size.
+
+        Raises:
+            FtisError: a single sample does not fit into memory.
+        """
+        began = time.perf_counter()
+        batch = Batch.of(groups, self.objective, self.own)
+        diagnostics = Diagnostics()
+        for source, samples in batch.idle.items():
+            diagnostics.add_idle(source, samples)
+        retries = self._retries
+        loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
+        start: list[Tensor] = []
+        for inner in range(self.objective.inner_steps if batch.computed else 0):
+            computed = self._gradient(batch, start)
+            self._tell(diagnostics, computed, inner)
+            loss, norm, skipped = self._apply(batch, computed)
+            if inner == 0:
+                self.gate = self._next_gate(computed)
+            if skipped:
+                break
+            start = start or _by_sample(computed)
+        self.steps += 1
+        if batch.computed:
+            self._bad_steps = self._bad_steps + 1 if skipped else 0
+        summary = diagnostics.summary()
+        return StepReport(
+            loss=loss,
+            gradient_norm=norm,
+            tokens=sum(sample.tokens for sample in batch.computed),
+            seconds=time.perf_counter() - began,
+            skipped=skipped,
+            diverged=self._bad_steps >= BAD_STEPS,
+            warnings=self._warnings(summary),
+            micro_batch_tokens=self.micro_batch_tokens,
+            memory_retries=self._retries - retries,
+            diagnostics=summary,
+        )
+
+    # --- the gradient ---------------------------------------------------------------------------------------------
+
+    def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[_Computed]:
+        """Leaves the gradient in the parameters; `start`: log-probs of the first inner step, none if this is it."""
+        while True:
+            self.optimiser.drop_gradients()
+            try:
+                with self._training():
+                    parts = micro_batches(batch.prompted, self.micro_batch_tokens)
+                    return [self._backward(part, batch, start) for part in parts]
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+            self._halve(batch)  # out here: the error's traceback holds the tensors that were there
+
+    def _halve(self, batch: Batch) -> None:
+        """Half the budget, or of what the batch has if that is less, so that it is cut another way."""
+        free_memory()
+        self.micro_batch_tokens = min(self.micro_batch_tokens, sum(group.cost() for group in batch.prompted)) // 2
+        self._retries += 1
+        if self.micro_batch_tokens < min(len(group.prompt_ids) for group in batch.prompted):
+            raise FtisError("A single completion with its prompt does not fit into memory.")
+        logger.warning("Out of memory: the micro-batch is now %d tokens.", self.micro_batch_tokens)
+
+    def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> _Computed:
+        """Adds the gradient of one micro-batch."""
+        device = self.policy.device
+        samples = [sample for prompted in part for sample in prompted.samples]
+        new, entropy = completion_logprobs(self.policy, [prompted.prefixed for prompted in part], self.temperature)
+        claimed = np.concatenate([sample.completion.logprobs for sample in samples])
+        terms = self.objective.terms(
+            new=new,
+            start=torch.cat([start[sample.index] for sample in samples]) if start else new.detach(),
+            generator=torch.from_numpy(claimed).to(device),
+            lengths=torch.tensor([sample.tokens for sample in samples], device=device),
+            advantages=_column([sample.advantage for sample in samples], device),
+            weights=_column([sample.weight for sample in samples], device),
+            ended=torch.tensor([sample.completion.finished for sample in samples], device=device),
+            own=torch.tensor([sample.source == self.own for sample in samples], device=device),
+            gate=self.gate,
+        )
+        loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum() / self._known_divisor(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        told = replace(terms, value=terms.value.detach())
+        return _Computed(samples, told, new.detach(), entropy, float(loss.detach()))
+
+    def _known_divisor(self, batch: Batch) -> float:
+        """D, if it is known before anything is computed; else 1, and the gradient is divided afterwards."""
+        return self._divisor(batch, ()) if self.objective.count_dropped else 1.0
+
+    def _divisor(self, batch: Batch, computed: Sequence[_Computed]) -> float:
+        dropped = [
+            sample
+            for part in computed
+            for sample, kept in zip(part.samples, part.terms.kept.tolist(), strict=True)
+            if not kept
+        ]
+        return self.objective.batch_divisor(
+            groups=batch.groups,
+            samples=batch.samples,
+            tokens=batch.tokens,
+            dropped_samples=len(dropped),
+            dropped_tokens=sum(counted(sample.completion, self.objective) for sample in dropped),
+        )
+
+    def _apply(self, batch: Batch, computed: Sequence[_Computed]) -> tuple[float, float, str | None]:
+        """Changes the weights; returns the loss, the norm of the whole gradient, and why it did not, if it did not."""
+        scale = 1.0 if self.objective.count_dropped else 1 / self._divisor(batch, computed)
+        loss = sum(part.loss for part in computed) * scale
+        norm = self.optimiser.gradient_norm()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.optimiser.drop_gradients()
+            return loss, norm * scale, "loss or gradient was not finite"
+        self.optimiser.step(norm=norm, scale=scale, updates=self.steps)
+        return loss, norm * scale, None
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        """Training mode, which gradient checkpointing needs and nothing else notices, for there is no dropout."""
+        self.policy.model.train()
+        try:
+            yield
+        finally:
+            self.policy.model.eval()
+
+    # --- what is told ---------------------------------------------------------------------------------------------
+
+    def _tell(self, diagnostics: Diagnostics, computed: Sequence[_Computed], inner: int) -> None:
+        for part in computed:
+            sources = [sample.source for sample in part.samples]
+            lengths = torch.tensor([sample.tokens for sample in part.samples])
+            if inner:
+                diagnostics.add_inner(part.terms, lengths=lengths, sources=sources)
+                continue
+            diagnostics.add(
+                part.terms,
+                advantages=_column([sample.advantage for sample in part.samples], self.policy.device),
+                lengths=lengths,
+                sources=sources,
+                own=self.own,
+                entropy=part.entropy,
+            )
+
+    def _next_gate(self, computed: Sequence[_Computed]) -> float | None:
+        successes = [
+            part.terms.likelihood[place]
+            for part in computed
+            for place, sample in enumerate(part.samples)
+            if sample.source == self.own and sample.advantage > 0
+        ]
+        return self.objective.next_gate(self.gate, torch.stack(successes) if successes else torch.empty(0))
+
+    def _warnings(self, summary: dict[str, Any]) -> list[str]:
+        return [] if self.objective.threshold is None else self._watch.observe(summary["sources"], own=self.own)
+
+    # --- what outlives the process --------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Copies of the trainable weights by name, and of everything else that the next step depends on, on the CPU."""
+        weights, state = self.optimiser.state()
+        gate = [] if self.gate is None else [self.gate]
+        return weights, {**state, _GATE: torch.tensor(gate, dtype=torch.float64)}
+
+    def restore(self, weights: dict[str, Tensor], state: dict[str, Tensor], steps: int) -> None:
+        """Puts back what `state` gave.
+
+        Raises:
+            FtisError: the weights are of another model or another choice of trainable parameters.
+        """
+        gate = state.get(_GATE, torch.empty(0)).tolist()
+        self.optimiser.restore(weights, {name: value for name, value in state.items() if name != _GATE})
+        self.gate = gate[0] if gate else None
+        self.steps = steps
+        self._bad_steps = 0
+
+
+_GATE = "gate"  # among the optimiser's tensors, whose names all have a slash
+
+
+def _by_sample(computed: Sequence[_Computed]) -> list[Tensor]:
+    """Log-probs at the start of the step, by a sample's index."""
+    found: dict[int, Tensor] = {}
+    for part in computed:
+        pieces = torch.split(part.logprobs, [sample.tokens for sample in part.samples])
+        found |= {sample.index: piece for sample, piece in zip(part.samples, pieces, strict=True)}
+    return [found[index] for index in range(len(found))]
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether it says that an allocation failed: CUDA has a class for it, the CPU only words."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def free_memory() -> None:
+    """Gives cached blocks back to the device."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _column(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)

@@ -1,0 +1,146 @@
+"""How the weights change: AdamW with clipping and warm-up, over fp32 masters where the weights have fewer digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.settings import Settings
+
+# So many elements get their fp32 gradient at once, where it differs from the weights' own; larger ones alone.
+_SLICE_ELEMENTS = 1 << 26
+
+
+class Optimiser:
+    """AdamW over named parameters.
+
+    A bf16 weight of size 1 has steps of 2⁻⁸: an update of 1e-6 would be rounded away, every time. Such a parameter has
+    a master copy in fp32, which the update goes to and the weight is rounded from.
+    """
+
+    def __init__(self, trainable: Mapping[str, Parameter], settings: Settings, learning_rate: float) -> None:
+        """
+        Raises:
+            UsageError: 8-bit AdamW is wanted and bitsandbytes or a CUDA device is missing.
+        """
+        self._trainable = dict(trainable)
+        self._masters = {name: _master(parameter) for name, parameter in trainable.items()}
+        self._rate, self._warmup, self._clip = learning_rate, settings.warmup_steps, settings.gradient_clip
+        make = _eight_bit(trainable) if settings.optimiser == "adamw8bit" else torch.optim.AdamW
+        self._adam = make(
+            list(self._masters.values()), lr=learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+
+    def gradient_norm(self) -> float:
+        """The 2-norm of the whole gradient, in fp32."""
+        norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in self._with_gradient().values()]
+        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+    def step(self, *, norm: float, scale: float, updates: int) -> None:
+        """Takes one step on the gradients that lie in the parameters, and drops them.
+
+        Args:
+            norm: what `gradient_norm` gave.
+            scale: what the gradient is multiplied by before it is clipped.
+            updates: steps taken before, for the warm-up.
+        """
+        factor = scale * min(1.0, self._clip / max(norm * scale, 1e-12))
+        for group in self._adam.param_groups:
+            group["lr"] = self._rate * min(1.0, (updates + 1) / max(self._warmup, 1))
+        for names in self._slices():
+            for name in names:
+                gradient = self._trainable[name].grad
+                self._trainable[name].grad = None
+                assert gradient is not None
+                self._masters[name].grad = gradient.float().mul_(factor) if factor != 1 else gradient.float()
+            self._adam.step()
+            with torch.no_grad():
+                for name in names:
+                    self._masters[name].grad = None
+                    if self._masters[name] is not self._trainable[name]:
+                        self._trainable[name].copy_(self._masters[name])
+
+    def drop_gradients(self) -> None:
+        for parameter in self._trainable.values():
+            parameter.grad = None
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU."""
+        names = list(self._trainable)
+        state = {
+            f"{names[index]}/{key}": _copy(torch.as_tensor(value))
+            for index, entry in self._adam.state_dict()["state"].items()
+            for key, value in entry.items()
+        }
+        return {name: _copy(master) for name, master in self._masters.items()}, state
+
+    def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Puts back what `state` gave.
+
+        Raises:
+            FtisError: it is of another model or another choice of trainable parameters.
+        """
+        index = {name: position for position, name in enumerate(self._trainable)}
+        if (
+            weights.keys() != self._trainable.keys()
+            or any(weights[name].shape != parameter.shape for name, parameter in self._trainable.items())
+            or any(full.rsplit("/", 1)[0] not in index for full in state)
+        ):
+            raise FtisError("The checkpoint belongs to another model or to another choice of trainable parameters.")
+        with torch.no_grad():
+            for name, parameter in self._trainable.items():
+                self._masters[name].copy_(weights[name])
+                parameter.copy_(self._masters[name])
+        entries: dict[int, dict[str, Tensor]] = {}
+        for full, value in state.items():
+            name, key = full.rsplit("/", 1)
+            entries.setdefault(index[name], {})[key] = value.clone()  # the optimiser goes on in what it is given
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": entries})
+
+    def _with_gradient(self) -> dict[str, Parameter]:
+        return {name: parameter for name, parameter in self._trainable.items() if parameter.grad is not None}
+
+    def _slices(self) -> Iterator[list[str]]:
+        """Names with a gradient: those without a copy at once, the others a few at a time, for each needs room."""
+        names = self._with_gradient()
+        alike = [name for name in names if self._masters[name] is self._trainable[name]]
+        if alike:
+            yield alike
+        rest: list[str] = []
+        elements = 0
+        for name in names:
+            if self._masters[name] is self._trainable[name]:
+                continue
+            if rest and elements + names[name].numel() > _SLICE_ELEMENTS:
+                yield rest
+                rest, elements = [], 0
+            rest.append(name)
+            elements += names[name].numel()
+        if rest:
+            yield rest
+
+
+def _master(parameter: Parameter) -> Parameter:
+    return parameter if parameter.dtype == torch.float32 else Parameter(parameter.detach().float())
+
+
+def _eight_bit(trainable: Mapping[str, Parameter]) -> Any:
+    """bitsandbytes' AdamW, whose two moments take a byte each."""
+    if any(parameter.device.type != "cuda" for parameter in trainable.values()):
+        raise UsageError("8-bit AdamW needs a CUDA device.", "Use --set optimiser=adamw.")
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise UsageError(
+            "8-bit AdamW needs bitsandbytes.", "Run: pip install 'ftis-node[gpu]', or use --set optimiser=adamw."
+        ) from None
+    return AdamW8bit
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()

@@ -1,0 +1,48 @@
+"""A policy: a model with its tokenizer, made ready for sampling, scoring and training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A model with its tokenizer. `model` is the trainable module (with LoRA a `PeftModel`).
+
+    packed: sequences are scored in one row without padding (`packing`); else padded, one row each.
+    """
+
+    name: str
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    packed: bool = False
+
+    @property
+    def causal_lm(self) -> Any:
+        """The transformers model itself; LoRA layers, if any, sit inside it."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of valid token ids; embedding rows beyond it are padding and never sampled."""
+        return len(self.tokenizer)
+
+    @property
+    def kind(self) -> str:
+        return "lora" if isinstance(self.model, PeftModel) else "full"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights that are computed with."""
+        return self.causal_lm.get_input_embeddings().weight.dtype  # type: ignore[no-any-return]
+
+    def parameters(self) -> int:
+        """Number of parameters of the whole model."""
+        return sum(p.numel() for p in self.model.parameters())
