@@ -1,0 +1,377 @@
+"""What the learner can beyond one plain step: parts of groups, inner steps, few digits, little memory, bad numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.learner import Learner, TrainingGroup
+from ftis_node.learner.batch import Batch
+from ftis_node.learner.learner import BAD_STEPS
+from ftis_node.objective import PRESETS
+from ftis_node.policy.policy import Policy
+from ftis_node.settings import Settings
+from tests.helpers_models import plain_logprobs, tiny_policy, twin
+from tests.test_learner import (
+    BATCH,
+    FOREIGN,
+    LORA,
+    OWN,
+    POLICY,
+    TEMPERATURE,
+    assert_close,
+    assert_same,
+    changed,
+    gradient_of,
+    learner,
+    weights_of,
+    with_claims,
+)
+
+# --- groups of several nodes ----------------------------------------------------------------------------------------
+
+
+def halves(group: TrainingGroup, other: str) -> TrainingGroup:
+    """The same completions, the second half of another node."""
+    part = group.parts[0]
+    mine = replace(part, completions=part.completions[:2], rewards=part.rewards[:2])
+    theirs = replace(part, source=other, completions=part.completions[2:], rewards=part.rewards[2:])
+    return TrainingGroup(group.prompt_ids, [mine, theirs])
+
+
+def test_advantages_are_over_all_parts_of_a_group() -> None:
+    """Rewards 1 0 | 0 1: every half alone would have a signal of its own, [0, 0 | 1, 0] only one of the two."""
+    whole, merged = learner(objective="nois"), learner(objective="nois")
+    whole.step(OWN)
+    report = merged.step([halves(group, "peer") for group in OWN])
+    assert_same(weights_of(merged), weights_of(whole))
+    assert {name: figures["samples"] for name, figures in report.diagnostics["sources"].items()} == {
+        "own": 4,
+        "peer": 4,
+    }
+    assert sources["peer"]["idle"] == 4
+
+
+def test_with_own_samples_only_the_parts_of_others_are_as_if_they_had_not_come() -> None:
+    merged, alone = learner(objective="grpo"), learner(objective="grpo")
+    merged.step([halves(group, "peer") for group in OWN])
+    mine = [halves(group, "peer").parts[0] for group in OWN]
+    alone.step([TrainingGroup(group.prompt_ids, [part]) for group, part in zip(OWN, mine, strict=True)])
+    assert_same(weights_of(merged), weights_of(alone))
+
+
+def test_rewards_that_do_not_match_their_completions_are_refused() -> None:
+    with pytest.raises(FtisError, match="as many rewards"):
+        learner().step([changed(OWN[0], rewards=[1, 0, 1])])
+
+
+# --- other denominators ---------------------------------------------------------------------------------------------
+
+
+def test_dropped_samples_can_leave_the_denominator() -> None:
+    """The two of OWN[0] with Â < 0 are made strange; the rest is averaged over itself, the idle counted as kept."""
+    strange = with_claims(OWN[0], -1e-4)
+    parts: dict[str, Any] = {"divergence": "k1", "threshold": 0.5, "importance": "none"}
+    inside, outside = learner(parts=parts), learner(parts=parts | {"count_dropped": False})
+    first, second = inside.step([strange, OWN[2]]), outside.step([strange, OWN[2]])
+    assert first.diagnostics["overall"]["filtered"] == second.diagnostics["overall"]["filtered"] == 2
+    assert second.loss == pytest.approx(first.loss * 8 / 6, rel=1e-5)
+    assert second.gradient_norm == pytest.approx(first.gradient_norm * 8 / 6, rel=1e-5)
+    assert_close(gradient_of(outside), {n: g * 8 / 6 for n, g in gradient_of(inside).items()})
+
+
+def test_a_mean_over_tokens_divides_by_every_token_of_the_batch() -> None:
+    by_token, fixed = (learner(parts=p) for p in ({"aggregation": "token"}, {"aggregation": "fixed", "divisor": 7.0}))
+    first, second = by_token.step(OWN), fixed.step(OWN)
+    tokens = sum(len(c) for group in OWN for c in group.parts[0].completions)
+    assert first.loss * tokens == pytest.approx(second.loss * 7 * 4 * len(OWN), abs=1e-5)
+    assert_close(gradient_of(by_token), {n: g * 7 * 16 / tokens for n, g in gradient_of(fixed).items()})
+
+
+def test_without_the_end_token_the_batch_has_fewer_tokens() -> None:
+    every, without = (Batch.of(OWN, PRESETS[name], "own") for name in ("ftis", "ftis-author"))
+    ended = sum(c.finished for group in OWN for c in group.parts[0].completions)
+    assert ended > 0 and every.tokens - without.tokens == ended
+
+
+# --- inner steps ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first() -> None:
+    rate = 0.05
+    subject = learner(parts={"inner_steps": 2, "threshold": None, "importance": "none"}, learning_rate=rate)
+    seen: list[dict[str, Tensor]] = []
+    subject.optimiser._adam.register_step_pre_hook(
+        lambda *_: seen.append({n: p.grad.clone() for n, p in subject.trainable.items() if p.grad is not None})
+    )
+    once = learner(parts={"threshold": None, "importance": "none"}, learning_rate=rate)
+    once.step(OWN)  # the policy between the two
+    report = subject.step(OWN)
+    assert len(seen) == 2 and subject.steps == 1
+    assert report.diagnostics["overall"]["clipped"] > 0
+    old, new = twin(POLICY), once.policy
+    loss = torch.zeros(())
+    for group in OWN[:2]:
+        rewards = torch.tensor(group.parts[0].rewards, dtype=torch.float64)
+        advantages = ((rewards - rewards.mean()) / rewards.std(correction=0)).tolist()
+        for completion, advantage in zip(group.parts[0].completions, advantages, strict=True):
+            place = [group.prompt_ids], [completion.token_ids]
+            ratio = (plain_logprobs(new, *place, TEMPERATURE) - plain_logprobs(old, *place, TEMPERATURE).detach()).exp()
+            loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean() / 4 / len(OWN)
+    new.model.zero_grad()
+    loss.backward()
+    assert_close(seen[1], {n: p.grad for n, p in new.model.named_parameters() if p.grad is not None}, atol=1e-5)
+
+
+# --- the gate -------------------------------------------------------------------------------------------------------
+
+
+def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart() -> None:
+    subject = learner(objective="gated")
+    first = subject.step([*OWN, *FOREIGN])
+    assert first.diagnostics["sources"]["peer"]["loss_weight"] == 0, "nothing of one's own to compare with yet"
+    level = subject.gate
+    with torch.no_grad():
+        scores = [
+            float(plain_logprobs(POLICY, [g.prompt_ids], [c.token_ids], TEMPERATURE).mean())
+            for g in OWN[:2]
+            for c, reward in zip(g.parts[0].completions, g.parts[0].rewards, strict=True)
+            if reward
+        ]
+    assert level == pytest.approx(min(scores), abs=1e-4)
+    resumed = learner(objective="gated")
+    resumed.restore(*subject.state(), steps=1)
+    assert resumed.gate == level
+    second, again = subject.step(BATCH), resumed.step(BATCH)
+    assert second.diagnostics["sources"]["peer"]["loss_weight"] > 0
+    assert second.loss == again.loss and subject.gate == resumed.gate != level
+    assert_same(weights_of(subject), weights_of(resumed))
+
+
+# --- warm-up --------------------------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_grows_over_the_warm_up() -> None:
+    subject = learner(warmup_steps=4, learning_rate=1e-3)
+    rates = []
+    for _ in range(6):
+        subject.step(OWN)
+        rates.append(subject.optimiser._adam.param_groups[0]["lr"])
+    assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+
+
+# --- weights of few digits ------------------------------------------------------------------------------------------
+
+
+def coarse(lora: bool = False) -> Policy:
+    policy = tiny_policy(vocab_size=32, lora=lora, initializer_range=1.0)
+    policy.model.to(torch.bfloat16)
+    return policy
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_bf16_weights_move_at_the_papers_learning_rate(lora: bool) -> None:
+    """Rounded at every step they would stand still: at a weight of 1 the next bf16 is 2⁻⁷ away, a step is 1e-6."""
+    subject = learner(coarse(lora), learning_rate=1e-6)
+    before, visible = subject.state()[0], weights_of(subject)
+    for _ in range(3):
+        assert subject.step(OWN).skipped is None
+    after = subject.state()[0]
+    assert all(value.dtype == torch.float32 for value in after.values())
+    moved = torch.cat([(after[name] - before[name]).abs().flatten() for name in after])
+    assert 1e-6 < float(moved.max()) < 1e-5
+    assert float((moved > 0).float().mean()) > 0.5
+    for name, weight in subject.trainable.items():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(weight, after[name].to(torch.bfloat16)), "the weights are the masters, rounded"
+    # Large ones look as if nothing had happened, small ones have more digits; the masters remember both.
+    assert sum(int((weights_of(subject)[name] != visible[name]).sum()) for name in visible) < moved.numel() / 2
+
+
+def test_masters_add_up_what_rounding_would_have_lost() -> None:
+    """As many steps in fp32 and on masters end in the same place, as far as the gradients agree."""
+    fine = coarse()
+    fine.model.float()
+    exact, rounded = learner(fine, learning_rate=1e-4), learner(coarse(), learning_rate=1e-4)
+    start = exact.state()[0]
+    for _ in range(10):
+        exact.step(OWN)
+        rounded.step(OWN)
+    one = torch.cat([(value - start[name]).flatten() for name, value in exact.state()[0].items()])
+    other = torch.cat([(value - start[name]).flatten() for name, value in rounded.state()[0].items()])
+    assert float(torch.cosine_similarity(one, other, dim=0)) > 0.9
+
+
+def test_a_coarse_models_training_goes_on_bit_for_bit_after_a_restart() -> None:
+    original = learner(coarse())
+    original.step(OWN)
+    state = copy.deepcopy(original.state())
+    original.step(BATCH)
+    resumed = learner(coarse())
+    resumed.restore(*state, steps=1)
+    resumed.step(BATCH)
+    assert_same(weights_of(resumed), weights_of(original))
+    assert_same(resumed.state()[0], original.state()[0])
+
+
+def test_8_bit_adam_needs_a_gpu_and_says_so() -> None:
+    with pytest.raises(UsageError, match="8-bit AdamW needs"):
+        learner(optimiser="adamw8bit")
+
+
+# --- gradient checkpointing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
+def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy: Policy) -> None:
+    plain, saving = learner(policy), learner(policy)
+    saving.policy.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    kept = {}
+    for name, subject in (("plain", plain), ("saving", saving)):
+        with held_bytes() as held:
+            subject.step(BATCH)
+        kept[name] = sum(held)
+    assert_close(gradient_of(saving), gradient_of(plain))
+    assert kept["saving"] < kept["plain"] / 2
+
+
+@contextlib.contextmanager
+def held_bytes() -> Iterator[list[int]]:
+    """Collects the size of every tensor that is kept for the way back."""
+    sizes: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield sizes
+
+
+# --- out of memory --------------------------------------------------------------------------------------------------
+
+
+def with_room_for(subject: Learner, tokens: int) -> None:
+    """A device on which a forward pass of more tokens fails as CUDA fails."""
+
+    def refuse(module: Any, args: Any, kwargs: Any) -> None:
+        if kwargs["input_ids"].numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    subject.policy.causal_lm.get_decoder().register_forward_pre_hook(refuse, with_kwargs=True)
+
+
+def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces() -> None:
+    cramped, roomy = learner(), learner()
+    with_room_for(cramped, 30)
+    report, expected = cramped.step(BATCH), roomy.step(BATCH)
+    assert report.memory_retries >= 1 and report.micro_batch_tokens <= 32
+    assert expected.memory_retries == 0
+    assert report.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert_close(gradient_of(cramped), gradient_of(roomy), atol=2e-6)
+    assert report.diagnostics["overall"]["samples"] == expected.diagnostics["overall"]["samples"]
+    again = cramped.step(BATCH)
+    assert again.memory_retries == 0, "what was learned is kept"
+
+
+def test_a_sample_that_does_not_fit_by_itself_is_an_error_and_leaves_the_weights() -> None:
+    subject = learner()
+    before = weights_of(subject)
+    with_room_for(subject, 1)
+    with pytest.raises(FtisError, match="single completion"):
+        subject.step(BATCH)
+    assert_same(weights_of(subject), before)
+    assert all(parameter.grad is None for parameter in subject.trainable.values())
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
+    subject = learner()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    subject.policy.causal_lm.get_decoder().register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="illegal"):
+        subject.step(BATCH)
+
+
+def test_a_real_lack_of_memory_is_survived() -> None:
+    """A process that may have little address space more than it has: torch's own allocator fails, the step succeeds."""
+    program = """
+        import resource, psutil, torch
+        from tests.test_learner import OWN, learner
+        from ftis_node.packet import Completion
+        import numpy as np
+        from tests.test_learner import vertical
+        torch.set_num_threads(1)
+        random = np.random.default_rng(0)
+        def completion():
+            return Completion(random.integers(0, 26, 100).astype(np.uint32), np.full(100, -3.0, np.float32), False)
+        groups = [vertical("own", [3, 4], [completion() for _ in range(64)], [k % 2 for k in range(64)])
+                  for _ in range(4)]
+        subject = learner(micro_batch_tokens=1_000_000)
+        subject.step(OWN)
+        room = psutil.Process().memory_info().vms + (100 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        report = subject.step(groups)
+        print(report.memory_retries, report.skipped, report.tokens)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    retries, skipped, tokens = done.stdout.split()
+    assert int(retries) >= 1 and skipped == "None" and int(tokens) == 25_600
+
+
+# --- numbers that are none ------------------------------------------------------------------------------------------
+
+
+def test_after_five_bad_steps_in_a_row_the_report_asks_for_an_older_checkpoint() -> None:
+    subject = learner()
+    bad = changed(OWN[0], rewards=[math.nan, 0, 0, 1])
+    reports = [subject.step([bad]) for _ in range(BAD_STEPS - 1)]
+    assert not any(report.diverged for report in reports)
+    subject.step(OWN[2:])  # nothing to learn from is neither good nor bad
+    assert subject.step([bad]).diverged
+    subject.restore(*subject.state(), steps=3)
+    assert not subject.step([bad]).diverged
+
+
+def test_a_good_step_ends_the_row_of_bad_ones() -> None:
+    subject = learner()
+    bad = changed(OWN[0], rewards=[math.nan, 0, 0, 1])
+    for _ in range(BAD_STEPS - 1):
+        subject.step([bad])
+    subject.step(OWN)
+    assert not subject.step([bad]).diverged
+
+
+# --- what a person should know --------------------------------------------------------------------------------------
+
+
+def test_a_filter_that_never_fires_on_a_peer_is_told_after_ten_steps() -> None:
+    subject = learner(parts={"threshold": 1e9}, learning_rate=1e-9)
+    told = [subject.step(BATCH).warnings for _ in range(12)]
+    assert not any(told[:9]) and len(told[9]) == 1 and "peer" in told[9][0] and not any(told[10:])
+    unfiltered = learner(objective="nois", learning_rate=1e-9)
+    assert not any(unfiltered.step(BATCH).warnings for _ in range(12))
+
+
+def test_the_settings_of_the_step_reach_the_optimiser() -> None:
+    subject = Learner(twin(POLICY), PRESETS["ftis"], Settings(), 1.0, "own", task="arithmetic")
+    assert subject.optimiser._rate == 2e-4
+    assert Learner(twin(LORA), PRESETS["ftis"], Settings(), 1.0, "own", task="arithmetic").optimiser._rate == 3e-3
+    assert Learner(twin(POLICY), PRESETS["ftis"], Settings(), 1.0, "own").optimiser._rate == 1e-6
+    assert np.isclose(subject.optimiser._adam.param_groups[0]["weight_decay"], 0.0)
