@@ -1,0 +1,150 @@
+"""Models with random weights and batches made of their own samples: what the training benchmarks run on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+from ftis_node.learner import Learner, Part, TrainingGroup
+from ftis_node.objective import PRESETS
+from ftis_node.packet import Completion
+from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.score import ready
+from ftis_node.settings import Settings
+
+OWN, PEER = "own", "peer"
+TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much one step is taken on: `groups` prompts with `group` completions each, all of one length in tokens."""
+
+    groups: int = 8
+    group: int = 12
+    prompt_tokens: int = 40
+    completion_tokens: int = 64
+
+    @property
+    def completions(self) -> int:
+        return self.groups * self.group
+
+    @property
+    def tokens(self) -> int:
+        """Completion tokens, those that are trained on."""
+        return self.completions * self.completion_tokens
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A batch: prompts, G completions of each by the policy itself, and rewards that leave no advantage at 0."""
+
+    prompts: Sequence[Sequence[int]]
+    completions: Sequence[Sequence[Completion]]
+    rewards: Sequence[Sequence[float]]
+
+
+def small_config() -> Qwen2Config:
+    """A Qwen2 of 1,050,752 parameters."""
+    return Qwen2Config(
+        vocab_size=2048,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+
+
+def geometry(config: Any) -> dict[str, Any]:
+    """What of a model's config its speed depends on."""
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "tie_word_embeddings",
+    )
+    return {name: getattr(config, name, None) for name in names}
+
+
+def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
+    """A causal model of this geometry, made on its device; the same weights at every call."""
+    torch.manual_seed(0)
+    with device:
+        # a config of its own, for the model changes it: ours and TRL's attention are not the same
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa")
+
+
+def random_policy(config: Any) -> Policy:
+    """`random_model` on the CPU as the learner expects it, with a tokenizer of as many made-up words."""
+    device = torch.device("cpu")
+    return ready(Policy("random", random_model(config, device), word_tokenizer(config.vocab_size), device))
+
+
+def word_tokenizer(words: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of so many made-up words; the first ends and pads."""
+    backend = Tokenizer(models.WordLevel({f"w{index}": index for index in range(words)}, unk_token="w1"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w0", pad_token="w0")
+
+
+def random_prompts(policy: Policy, size: Size) -> list[list[int]]:
+    rows: list[list[int]] = (
+        np.random.default_rng(0).integers(1, policy.vocabulary, (size.groups, size.prompt_tokens)).tolist()
+    )
+    return rows
+
+
+def sample(policy: Policy, prompts: Sequence[Sequence[int]], size: Size) -> list[list[Completion]]:
+    """Completions of exactly `size.completion_tokens` tokens: what would end one is an id that cannot be drawn."""
+    return generate(
+        policy,
+        prompts,
+        group=size.group,
+        sampling=Sampling(size.completion_tokens, TEMPERATURE, (policy.vocabulary,)),
+        generator=torch.Generator(policy.device).manual_seed(0),
+    )
+
+
+def own_work(policy: Policy, size: Size) -> Work:
+    prompts = random_prompts(policy, size)
+    rewards = [[float(index % 3 == 0) for index in range(size.group)] for _ in prompts]
+    return Work(prompts, sample(policy, prompts, size), rewards)
+
+
+def advantages(work: Work) -> torch.Tensor:
+    """fp32 `[groups · G]`, as every objective here has them by default."""
+    rewards = (torch.tensor(group, dtype=torch.float64) for group in work.rewards)
+    return torch.cat([PRESETS["ftis"].advantages(group) for group in rewards]).float()
+
+
+def training_groups(work: Work) -> list[TrainingGroup]:
+    """The work as the learner takes it; every second group is said to come from a peer."""
+    rows = zip(work.prompts, work.completions, work.rewards, strict=True)
+    return [
+        TrainingGroup(prompt, (Part(PEER if index % 2 else OWN, completions, rewards),))
+        for index, (prompt, completions, rewards) in enumerate(rows)
+    ]
+
+
+def make_learner(policy: Policy, objective: str, settings: Settings) -> Learner:
+    return Learner(policy, PRESETS[objective], settings, TEMPERATURE, OWN)

@@ -1,0 +1,73 @@
+"""The benchmark of a training step measures the same work on both sides, and does without TRL where it is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftis_node.lab.bench_model import Size, own_work, random_policy, small_config
+from ftis_node.lab.bench_train import SETTINGS, bench_train, caught_gradient, check_same_work, our_gradient, peak_memory
+from ftis_node.lab.bench_trl import Trl
+
+SMALL = Size(groups=2, group=4, prompt_tokens=6, completion_tokens=8)
+FLAGS = ["--groups", "2", "--group", "4", "--prompt-tokens", "6", "--completion-tokens", "8", "--repeats", "2"]
+KEYS = {
+    *("ours_cpu_s", "trl_cpu_s", "ratio", "ours_tokens_per_s", "trl_tokens_per_s", "peak_memory_mb", "parameters"),
+    *("vocabulary", "repeats", "ours_spread", "trl_spread", "threads", "trl_micro_batch", "model", "batch", "device"),
+}
+WITHOUT_TRL = "import sys; sys.modules['trl'] = None; from ftis_node.cli import main; main()"
+
+
+def test_both_sides_are_timed_on_one_batch() -> None:
+    told: list[str] = []
+    figures = bench_train(SMALL, repeats=2, threads=1, tell=told.append)
+    assert set(figures) == KEYS and told
+    assert figures["ours_spread"][0] <= figures["ours_cpu_s"] <= figures["ours_spread"][1]
+    assert figures["trl_spread"][0] <= figures["trl_cpu_s"] <= figures["trl_spread"][1]
+    assert figures["ratio"] == pytest.approx(figures["trl_cpu_s"] / figures["ours_cpu_s"])
+    assert figures["ours_tokens_per_s"] == pytest.approx(SMALL.tokens / figures["ours_cpu_s"])
+    assert figures["parameters"] == pytest.approx(1.05e6, rel=0.01) and figures["vocabulary"] == 2048
+    assert figures["repeats"] == 2 and figures["threads"] == 1 and SMALL.completions % figures["trl_micro_batch"] == 0
+    assert figures["peak_memory_mb"] > 12 * figures["parameters"] / 1e6  # weights and AdamW's moments alone
+    json.dumps(figures)
+
+
+def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path) -> None:
+    config = small_config()
+    policy = random_policy(config)
+    work = own_work(policy, SMALL)
+    ours = our_gradient(policy, work)
+    broken = replace(work, rewards=[[*group[1:], group[0]] for group in work.rewards])
+    for given, same in ((work, True), (broken, False)):
+        trl = Trl(config, given, SMALL, SETTINGS, micro_batch=4, folder=tmp_path)
+        with caught_gradient(trl.model) as theirs:
+            loss, norm = trl.step()
+        assert torch.isfinite(torch.tensor([loss, norm])).all()
+        if same:
+            check_same_work(ours, theirs)
+        else:
+            with pytest.raises(RuntimeError, match="not the same work"):
+                check_same_work(ours, theirs)
+
+
+def test_without_trl_ours_is_measured_alone() -> None:
+    command = [sys.executable, "-c", WITHOUT_TRL, "bench", "train", "--json", *FLAGS]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures = json.loads(result.stdout)
+    assert set(figures) == KEYS and figures["ours_cpu_s"] > 0
+    assert all(figures[key] is None for key in ("trl_cpu_s", "ratio", "trl_tokens_per_s", "trl_spread"))
+    assert "pip install 'ftis-node[dev]'" in result.stderr
+
+
+def test_peak_memory_counts_what_is_there_at_once() -> None:
+    def call() -> None:
+        for _ in range(3):
+            torch.ones(1_000_000) + torch.ones(1_000_000)
+
+    assert peak_memory(call, held=500) == pytest.approx(500 + 12e6, rel=0.01)
