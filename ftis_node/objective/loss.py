@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.objective.importance import Importance, clamped_log_ratio
+from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import Samples
 
 
@@ -71,7 +72,7 @@ def values(
     outer = torch.ones_like(token_weights) if importance.through_ratio else token_weights
     outer = torch.where(live, outer, torch.zeros_like(outer))
     term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[samples.owner], epsilon)
-    return samples.weights * samples.sum_counted(term) / sizes
+    return samples.weights * segment_sum(term, samples.owner, samples.lengths.numel()) / sizes
 
 
 def clip_active(samples: Samples, importance: Importance, epsilon: float) -> Tensor:
