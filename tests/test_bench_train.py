@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from ftis_node.cli import app
+from ftis_node.errors import UsageError
+from ftis_node.lab.bench_fit import bench_fit
 from ftis_node.lab.bench_model import Size, own_work, random_policy, small_config
 from ftis_node.lab.bench_train import SETTINGS, bench_train, caught_gradient, check_same_work, our_gradient, peak_memory
 from ftis_node.lab.bench_trl import Trl
+from ftis_node.settings import Settings
+from tests.helpers_models import tiny_config
 
 SMALL = Size(groups=2, group=4, prompt_tokens=6, completion_tokens=8)
 FLAGS = ["--groups", "2", "--group", "4", "--prompt-tokens", "6", "--completion-tokens", "8", "--repeats", "2"]
@@ -21,27 +27,34 @@ KEYS = {
     *("ours_cpu_s", "trl_cpu_s", "ratio", "ours_tokens_per_s", "trl_tokens_per_s", "peak_memory_mb", "parameters"),
     *("vocabulary", "repeats", "ours_spread", "trl_spread", "threads", "trl_micro_batch", "model", "batch", "device"),
 }
+FIT_KEYS = {
+    *("train_tokens_per_s", "generate_tokens_per_s", "step_s", "generation_s", "memory_ratio", "budget_mb", "fits"),
+    *("peak_memory_mb", "peak_training_mb", "peak_generating_mb", "predicted_memory_mb", "predicted_training_mb"),
+    *("predicted_generating_mb", "predicted_overhead_mb", "kind", "dtype", "optimiser", "gradient_checkpointing"),
+    *("micro_batch_tokens", "memory_retries", "generation_batch", "parameters", "vocabulary", "repeats", "threads"),
+    *("model", "batch", "device"),
+}
 WITHOUT_TRL = "import sys; sys.modules['trl'] = None; from ftis_node.cli import main; main()"
 
 
 def test_both_sides_are_timed_on_one_batch() -> None:
     told: list[str] = []
-    figures = bench_train(SMALL, repeats=2, threads=1, tell=told.append)
+    figures = bench_train(SMALL, repeats=2, tell=told.append)
     assert set(figures) == KEYS and told
     assert figures["ours_spread"][0] <= figures["ours_cpu_s"] <= figures["ours_spread"][1]
     assert figures["trl_spread"][0] <= figures["trl_cpu_s"] <= figures["trl_spread"][1]
     assert figures["ratio"] == pytest.approx(figures["trl_cpu_s"] / figures["ours_cpu_s"])
     assert figures["ours_tokens_per_s"] == pytest.approx(SMALL.tokens / figures["ours_cpu_s"])
     assert figures["parameters"] == pytest.approx(1.05e6, rel=0.01) and figures["vocabulary"] == 2048
-    assert figures["repeats"] == 2 and figures["threads"] == 1 and SMALL.completions % figures["trl_micro_batch"] == 0
+    assert figures["repeats"] == 2 and SMALL.completions % figures["trl_micro_batch"] == 0
     assert figures["peak_memory_mb"] > 12 * figures["parameters"] / 1e6  # weights and AdamW's moments alone
     json.dumps(figures)
 
 
 def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path) -> None:
     config = small_config()
-    policy = random_policy(config)
-    work = own_work(policy, SMALL)
+    policy = random_policy(config, SETTINGS)
+    work = own_work(policy, SMALL, SMALL.completions)
     ours = our_gradient(policy, work)
     broken = replace(work, rewards=[[*group[1:], group[0]] for group in work.rewards])
     for given, same in ((work, True), (broken, False)):
@@ -70,4 +83,24 @@ def test_peak_memory_counts_what_is_there_at_once() -> None:
         for _ in range(3):
             torch.ones(1_000_000) + torch.ones(1_000_000)
 
-    assert peak_memory(call, held=500) == pytest.approx(500 + 12e6, rel=0.01)
+    assert peak_memory(call, before=500) == pytest.approx(500 + 12e6, rel=0.01)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_folder_with_a_configuration_alone_is_measured_against_its_plan(tmp_path: Path, lora: bool) -> None:
+    tiny_config().save_pretrained(tmp_path)
+    settings = Settings(model=str(tmp_path), device="cpu", lora=lora, lora_rank=4, vram_gb=4.0)
+    figures = bench_fit(settings, SMALL, random_weights=True, repeats=2, tell=lambda line: None)
+    assert set(figures) == FIT_KEYS
+    assert figures["device"].startswith("cpu") and figures["kind"] == ("lora" if lora else "full") and figures["fits"]
+    assert figures["train_tokens_per_s"] == pytest.approx(SMALL.tokens / figures["step_s"])
+    assert figures["generate_tokens_per_s"] == pytest.approx(SMALL.tokens / figures["generation_s"])
+    assert 0 < figures["peak_generating_mb"] <= figures["peak_memory_mb"] and figures["peak_training_mb"] > 0
+    assert figures["memory_ratio"] == pytest.approx(figures["peak_memory_mb"] / figures["predicted_memory_mb"])
+    assert figures["budget_mb"] == pytest.approx(4 * 1024**3 / 1e6) and figures["vocabulary"] == 26
+    json.dumps(figures)
+
+
+def test_flags_of_a_model_need_one() -> None:
+    result = CliRunner().invoke(app, ["bench", "train", "--vram", "24"])
+    assert isinstance(result.exception, UsageError)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Measurements.")
 
@@ -35,25 +36,46 @@ def wire(
 
 @app.command("train")
 def train(
-    groups: Annotated[int, typer.Option(min=1, help="Prompts in a step.")] = 8,
+    model: Annotated[str | None, typer.Option(help="Measure this model, against the plan for its memory.")] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="With --model: its geometry only, nothing is downloaded.")
+    ] = False,
+    vram: Annotated[float | None, typer.Option(help="With --model: memory in GB, enforced on a GPU.")] = None,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="With --model; else as the plan says.")] = None,
+    device: Annotated[str, typer.Option(help="With --model.")] = "auto",
+    groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step; 8, with --model 24.")] = None,
     group: Annotated[int, typer.Option(min=2, help="Completions of each.")] = 12,
-    prompt_tokens: Annotated[int, typer.Option(min=1)] = 40,
-    completion_tokens: Annotated[int, typer.Option(min=1)] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 7,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="40, with --model 60.")] = None,
+    completion_tokens: Annotated[int | None, typer.Option(min=2, help="64, with --model 256.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Timed steps; 7, with --model 3.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     json: JsonOption = False,
 ) -> None:
-    """CPU time of a training step of a small model, ours beside that of TRL's GRPOTrainer on the same batch."""
-    from ftis_node.lab.bench_model import Size
-    from ftis_node.lab.bench_train import bench_train
+    """CPU time of a step of a small model, beside TRL's GRPOTrainer on the same batch; or what --model takes here."""
+    import torch
 
-    size = Size(groups, group, prompt_tokens, completion_tokens)
-    figures = bench_train(size, repeats=repeats, threads=threads, tell=_tell)
+    from ftis_node.lab.bench_model import Size
+
+    if model is None and (random_weights or vram or lora is not None):
+        raise UsageError("--random-weights, --vram, --lora and --full need a model.", "Name one with --model.")
+    torch.set_num_threads(threads)
+    if model is None:
+        from ftis_node.lab.bench_train import bench_train
+
+        size = Size(groups or 8, group, prompt_tokens or 40, completion_tokens or 64)
+        figures = bench_train(size, repeats=repeats or 7, tell=_tell)
+    else:
+        from ftis_node.lab.bench_fit import bench_fit
+        from ftis_node.settings import collect
+
+        size = Size(groups or 24, group, prompt_tokens or 60, completion_tokens or 256)
+        settings, _ = collect(task="", flags={"model": model, "lora": lora, "vram_gb": vram, "device": device})
+        figures = bench_fit(settings, size, random_weights=random_weights, repeats=repeats or 3, tell=_tell)
     if json:
         print_json(figures)
     else:
         for key, value in figures.items():
-            print(f"{key:20} {_human(value)}")
+            print(f"{key:23} {_human(value)}")
 
 
 def _tell(line: str) -> None:

@@ -16,6 +16,7 @@ from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.load import _with_lora, choose_device
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import ready
 from ftis_node.settings import Settings
@@ -94,10 +95,16 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.f
         return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa")
 
 
-def random_policy(config: Any) -> Policy:
-    """`random_model` on the CPU as the learner expects it, with a tokenizer of as many made-up words."""
-    device = torch.device("cpu")
-    return ready(Policy("random", random_model(config, device), word_tokenizer(config.vocab_size), device))
+def random_policy(config: Any, settings: Settings) -> Policy:
+    """`random_model` made ready as `load_policy` would, with a tokenizer of as many made-up words."""
+    device = choose_device(settings.device)
+    model = random_model(config, device, torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32)
+    if settings.lora:
+        model = _with_lora(model, settings)
+    policy = ready(Policy(settings.model, model, word_tokenizer(config.vocab_size), device))
+    if settings.gradient_checkpointing:
+        policy.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    return policy
 
 
 def word_tokenizer(words: int) -> PreTrainedTokenizerFast:
@@ -114,21 +121,23 @@ def random_prompts(policy: Policy, size: Size) -> list[list[int]]:
     return rows
 
 
-def sample(policy: Policy, prompts: Sequence[Sequence[int]], size: Size) -> list[list[Completion]]:
-    """Completions of exactly `size.completion_tokens` tokens: what would end one is an id that cannot be drawn."""
-    return generate(
+def own_work(policy: Policy, size: Size, batch: int) -> Work:
+    """Completions of exactly `size.completion_tokens` tokens: what would end one is an id that cannot be drawn.
+
+    Args:
+        batch: how many are decoded side by side at most.
+    """
+    prompts = random_prompts(policy, size)
+    completions = generate(
         policy,
         prompts,
         group=size.group,
         sampling=Sampling(size.completion_tokens, TEMPERATURE, (policy.vocabulary,)),
         generator=torch.Generator(policy.device).manual_seed(0),
+        batch=batch,
     )
-
-
-def own_work(policy: Policy, size: Size) -> Work:
-    prompts = random_prompts(policy, size)
     rewards = [[float(index % 3 == 0) for index in range(size.group)] for _ in prompts]
-    return Work(prompts, sample(policy, prompts, size), rewards)
+    return Work(prompts, completions, rewards)
 
 
 def advantages(work: Work) -> torch.Tensor:

@@ -29,20 +29,20 @@ from ftis_node.lab.bench_model import (
     training_groups,
 )
 from ftis_node.lab.bench_trl import Trl
+from ftis_node.learner import Learner
 from ftis_node.policy.policy import Policy
 from ftis_node.settings import Settings
 
 TOLERANCE = 1e-4  # relative, between two gradients of the same work in fp32
-SETTINGS = Settings(device="cpu", learning_rate=1e-6)
+SETTINGS = Settings(model="random", device="cpu", learning_rate=1e-6)
 
 Tell = Callable[[str], None]
 
 
-def bench_train(size: Size, *, repeats: int, threads: int, tell: Tell) -> dict[str, Any]:
+def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
     """CPU-seconds of a step (log-probs, loss, backward, clip, AdamW) with the objective `ftis`, and of TRL's update.
 
     Args:
-        threads: of torch, for both.
         tell: is told of progress.
 
     Returns:
@@ -53,34 +53,21 @@ def bench_train(size: Size, *, repeats: int, threads: int, tell: Tell) -> dict[s
     Raises:
         RuntimeError: a loss is not finite, or the gradients of the two are not those of the same work.
     """
-    torch.set_num_threads(threads)
     config = small_config()
-    policy = random_policy(config)
+    policy = random_policy(config, SETTINGS)
     tell(f"sampling {size.completions} completions of {size.completion_tokens} tokens")
-    work = own_work(policy, size)
+    work = own_work(policy, size, size.completions)
     gradient = our_gradient(policy, work)
     learner, groups = make_learner(policy, "ftis", SETTINGS), training_groups(work)
 
     def ours() -> None:
         report = learner.step(groups)
-        if report.skipped or not math.isfinite(report.loss):
-            raise RuntimeError(f"our step took no update: {report.skipped or report.loss}")
+        if report.skipped or not math.isfinite(report.loss) or report.tokens != size.tokens:
+            raise RuntimeError(f"our step left samples out or took no update: {report}")
 
     with tempfile.TemporaryDirectory() as folder:
-        rival = _rival(config, work, size, gradient, Path(folder), tell)
-
-        def theirs() -> None:
-            loss, _ = rival.step() if rival else (0.0, 0.0)
-            if not math.isfinite(loss):
-                raise RuntimeError(f"TRL's loss is {loss}")
-
-        ours()
-        ours_s, trl_s = [], []
-        for repeat in range(repeats):
-            tell(f"step {repeat + 1} of {repeats}")
-            ours_s.append(cpu_seconds(ours))
-            if rival:
-                trl_s.append(cpu_seconds(theirs))
+        trl = _fastest_trl(config, work, size, gradient, Path(folder), tell)
+        ours_s, trl_s = _in_turns(ours, trl, repeats, tell)
     median = statistics.median(ours_s)
     trl_median = statistics.median(trl_s) if trl_s else None
     return {
@@ -89,18 +76,30 @@ def bench_train(size: Size, *, repeats: int, threads: int, tell: Tell) -> dict[s
         "ratio": trl_median / median if trl_median else None,
         "ours_tokens_per_s": size.tokens / median,
         "trl_tokens_per_s": size.tokens / trl_median if trl_median else None,
-        "peak_memory_mb": peak_memory(ours, _held(policy.model, learner.state()[1])) / 1e6,
+        "peak_memory_mb": peak_memory(ours, held(learner)) / 1e6,
         "parameters": policy.parameters(),
         "vocabulary": policy.vocabulary,
         "repeats": repeats,
         "ours_spread": _spread(ours_s),
         "trl_spread": _spread(trl_s),
         "threads": torch.get_num_threads(),
-        "trl_micro_batch": rival.micro_batch if rival else None,
+        "trl_micro_batch": trl.micro_batch if trl else None,
         "model": geometry(config),
         "batch": size.as_dict(),
         "device": device_name(policy.device),
     }
+
+
+def _in_turns(ours: Callable[[], None], trl: Trl | None, repeats: int, tell: Tell) -> tuple[list[float], list[float]]:
+    """CPU-seconds of each step of ours, after one to warm up, and of TRL's, which is warm."""
+    ours()
+    ours_s, trl_s = [], []
+    for repeat in range(repeats):
+        tell(f"step {repeat + 1} of {repeats}")
+        ours_s.append(cpu_seconds(ours))
+        if trl:
+            trl_s.append(cpu_seconds(trl.step))
+    return ours_s, trl_s
 
 
 def our_gradient(policy: Policy, work: Work) -> dict[str, Tensor]:
@@ -115,10 +114,11 @@ def check_same_work(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     """RuntimeError unless two gradients agree to `TOLERANCE`, relative, as a whole."""
     if ours.keys() != theirs.keys():
         raise RuntimeError(f"gradients of other parameters: {sorted(ours.keys() ^ theirs.keys())}")
-    difference = _norm([ours[name] - theirs[name] for name in ours])
-    relative = difference / _norm(list(theirs.values()))
-    if not relative <= TOLERANCE:
-        raise RuntimeError(f"our gradient and TRL's differ by {relative:.2g}: this is not the same work")
+    difference, whole = _norm([ours[name] - theirs[name] for name in ours]), _norm(list(theirs.values()))
+    if not difference <= TOLERANCE * whole:
+        raise RuntimeError(
+            f"our gradient and TRL's, {whole:.3g}, differ by {difference:.3g}: this is not the same work"
+        )
 
 
 @contextlib.contextmanager
@@ -146,8 +146,8 @@ def cpu_seconds(call: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def peak_memory(call: Callable[[], object], held: int) -> float:
-    """Bytes that torch's tensors take at most during `call` on the CPU, given that `held` are there before.
+def peak_memory(call: Callable[[], object], before: int) -> float:
+    """Bytes that torch's tensors take at most during `call` on the CPU, given that `before` are there before it.
 
     From the profiler's record of every allocation: exact for tensors, and blind to Python and to the libraries.
     """
@@ -158,11 +158,18 @@ def peak_memory(call: Callable[[], object], held: int) -> float:
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
-    now = peak = held
+    now = peak = before
     for _, change in changes:
         now += change
         peak = max(peak, now)
     return peak
+
+
+def held(learner: Learner) -> int:
+    """Bytes that are there between steps: weights, their masters where those are others, and the optimiser's state."""
+    masters, optimiser = learner.state()
+    apart = [master for name, master in masters.items() if master.dtype != learner.trainable[name].dtype]
+    return sum(tensor.nbytes for tensor in [*learner.policy.model.parameters(), *apart, *optimiser.values()])
 
 
 def device_name(device: torch.device) -> str:
@@ -171,7 +178,9 @@ def device_name(device: torch.device) -> str:
     return f"{device.type}, {platform.machine()}"
 
 
-def _rival(config: Any, work: Work, size: Size, gradient: dict[str, Tensor], folder: Path, tell: Tell) -> Trl | None:
+def _fastest_trl(
+    config: Any, work: Work, size: Size, gradient: dict[str, Tensor], folder: Path, tell: Tell
+) -> Trl | None:
     """TRL with the micro-batch that takes it least CPU time here, warm; each one's first gradient is compared."""
     best: tuple[float, Trl] | None = None
     for parts in (1, 2, 4, 8):
@@ -191,10 +200,6 @@ def _rival(config: Any, work: Work, size: Size, gradient: dict[str, Tensor], fol
             best = (seconds, trl)
     assert best is not None
     return best[1]
-
-
-def _held(model: nn.Module, optimiser: dict[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in [*model.parameters(), *optimiser.values()])
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,11 @@ class Trl:
         self._trainer.current_gradient_accumulation_steps = self.passes
 
     def step(self) -> tuple[float, float]:
-        """One update; returns its loss and the norm of its gradient before the clip."""
+        """One update; returns its loss and the norm of its gradient before the clip.
+
+        Raises:
+            RuntimeError: one of them is not finite.
+        """
         trainer, loss = self._trainer, 0.0
         for index in range(self.passes):
             trainer.accelerator.gradient_state._set_sync_gradients(index + 1 == self.passes)
@@ -86,6 +91,8 @@ class Trl:
         norm = float(trainer._clip_grad_norm(self._wrapped))
         trainer.optimizer.step()
         self._wrapped.zero_grad()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise RuntimeError(f"TRL's loss is {loss}, the norm of its gradient {norm}")
         return loss, norm
 
 

@@ -1,0 +1,135 @@
+"""What a model takes in steps and in generation on this machine, beside what the plan for its memory said."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from transformers import AutoConfig
+
+from ftis_node.errors import FtisError
+from ftis_node.lab.bench_model import Size, geometry, make_learner, own_work, random_policy, training_groups
+from ftis_node.lab.bench_train import Tell, device_name, held, peak_memory
+from ftis_node.learner import Learner
+from ftis_node.policy.geometry import known_config
+from ftis_node.policy.load import load_policy
+from ftis_node.policy.memory import Workload
+from ftis_node.policy.names import resolve
+from ftis_node.policy.plan import Plan
+from ftis_node.settings import Settings
+from ftis_node.worker.planning import settle
+
+T = TypeVar("T")
+
+
+def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: int, tell: Tell) -> dict[str, Any]:
+    """Tokens a second and memory of steps with the objective `ftis`, and of generating their batch.
+
+    Args:
+        settings: model, device, LoRA or not, and the limit on memory, which is enforced on a GPU; the plan fills in
+            what they leave open.
+        random_weights: only the model's configuration is needed; nothing is downloaded for a Qwen2.5.
+        repeats: timed steps, after one that is not.
+
+    Returns:
+        Completion tokens a second of wall time; megabytes (10⁶) of tensors at their peak, and as the plan has them,
+        its reserve for the CUDA context and fragmentation (`predicted_overhead_mb`) apart. `memory_ratio` is peak over
+        predicted. On a GPU the peak is the allocator's own count, on the CPU see `peak_memory`.
+
+    Raises:
+        UserError: model or plan are not to be had here.
+        FtisError: it does not fit into the memory.
+        RuntimeError: a step did not change the weights.
+    """
+    settings, chosen = settle(
+        settings, Workload(size.prompt_tokens, size.completion_tokens, size.group, size.groups), {}
+    )
+    if not chosen.fits:
+        tell("By the plan this does not fit: " + " ".join(chosen.reasons))
+    try:
+        return _measure(settings, chosen, size, random_weights, repeats, tell)
+    except torch.OutOfMemoryError as error:
+        raise FtisError(f"{settings.model} does not fit into {chosen.budget / 1e6:,.0f} MB: {error}") from error
+
+
+def _measure(
+    settings: Settings, chosen: Plan, size: Size, random_weights: bool, repeats: int, tell: Tell
+) -> dict[str, Any]:
+    tell(f"making {settings.model}")
+    policy = random_policy(_config(settings.model), settings) if random_weights else load_policy(settings)
+    learner = make_learner(policy, "ftis", settings)
+    batch = settings.generation_batch or size.completions
+    own_work(policy, Size(1, size.group, size.prompt_tokens, 2), batch)  # a GPU's kernels are loaded at first use
+    tell(f"generating {size.completions} completions of {size.completion_tokens} tokens")
+    work, generation_s = _timed(lambda: own_work(policy, size, batch), policy.device)
+    groups = training_groups(work)
+    reports, seconds = [], []
+    for repeat in range(repeats + 1):
+        tell(f"step {repeat} of {repeats}" if repeat else "a step to warm up")
+        report, took = _timed(lambda: learner.step(groups), policy.device)
+        if report.skipped:
+            raise RuntimeError(f"the step took no update: {report.skipped}")
+        reports.append(report)
+        seconds.append(took)
+    step_s = statistics.median(seconds[1:])
+
+    tell("measuring memory")
+    memory = chosen.memory
+    training = _peak_mb(lambda: learner.step(groups), learner)
+    generating = _peak_mb(lambda: own_work(policy, size, batch), learner)
+    predicted = (memory.total - memory.overhead) / 1e6
+    return {
+        "train_tokens_per_s": size.tokens / step_s,
+        "generate_tokens_per_s": size.tokens / generation_s,
+        "step_s": step_s,
+        "generation_s": generation_s,
+        "peak_memory_mb": max(training, generating),
+        "peak_training_mb": training,
+        "peak_generating_mb": generating,
+        "predicted_memory_mb": predicted,
+        "predicted_training_mb": (memory.training - memory.overhead) / 1e6,
+        "predicted_generating_mb": (memory.generating - memory.overhead) / 1e6,
+        "predicted_overhead_mb": memory.overhead / 1e6,
+        "memory_ratio": max(training, generating) / predicted,
+        "budget_mb": chosen.budget / 1e6,
+        "fits": chosen.fits,
+        "kind": policy.kind,
+        "dtype": chosen.dtype,
+        "optimiser": chosen.optimiser,
+        "gradient_checkpointing": chosen.gradient_checkpointing,
+        "micro_batch_tokens": reports[-1].micro_batch_tokens,
+        "memory_retries": sum(report.memory_retries for report in reports),
+        "generation_batch": chosen.generation_batch,
+        "parameters": policy.parameters(),
+        "vocabulary": policy.vocabulary,
+        "repeats": repeats,
+        "threads": torch.get_num_threads(),
+        "model": geometry(policy.causal_lm.config),
+        "batch": size.as_dict(),
+        "device": device_name(policy.device),
+    }
+
+
+def _timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """What `call` gives, and the seconds until the device was done with it."""
+    began = time.perf_counter()
+    result = call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return result, time.perf_counter() - began
+
+
+def _peak_mb(call: Callable[[], object], learner: Learner) -> float:
+    device = learner.policy.device
+    if device.type != "cuda":
+        return peak_memory(call, held(learner)) / 1e6
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    return torch.cuda.max_memory_allocated(device) / 1e6
+
+
+def _config(name: str) -> Any:
+    return known_config(name) or AutoConfig.from_pretrained(resolve(name))
