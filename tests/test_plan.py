@@ -1,0 +1,322 @@
+"""What a model needs follows from its configuration, is what a real one takes, and leads to the best plan."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.errors import UsageError
+from ftis_node.policy import score
+from ftis_node.policy.geometry import Geometry, geometry, geometry_of, known_config
+from ftis_node.policy.memory import CHUNK_BYTES, CONTEXT_BYTES, MOMENT_BYTES, Setup, Workload, estimate
+from ftis_node.policy.names import ALIASES
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.plan import GB, MICRO_BATCH_TOKENS, Plan, Wishes, plan
+from ftis_node.policy.policy import Policy
+from tests.helpers_models import tiny_tokenizer
+
+GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
+SHORT = Workload(prompt_tokens=64, completion_tokens=64, group=4, batch_groups=4)
+ATTENTION = ("q_proj", "v_proj")
+ALL = (*ATTENTION, "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PARAMETERS = {"0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "7b": 7_615_616_512}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_hub() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ftis_node.policy.geometry._where", lambda source: {"local_files_only": True})
+        yield
+
+
+def qwen(size: str) -> Geometry:
+    config = known_config(f"qwen2.5-{size}")
+    assert config is not None
+    return geometry_of(config, f"qwen2.5-{size}")
+
+
+THREE, HALF, MIDDLE = qwen("3b"), qwen("0.5b"), qwen("1.5b")
+
+# --- geometry -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", PARAMETERS)
+def test_the_sizes_of_qwen_are_known_without_a_network(size: str) -> None:
+    shape = geometry(f"qwen2.5-{size}")
+    assert shape.parameters == PARAMETERS[size]
+    assert shape.heads * shape.head_dim == shape.hidden
+    assert shape.tied == (size != "7b")
+    assert shape.embedding_parameters == shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+
+
+def test_coder_and_instruct_have_the_shape_of_their_base() -> None:
+    for alias, hub_id in ALIASES.items():
+        config, by_id = known_config(alias), known_config(hub_id)
+        assert config is not None
+        assert by_id is not None
+        assert config.to_dict() == by_id.to_dict()
+    assert known_config("tiny-a") is None
+    assert known_config("someone/their-model") is None
+
+
+def test_a_built_in_model_is_measured_like_any_other() -> None:
+    model = Qwen2ForCausalLM(small_config("qwen"))
+    shape = geometry_of(model.config, "small")
+    assert shape.parameters == model.num_parameters()
+    assert shape.largest == 128 * 384
+    assert geometry("tiny-a").parameters == 75_968
+
+
+@pytest.mark.parametrize(("targets", "rank"), [(ATTENTION, 8), (ALL, 16), (("self_attn.o_proj", "lm_head"), 4)])
+def test_lora_parameters_are_as_many_as_pefts(targets: tuple[str, ...], rank: int) -> None:
+    model = LlamaForCausalLM(small_config("llama"))
+    shape = geometry_of(model.config, "small")
+    tuned = get_peft_model(model, LoraConfig(r=rank, target_modules=list(targets), task_type="CAUSAL_LM"))
+    assert shape.lora_parameters(rank, targets) == sum(p.numel() for p in tuned.parameters() if p.requires_grad)
+
+
+def test_another_architecture_has_a_geometry_too() -> None:
+    shape = geometry_of(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100), "gpt2")
+    assert (shape.hidden, shape.layers, shape.kv_heads, shape.head_dim) == (64, 2, 4, 16)
+    assert shape.lora_parameters(2, ["c_attn"]) == 2 * 2 * (64 + 192)
+
+
+def test_targets_that_are_not_there_are_refused_with_the_names_that_are() -> None:
+    with pytest.raises(UsageError, match=r"no module wq.*q_proj"):
+        HALF.lora_parameters(8, ["wq"])
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the tensors made under it that are alive, and the most there were at a time."""
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
+                storage = tensor.untyped_storage()
+                self.sizes[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._drop, storage._cdata)
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _drop(self, key: int) -> None:
+        self.now -= self.sizes.pop(key, 0)
+
+
+def small_config(kind: str) -> Any:
+    sizes: dict[str, Any] = {
+        "vocab_size": 26,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    }
+    return Qwen2Config(**sizes) if kind == "qwen" else LlamaConfig(**sizes)
+
+
+def small_policy(kind: str, dtype: torch.dtype, targets: tuple[str, ...], checkpointing: bool) -> Policy:
+    """A packed policy of `small_config`, with LoRA of rank 8 on `targets`, trained in full if there are none."""
+    model: Any = (Qwen2ForCausalLM if kind == "qwen" else LlamaForCausalLM)(small_config(kind)).to(dtype)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if targets:
+        model.requires_grad_(False)
+        model = get_peft_model(model, LoraConfig(r=8, target_modules=list(targets), task_type="CAUSAL_LM"))
+    policy = score.ready(Policy("small", model, tiny_tokenizer(), torch.device("cpu")))
+    assert policy.packed
+    policy.model.train()
+    return policy
+
+
+def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
+    """Bytes above weights and gradients that a forward and a backward pass take."""
+    completions = [np.ones(workload.completion_tokens + 1, dtype=np.int64) for _ in range(workload.group)]
+    batch = [Prefixed([2] * workload.prompt_tokens, completions)] * groups
+    parameters = list(policy.model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    known = [*parameters, *(p.grad for p in parameters if p.grad is not None), *policy.model.buffers()]
+    with Alive(known) as alive:
+        logprobs, _ = score.completion_logprobs(policy, batch, 1.0)
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    return alive.peak
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("targets", [(), ATTENTION, ALL], ids=["full", "lora", "lora-all"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["qwen", "llama"])
+def test_activations_are_what_a_real_pass_takes(
+    kind: str, dtype: Any, targets: tuple[str, ...], checkpointing: bool
+) -> None:
+    workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
+    tokens = 4 * (48 + 4 * 32)
+    setup = Setup(bool(targets), dtype, "adamw", checkpointing, tokens, 4, 8, targets)
+    need = estimate(geometry_of(small_config(kind), "small"), workload, setup, "cpu")
+    policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing)
+    measured = peak_of_a_pass(policy, workload, groups=4)
+    assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
+
+
+def test_the_logits_of_a_chunk_are_as_large_as_scoring_makes_them() -> None:
+    assert CHUNK_BYTES == score.CHUNK_BYTES
+
+
+def full(**changes: Any) -> Setup:
+    return replace(Setup(False, "bfloat16", "adamw", True, 4096, 288, 128, ATTENTION), **changes)
+
+
+def test_what_the_weights_need_follows_from_their_number() -> None:
+    n, adapters = HALF.parameters, HALF.lora_parameters(128, ATTENTION)
+    mastered = estimate(HALF, GSM8K, full(), "cuda")
+    assert (mastered.weights, mastered.master, mastered.optimiser) == (2 * n, 4 * n, 8 * n)
+    assert mastered.gradients == 2 * (n + HALF.vocabulary * HALF.hidden)
+    plain = estimate(HALF, GSM8K, full(dtype="float32"), "cuda")
+    assert (plain.weights, plain.master, plain.optimiser) == (4 * n, 0, 8 * n)
+    lora = estimate(HALF, GSM8K, full(lora=True), "cuda")
+    assert (lora.weights, lora.master, lora.gradients) == (2 * n + 4 * adapters, 0, 4 * adapters)
+    assert lora.optimiser == 8 * adapters
+    eight_bit = estimate(HALF, GSM8K, full(optimiser="adamw8bit"), "cuda")
+    assert eight_bit.optimiser == round(MOMENT_BYTES["adamw8bit"] * n)
+
+
+def test_the_cache_holds_every_row_at_its_longest() -> None:
+    need = estimate(THREE, GSM8K, full(lora=True), "cuda")
+    assert need.kv_cache == 1.5 * 288 * 768 * 36 * 2 * 2 * 128 * 2
+    assert need.total == max(need.training, need.generating)
+
+
+def test_a_sequence_is_not_cut_however_small_the_micro_batch() -> None:
+    assert GSM8K.split(64) == (512, 256)
+    assert GSM8K.split(768) == (512, 256)
+    assert GSM8K.split(512 + 12 * 256) == (512, 12 * 256)
+    assert GSM8K.split(16_384)[1] % 256 == 0
+    assert sum(GSM8K.split(16_384)) <= 16_384
+
+
+# --- plan -----------------------------------------------------------------------------------------------------------
+
+
+def planned(shape: Geometry, gb: float, workload: Workload = GSM8K, device: Any = "cuda", **wishes: Any) -> Plan:
+    return plan(shape, int(gb * GB), workload, Wishes(**wishes), device, eight_bit=wishes.get("optimiser") is not None)
+
+
+def test_half_a_billion_is_trained_in_full_on_24_gb() -> None:
+    chosen = planned(HALF, 24)
+    assert chosen.fits
+    assert (chosen.lora, chosen.dtype, chosen.optimiser) == (False, "bfloat16", "adamw")
+    assert "Full training fits" in chosen.reasons[0]
+
+
+def test_three_billion_get_lora_on_24_gb_and_are_told_why() -> None:
+    chosen = planned(THREE, 24)
+    assert chosen.fits
+    assert chosen.lora
+    assert chosen.reasons[0].startswith("LoRA, because full training with gradient checkpointing needs")
+    assert "weights, gradients and optimiser state" in chosen.reasons[0]
+
+
+def test_every_step_of_the_order_is_taken_as_memory_shrinks() -> None:
+    seen: list[tuple[Any, ...]] = []
+    for gb in np.arange(40, 4, -0.02):
+        p = plan(MIDDLE, int(gb * GB), SHORT, Wishes(), "cuda", eight_bit=True)
+        smaller = (p.micro_batch_tokens < 1280, p.generation_batch < 288, p.fits)
+        step = (p.lora, p.optimiser, p.gradient_checkpointing, *smaller)
+        if not seen or seen[-1] != step:
+            seen.append(step)
+    assert seen == [
+        (False, "adamw", False, False, False, True),
+        (False, "adamw", True, False, False, True),
+        (False, "adamw8bit", False, False, False, True),
+        (False, "adamw8bit", True, False, False, True),
+        (True, "adamw", False, False, False, True),
+        (True, "adamw", True, False, False, True),
+        (True, "adamw", True, False, True, True),
+        (True, "adamw", True, True, True, True),
+        (True, "adamw", True, True, True, False),
+    ]
+
+
+@given(
+    shape=st.sampled_from([HALF, MIDDLE, THREE]),
+    workload=st.builds(Workload, *(st.integers(1, 4096),) * 2, st.integers(2, 64), st.integers(1, 64)),
+    low=st.floats(0.5, 160),
+    more=st.floats(0, 80),
+    eight_bit=st.booleans(),
+    device=st.sampled_from(["cpu", "cuda"]),
+)
+def test_more_memory_is_never_worse(
+    shape: Geometry, workload: Workload, low: float, more: float, eight_bit: bool, device: Any
+) -> None:
+    less, much = (plan(shape, int(gb * GB), workload, Wishes(), device, eight_bit) for gb in (low, low + more))
+    assert much.fits or not less.fits
+    assert less.lora or not much.lora
+    assert much.micro_batch_tokens >= less.micro_batch_tokens
+    for p in (less, much):
+        assert p.fits == (p.memory.total <= p.budget)
+        assert p.generation_batch % workload.group == 0
+        assert p.micro_batch_tokens >= 64
+
+
+def test_wishes_are_kept_whether_they_fit_or_not() -> None:
+    wishes = {
+        "lora": False,
+        "dtype": "float32",
+        "optimiser": "adamw8bit",
+        "gradient_checkpointing": False,
+        "micro_batch_tokens": 1000,
+        "generation_batch": 100,
+    }
+    for gb in (1, 24, 500):
+        chosen = planned(HALF, gb, **wishes)
+        assert {name: getattr(chosen, name) for name in wishes} == wishes
+        assert chosen.reasons[0] == "Full training was asked for."
+        assert chosen.fits == (gb > 1)
+
+
+def test_where_nothing_fits_it_says_how_much_would_do() -> None:
+    small = planned(THREE, 4)
+    assert not small.fits
+    assert small.micro_batch_tokens == GSM8K.longest
+    assert small.generation_batch == GSM8K.group
+    enough = int(small.reasons[-1].split("so ")[1].split(" GB")[0])
+    assert planned(THREE, enough).fits
+
+
+def test_small_models_and_cpus_compute_in_fp32() -> None:
+    assert planned(geometry("tiny-a"), 24).dtype == "float32"
+    on_cpu = planned(HALF, 64, device="cpu")
+    assert (on_cpu.dtype, on_cpu.memory.master, on_cpu.lora) == ("float32", 0, False)
+    assert CONTEXT_BYTES["cpu"] <= on_cpu.memory.overhead
+
+
+def test_a_micro_batch_is_no_larger_than_the_step() -> None:
+    assert planned(HALF, 80, SHORT).micro_batch_tokens == 4 * (64 + 4 * 64)
+    assert planned(HALF, 80).micro_batch_tokens == MICRO_BATCH_TOKENS
+
+
+@pytest.mark.parametrize(("device", "eight_bit"), [("cpu", True), ("cuda", False)])
+def test_8_bit_adamw_needs_a_gpu_and_bitsandbytes(device: Any, eight_bit: bool) -> None:
+    with pytest.raises(UsageError, match="bitsandbytes"):
+        plan(HALF, GB, GSM8K, Wishes(optimiser="adamw8bit"), device, eight_bit)
