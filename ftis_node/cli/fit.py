@@ -1,0 +1,163 @@
+"""``ftis-node fit``: what fits on a machine, before anything is downloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.errors import UsageError
+from ftis_node.settings import collect
+
+if TYPE_CHECKING:
+    from ftis_node.policy.geometry import Geometry
+    from ftis_node.policy.plan import Plan
+
+GB = 1 << 30
+
+# Caps of the tasks that come with the package: tokens of a prompt and of a completion.
+TASK_CAPS = {"arithmetic": (16, 16), "gsm8k": (512, 256)}
+
+# The parts of `Memory` as the table names them, and when they are there.
+_PARTS = {
+    "weights": ("weights", "always"),
+    "master": ("fp32 master copy", "always"),
+    "optimiser": ("optimiser state", "always"),
+    "overhead": ("context, fragmentation", "always"),
+    "gradients": ("gradients", "training"),
+    "activations": ("activations kept", "training"),
+    "one_layer": ("a layer's way back", "training"),
+    "logits": ("logits", "training, before that"),
+    "update": ("the update", "training, after that"),
+    "kv_cache": ("KV cache", "generating"),
+    "sampling": ("drawing, reading prompts", "generating"),
+}
+
+
+def fit(
+    model: Annotated[str, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")],
+    vram: Annotated[float | None, typer.Option(help="GB of memory to plan for; default: this machine's GPU.")] = None,
+    device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Plan for a GPU, or for the CPU.")] = "cuda",
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Of the weights.")] = None,
+    optimiser: Annotated[Literal["adamw", "adamw8bit"] | None, typer.Option(help="8-bit needs bitsandbytes.")] = None,
+    gradient_checkpointing: Annotated[
+        bool | None,
+        typer.Option("--checkpointing/--no-checkpointing", help="Recompute activations instead of keeping them."),
+    ] = None,
+    micro_batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens trained on at a time.")] = None,
+    generation_batch: Annotated[int | None, typer.Option(min=1, help="Completions generated at a time.")] = None,
+    task: Annotated[str, typer.Option(help="gsm8k or arithmetic, for the caps of their tokens.")] = "gsm8k",
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt, instead of the task's.")] = None,
+    completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, likewise.")] = None,
+    completions: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
+    json: JsonOption = False,
+) -> None:
+    """Says whether and how a model can be trained in so much memory. Exit code 1: it cannot.
+
+    Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
+    """
+    caps = _caps(task, prompt_tokens, completion_tokens)
+    settings, _ = collect(task=task, flags={})
+    from ftis_node.policy.names import resolve
+
+    resolve(model)  # a wrong name is told before anything heavy is imported
+    from ftis_node.policy.geometry import geometry
+    from ftis_node.policy.plan import Wishes, Workload, plan
+
+    budget = int(vram * GB) if vram is not None else _present(device)
+    shape = geometry(model)
+    wishes = Wishes(
+        lora=lora,
+        dtype=dtype,
+        optimiser=optimiser,
+        gradient_checkpointing=gradient_checkpointing,
+        micro_batch_tokens=micro_batch_tokens,
+        generation_batch=generation_batch,
+        lora_rank=settings.lora_rank,
+        lora_targets=settings.lora_targets,
+    )
+    eight_bit = optimiser == "adamw8bit" or importlib.util.find_spec("bitsandbytes") is not None
+    chosen = plan(shape, budget, Workload(*caps, completions, settings.batch_groups), wishes, device, eight_bit)
+    command = _command(model, chosen, task)
+    if json:
+        print_json(_as_json(shape, chosen) | {"command": command})
+    else:
+        _print(shape, chosen)
+        print(f"\n  {command}" if chosen.fits else "")
+    sys.exit(0 if chosen.fits else 1)
+
+
+def _caps(task: str, prompt_tokens: int | None, completion_tokens: int | None) -> tuple[int, int]:
+    """Caps of prompt and completion: as given, else the task's."""
+    known = TASK_CAPS.get(task, (None, None))
+    prompt, completion = prompt_tokens or known[0], completion_tokens or known[1]
+    if prompt is None or completion is None:
+        raise UsageError(
+            f"The caps of the task {task!r} are not known here.", "Give --prompt-tokens and --completion-tokens."
+        )
+    return prompt, completion
+
+
+def _present(device: str) -> int:
+    """Bytes of this machine's GPU, or of its main memory.
+
+    Raises:
+        UsageError: there is no GPU.
+    """
+    if device == "cpu":
+        import psutil
+
+        return int(psutil.virtual_memory().total)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError("There is no GPU here to ask for its memory.", "Give --vram GB, or --device cpu.")
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def _command(model: str, plan: Plan, task: str) -> str:
+    """The command line that does as planned."""
+    values = {
+        "dtype": plan.dtype,
+        "optimiser": plan.optimiser,
+        "gradient_checkpointing": str(plan.gradient_checkpointing).lower(),
+        "micro_batch_tokens": plan.micro_batch_tokens,
+        "generation_batch": plan.generation_batch,
+    }
+    words = ["ftis-node", "join", "--model", model, "--task", task, "--lora" if plan.lora else "--full"]
+    return shlex.join(words + [word for key, value in values.items() for word in ("--set", f"{key}={value}")])
+
+
+def _as_json(shape: Geometry, plan: Plan) -> dict[str, Any]:
+    memory = plan.memory
+    sizes = {part: getattr(memory, part) for part in (*_PARTS, "training", "generating", "total")}
+    return {
+        "model": shape.name,
+        "parameters": shape.parameters,
+        "budget_gb": round(plan.budget / GB, 3),
+        "fits": plan.fits,
+        "lora": plan.lora,
+        "dtype": plan.dtype,
+        "optimiser": plan.optimiser,
+        "gradient_checkpointing": plan.gradient_checkpointing,
+        "micro_batch_tokens": plan.micro_batch_tokens,
+        "generation_batch": plan.generation_batch,
+        "memory": {part: round(size / GB, 3) for part, size in sizes.items()},
+        "reasons": list(plan.reasons),
+    }
+
+
+def _print(shape: Geometry, plan: Plan) -> None:
+    print(f"{shape.name}: {shape.parameters:,} parameters, {plan.budget / GB:.1f} GB of memory\n")
+    for part, (name, phase) in _PARTS.items():
+        print(f"  {name:26} {getattr(plan.memory, part) / GB:8.2f} GB  {phase}")
+    for phase in ("training", "generating"):
+        print(f"  {'in all, ' + phase:26} {getattr(plan.memory, phase) / GB:8.2f} GB")
+    print(f"\n{'It fits.' if plan.fits else 'It does not fit.'}")
+    for reason in plan.reasons:
+        print(f"- {reason}")

@@ -1,0 +1,150 @@
+"""`ftis-node fit` says what fits before anything is downloaded, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ftis_node.cli import main
+from ftis_node.cli.common import parse_pairs
+from ftis_node.cli.fit import TASK_CAPS
+from ftis_node.settings import collect
+from ftis_node.tasks import load_task
+from tests.daemons import run_cli
+from tests.helpers_models import tiny_config
+from tests.models import DATA
+
+KEYS = {
+    "model",
+    "parameters",
+    "budget_gb",
+    "fits",
+    "lora",
+    "dtype",
+    "optimiser",
+    "gradient_checkpointing",
+    "micro_batch_tokens",
+    "generation_batch",
+    "memory",
+    "reasons",
+    "command",
+}
+# A port that nothing listens at.
+NO_HUB = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+
+Fit = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fit:
+    """The command in this process, with no hub to ask: exit code, stdout and stderr."""
+    monkeypatch.setattr("ftis_node.policy.geometry._where", lambda source: {"local_files_only": True})
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ftis-node", "fit", *flags])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def answer_of(fit: Fit, *flags: str, code: int = 0) -> dict[str, Any]:
+    ended, out, err = fit(*flags, "--json")
+    assert ended == code, err
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def test_a_configuration_is_enough_and_no_hub_is_needed(tmp_path: Path) -> None:
+    tiny_config(vocab_size=40).save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    ended = run_cli("fit", "--model", str(tmp_path), "--vram", "4", "--json", **NO_HUB)
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout)
+    assert answer.keys() == KEYS
+    assert answer["parameters"] == 18_208
+    assert (answer["fits"], answer["lora"], answer["dtype"], answer["budget_gb"]) == (True, False, "float32", 4)
+    assert answer["memory"]["total"] == max(answer["memory"]["training"], answer["memory"]["generating"])
+
+
+def test_a_short_name_needs_no_hub_either() -> None:
+    ended = run_cli("fit", "--model", "qwen2.5-coder-3b-instruct", "--vram", "24", "--json", **NO_HUB)
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout)
+    assert (answer["parameters"], answer["lora"], answer["fits"]) == (3_085_938_688, True, True)
+    assert "because full training" in answer["reasons"][0]
+
+
+def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Fit) -> None:
+    flags = ("--full", "--dtype", "float32", "--no-checkpointing", "--micro-batch-tokens", "768")
+    answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", *flags, code=1)
+    assert (answer["lora"], answer["dtype"], answer["fits"]) == (False, "float32", False)
+    assert (answer["gradient_checkpointing"], answer["micro_batch_tokens"]) == (False, 768)
+    assert "would do" in answer["reasons"][-1]
+
+
+def test_the_command_it_recommends_is_one_that_join_understands(fit: Fit) -> None:
+    answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24")
+    words = shlex.split(answer["command"])
+    assert words[:4] == ["ftis-node", "join", "--model", "qwen2.5-3b"]
+    assert "--lora" in words
+    pairs = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
+    settings, _ = collect(task="gsm8k", flags=parse_pairs(pairs), environment={})
+    for key in ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch"):
+        assert getattr(settings, key) == answer[key]
+
+
+def test_people_get_a_table_reasons_and_the_command(fit: Fit) -> None:
+    code, out, _ = fit("--model", "qwen2.5-0.5b", "--vram", "24")
+    assert code == 0
+    for part in ("494,032,768 parameters", "KV cache", "It fits.", "- Full training fits", "ftis-node join --model"):
+        assert part in out
+
+
+def test_caps_can_be_given_instead_of_a_task(fit: Fit) -> None:
+    machine = ("--model", "qwen2.5-0.5b", "--vram", "24")
+    short = answer_of(fit, *machine, "--prompt-tokens", "32", "--completion-tokens", "32")
+    long = answer_of(fit, *machine, "--completions", "16")
+    assert short["memory"]["kv_cache"] < long["memory"]["kv_cache"]
+    assert long["generation_batch"] % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--model", "qwen2.5-0,5b", "--vram", "24"), "Did you mean"),
+        (("--model", "someone/unheard-of", "--vram", "24"), "cannot be loaded"),
+        (("--model", "tiny-a", "--vram", "4", "--task", "mine.jsonl"), "--prompt-tokens"),
+        (("--model", "tiny-a", "--vram", "4", "--device", "cpu", "--optimiser", "adamw8bit"), "bitsandbytes"),
+        (("--model", "tiny-a"), "Give --vram"),
+    ],
+)
+def test_mistakes_are_told_with_their_remedy(
+    flags: tuple[str, ...], what: str, fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = fit(*flags)
+    assert code in (1, 2)
+    assert out == ""
+    assert err.startswith("error: ")
+    assert what in err
+
+
+def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Fit) -> None:
+    assert answer_of(fit, "--model", "tiny-a", "--device", "cpu", "--task", "arithmetic")["budget_gb"] > 0.1
+
+
+def test_the_caps_are_the_tasks() -> None:
+    tasks = {
+        "arithmetic": load_task("arithmetic"),
+        "gsm8k": load_task("gsm8k", data=DATA / "gsm8k_train.jsonl", eval_data=DATA / "gsm8k_test.jsonl"),
+    }
+    assert {name: (task.prompt_tokens, task.completion_tokens) for name, task in tasks.items()} == TASK_CAPS
