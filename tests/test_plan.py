@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.errors import UsageError
+from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy import score
 from ftis_node.policy.geometry import Geometry, geometry, geometry_of, known_config
 from ftis_node.policy.memory import CHUNK_BYTES, CONTEXT_BYTES, MOMENT_BYTES, Setup, Workload, estimate
@@ -24,6 +25,7 @@ from ftis_node.policy.names import ALIASES
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.plan import GB, MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.policy.policy import Policy
+from ftis_node.settings import Settings
 from tests.helpers_models import tiny_tokenizer
 
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
@@ -103,24 +105,28 @@ def test_targets_that_are_not_there_are_refused_with_the_names_that_are() -> Non
 class Alive(TorchDispatchMode):
     """Bytes of the tensors made under it that are alive, and the most there were at a time."""
 
-    def __init__(self, known: list[torch.Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
+        self.sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._see((args, kwargs), counts=False)  # what was there before
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
-                storage = tensor.untyped_storage()
-                self.sizes[storage._cdata] = storage.nbytes()
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self._drop, storage._cdata)
+        self._see(out, counts=True)
         self.peak = max(self.peak, self.now)
         return out
 
-    def _drop(self, key: int) -> None:
-        self.now -= self.sizes.pop(key, 0)
+    def _see(self, values: Any, counts: bool) -> None:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
+                storage = tensor.untyped_storage()
+                self.sizes[storage._cdata] = storage.nbytes() if counts else 0
+                self.now += self.sizes[storage._cdata]
+                weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)
 
 
 def small_config(kind: str) -> Any:
@@ -153,11 +159,9 @@ def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
     """Bytes above weights and gradients that a forward and a backward pass take."""
     completions = [np.ones(workload.completion_tokens + 1, dtype=np.int64) for _ in range(workload.group)]
     batch = [Prefixed([2] * workload.prompt_tokens, completions)] * groups
-    parameters = list(policy.model.parameters())
-    for parameter in parameters:
+    for parameter in policy.model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    known = [*parameters, *(p.grad for p in parameters if p.grad is not None), *policy.model.buffers()]
-    with Alive(known) as alive:
+    with Alive() as alive:
         logprobs, _ = score.completion_logprobs(policy, batch, 1.0)
         logprobs.sum().backward()  # type: ignore[no-untyped-call]
     return alive.peak
@@ -177,6 +181,23 @@ def test_activations_are_what_a_real_pass_takes(
     policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing)
     measured = peak_of_a_pass(policy, workload, groups=4)
     assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any) -> None:
+    config = small_config("qwen")
+    config.vocab_size = 8000  # as in real models, the embedding is the largest parameter by far
+    model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    trained = dict(model.named_parameters())
+    optimiser = Optimiser(trained, Settings(), 1e-4)
+    for updates in range(2):  # the first makes the optimiser's state
+        for parameter in trained.values():
+            parameter.grad = torch.zeros_like(parameter)
+        with Alive() as alive:
+            optimiser.step(norm=1.0, scale=1.0, updates=updates)
+    setup = Setup(False, dtype, "adamw", False, 1024, 4, 8, ())
+    need = estimate(geometry_of(config, "small"), SHORT, setup, "cpu")
+    assert need.update == pytest.approx(alive.peak, rel=0.1)
 
 
 def test_the_logits_of_a_chunk_are_as_large_as_scoring_makes_them() -> None:

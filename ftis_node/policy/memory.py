@@ -224,11 +224,10 @@ def _logits(g: Geometry, workload: Workload, setup: Setup) -> int:
 
 
 def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Device) -> int:
-    """AdamW's square roots (on a GPU of all parameters that it is given at once), and fp32 gradients for masters."""
-    roots = 0 if setup.optimiser == "adamw8bit" else 4
-    if mastered:
-        return (4 + roots) * max(g.largest, min(UPDATE_ELEMENTS, trained))
-    return roots * trained if device == "cuda" else 2 * roots * min(g.largest, trained)
+    """Fp32 gradients for masters, some at a time; AdamW's square roots, on a GPU of all that it is given at once."""
+    together = max(g.largest, min(UPDATE_ELEMENTS, trained)) if mastered else trained
+    roots = 4 * together if device == "cuda" else 8 * min(g.largest, trained)
+    return (4 * together if mastered else 0) + (roots if setup.optimiser == "adamw" else 0)
 
 
 def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int]:
