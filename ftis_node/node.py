@@ -20,9 +20,9 @@ from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.report import peers_report, training_status
 from ftis_node.run import RUN_DEFAULTS, Run, RunFile, dump_run_file, load_run_file, make_run
+from ftis_node.saving import Remembered, Saving
 from ftis_node.settings import Settings
-from ftis_node.stepping import Progress, Stepper
-from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.stepping import Stepper
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
@@ -34,11 +34,10 @@ from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
-CHECKPOINT_SECONDS = 600.0
 # After a request to stop, the running step has so long to end, and then the last checkpoint and evaluation.
 GRACE_SECONDS = 12.0
 FINISH_SECONDS = 13.0
+FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 WORKER_FAILURES = 5  # in a row, without a step between them
 
 
@@ -78,10 +77,6 @@ class Node:
         self._addresses: list[str] = []
         self._worker = Worker()
         self._restarts = self._failures = 0
-        self._saving: asyncio.Task[Path] | None = None
-        self._saved_at = 0.0
-        self._saved_step = 0
-        self._saved_bytes = 0
         self._started = time.time()
 
     async def run(self) -> int:
@@ -147,6 +142,7 @@ class Node:
         self._stack.push_async_callback(api.close)
         self._run_file = await self._find_run(transport, bootstraps)
         self.settings = self._settle(self._task())
+        self._remembered = Remembered(self.home.plan, self.settings.model)
         await self._start_worker()
         if self._run_file is None:
             self._run_file = RunFile(run=_new_run(self._facts))
@@ -160,9 +156,11 @@ class Node:
         self._store = store = PacketStore(self.home.store, run.id, self.settings.packet_quota_mb << 20)
         self._stack.callback(store.close)
         store.skip_round()
-        self._checkpoints = Checkpoints(self.home.checkpoints)
         self._metrics = MetricsLog(self.home.metrics)
         self._stack.callback(self._metrics.close)
+        model = f"{self.settings.model} ({self._facts['kind']})"
+        self._saving = Saving(self.home.checkpoints, model, self._metrics)
+        self._remembered.learn(lora=self._facts["kind"] == "lora")
         self._context = context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
         self._stepper = Stepper(
             context=context,
@@ -184,7 +182,7 @@ class Node:
             on_group=self._stepper.on_group,
             peer_cache=self.home.path / "peers.json",
         )
-        await self._restore()
+        self._stepper.progress = await self._saving.restore(self._worker) or self._stepper.progress
         self._set_state("JOINING", "Looking for peers.")
         await self._swarm.start([*bootstraps, *self._run_file.hints.bootstraps])
         self._stack.push_async_callback(self._swarm.close)
@@ -230,38 +228,22 @@ class Node:
             task=self._task(),
             data=str(self.options.data.resolve()) if self.options.data else None,
             eval_data=str(self.options.eval_data.resolve()) if self.options.eval_data else None,
+            caps=self._caps(),
+            remembered=self._remembered.wishes,
         )
+        plan = self._facts["plan"]
+        for reason in plan["reasons"]:
+            (logger.info if plan["fits"] else logger.warning)("%s", reason)
+
+    def _caps(self) -> dict[str, int]:
+        """What the run says of sizes, if it is known yet."""
+        run = self._run_file.run if self._run_file is not None else None
+        return {name: getattr(run, name) for name in ("prompt_tokens", "completion_tokens", "group")} if run else {}
 
     def _task(self) -> str:
         if self.options.task is not None:
             return self.options.task
         return self._run_file.run.task if self._run_file is not None else "arithmetic"
-
-    async def _restore(self) -> None:
-        """Goes on from the newest sound checkpoint, if there is one."""
-        assert self._stepper is not None
-        known_damaged = self._checkpoints.damaged()
-        found = await asyncio.to_thread(self._checkpoints.latest)
-        for path in set(self._checkpoints.damaged()) - set(known_damaged):
-            logger.error(
-                "A checkpoint is damaged and was set aside as %s; an older one is used, if there is one.", path
-            )
-        if found is None:
-            return
-        directory, facts = found
-        if facts["model"] != self._model():
-            raise UsageError(
-                f"The home {self.home.path} belongs to another model: {facts['model']}, not {self._model()}.",
-                "Use the model and --lora/--full of the first start, or a fresh --home.",
-            )
-        progress = Progress.from_facts(facts["progress"])
-        await self._worker.call("restore", directory=str(directory), steps=progress.step)
-        self._stepper.progress, self._saved_step = progress, progress.step
-        logger.info("Going on from step %d", self._stepper.progress.step)
-        self._metrics.write("resumed", step=self._stepper.progress.step)
-
-    def _model(self) -> str:
-        return f"{self.settings.model} ({'lora' if self.settings.lora else 'full'})"
 
     def _refill_pool(self) -> None:
         """Groups that were admitted before a restart and neither scored nor trained on are scored again."""
@@ -301,7 +283,7 @@ class Node:
         assert self._stepper is not None
         if self._stepper.progress.pass_at_1 is None:
             await self._evaluate()
-            await self._checkpoint()
+            await self._saving.checkpoint(self._worker, self._stepper.progress)
             await self._wait_for_peers()
         elif await self._stepper.step(self._stopping) is not None:
             await self._after_step()
@@ -322,6 +304,12 @@ class Node:
         assert self._stepper is not None and self._swarm is not None
         progress, last = self._stepper.progress, self._stepper.last
         self._failures = 0
+        for warning in last["warnings"]:
+            logger.warning("%s", warning)
+        if last["memory_retries"]:
+            self._remembered.learn(micro_batch_tokens=last["micro_batch_tokens"])
+        if self._stepper.generation_batch < self._facts["plan"]["generation_batch"]:
+            self._remembered.learn(generation_batch=self._stepper.generation_batch)
         if progress.step % self.settings.eval_every == 0:
             await self._evaluate()
         self._metrics.write(
@@ -333,8 +321,7 @@ class Node:
             bytes_out=self._swarm.traffic.bytes_out,
             **last,
         )
-        if self._checkpoint_is_due():
-            await self._checkpoint()
+        await self._saving.after_step(self._worker, progress, last)
 
     async def _evaluate(self) -> None:
         assert self._stepper is not None
@@ -346,38 +333,21 @@ class Node:
         self._metrics.write("evaluation", step=progress.step, since_start=time.time() - self._started, **result)
         logger.info("Step %d: pass@1 %.3f (format %.3f)", progress.step, result["pass_at_1"], result["formatted"])
 
-    def _checkpoint_is_due(self) -> bool:
-        small = self._saved_bytes < CHECKPOINT_EVERY_STEP_BELOW
-        return small or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS
-
-    async def _checkpoint(self) -> None:
-        """Has the worker write its state; checksums, fsync and rename go on beside the next step."""
-        assert self._stepper is not None
-        if self._saving is not None:
-            await self._saving
-        progress = self._stepper.progress
-        directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await self._worker.call("save", directory=str(directory))
-        self._saved_bytes = sum(file.stat().st_size for file in directory.iterdir())
-        self._saved_at = time.monotonic()
-        self._saved_step = progress.step
-        facts = {"model": self._model(), "progress": progress.facts()}
-        self._saving = asyncio.create_task(asyncio.to_thread(self._checkpoints.commit, directory, facts))
-
     async def _finish(self) -> None:
         """The last checkpoint and evaluation; if the worker does not answer in time, what was saved before stands."""
         assert self._stepper is not None
         progress = self._stepper.progress
         try:
             async with asyncio.timeout(FINISH_SECONDS):
-                if progress.pass_at_1 is not None and self._saved_step != progress.step:
-                    await self._checkpoint()
-                if self._saving is not None:
-                    await self._saving
+                if progress.pass_at_1 is not None and self._saving.saved_step != progress.step:
+                    await self._saving.checkpoint(self._worker, progress)
+                await self._saving.settle()
                 if progress.pass_at_1_step != progress.step:
                     await self._evaluate()
         except (TimeoutError, WorkerDied, WorkerFault) as error:
-            logger.warning("The end was cut short (%s); step %d was saved last.", _reason(error), self._saved_step)
+            logger.warning(
+                "The end was cut short (%s); step %d was saved last.", _reason(error), self._saving.saved_step
+            )
 
     async def _revive_worker(self, fault: FtisError) -> None:
         """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
@@ -391,14 +361,16 @@ class Node:
                     f"The compute process failed {self._failures} times in a row, at last with: {fault}",
                     f"Look into {self.home.log}; if it was out of memory, give a smaller micro_batch_tokens.",
                 )
-            logger.error("The compute process failed (%s); starting a new one", fault)
+            logger.error("The compute process failed (%s); starting a new one.", fault)
+            await self._saving.settle()
             await self._worker.stop()
             await asyncio.sleep(min(2.0**self._failures, 30.0))
             self._worker = Worker()
             try:
                 await self._start_worker()
                 await self._worker.call("open", run=self._run_file.run.model_dump(mode="json"))
-                await self._restore()
+                restored = await self._saving.restore(self._worker, older=self._failures > FAILURES_OF_NEWEST)
+                self._stepper.progress = restored or self._stepper.progress
             except (WorkerDied, WorkerFault) as error:
                 fault = error
                 continue
@@ -434,7 +406,8 @@ class Node:
             "state": self.state,
             "reason": self.reason,
             "model": self.settings.model,
-            "kind": "lora" if self.settings.lora else "full",
+            "kind": self._facts.get("kind"),
+            "plan": self._facts.get("plan"),
             "parameters": self._facts.get("parameters"),
             "addresses": self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,

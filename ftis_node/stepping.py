@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -91,6 +92,7 @@ class Stepper:
         self.swarm: Swarm
         self.own_only = own_only  # the objective trains on nobody else's samples
         self.own_refused = 0
+        self.generation_batch = sys.maxsize  # how many sequences the compute process has room for side by side
         self._context = context
         self._run = context.run
         self._run_id = context.run.id
@@ -219,7 +221,8 @@ class Stepper:
         number = self._store.next_round()
         author = self._identity.author
         rows = [draw(self._run_id, author, number, slot, self._context.rows) for slot in range(count)]
-        answers = (await self.worker.call("generate", rows=rows))["groups"]
+        answer = await self.worker.call("generate", rows=rows)
+        answers, self.generation_batch = answer["groups"], answer["generation_batch"]
         self._group_seconds.append((time.perf_counter() - began) / count)
         groups, packets, refs = [], [], []
         for slot, (row, answer) in enumerate(zip(rows, answers, strict=True)):

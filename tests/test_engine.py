@@ -10,7 +10,7 @@ import msgpack
 import pytest
 import torch
 
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import prompt_digest
 from ftis_node.policy.tokenizer import prompt_ids
@@ -156,6 +156,72 @@ def test_steps_teach_the_model_what_is_rewarded() -> None:
             part["rewards"] = [float(length < before) for length in part["completions"]["lengths"]]
         engine.step(groups)
     assert mean_length(engine.generate(rows)) < before - 1
+
+
+def with_room_for(engine: Engine, rows: int) -> None:
+    """A device on which a forward pass of more rows fails as CUDA fails."""
+
+    def refuse(module: Any, args: Any, kwargs: Any) -> None:
+        if kwargs["input_ids"].shape[0] > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    engine._policy.causal_lm.register_forward_pre_hook(refuse, with_kwargs=True)
+
+
+def test_generation_that_does_not_fit_goes_on_with_fewer_sequences_side_by_side() -> None:
+    engine = opened(generation_batch=64)
+    with_room_for(engine, 20)
+    answer = engine.generate(list(range(10)))
+    assert [len(group["lengths"]) for group in answer["groups"]] == [8] * 10
+    assert answer["generation_batch"] <= 20
+    assert engine.generate([1])["generation_batch"] == answer["generation_batch"], "what was learned is kept"
+    assert engine.evaluate()["prompts"] == 40
+
+
+def test_a_group_that_does_not_fit_by_itself_is_an_error() -> None:
+    engine = opened()
+    with_room_for(engine, 7)
+    with pytest.raises(FtisError, match="single prompt"):
+        engine.generate([1])
+
+
+def test_weights_that_have_diverged_draw_nothing() -> None:
+    engine = opened()
+    with torch.no_grad():
+        engine._policy.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(FtisError, match="diverged"):
+        engine.generate([1])
+
+
+def test_the_plan_fills_in_what_the_settings_leave_open_and_is_told() -> None:
+    engine = Engine()
+    plan = engine.load(settings(), "arithmetic", None, None)["plan"]
+    assert plan["fits"] and not plan["lora"] and plan["dtype"] == "float32" and plan["reasons"]
+    assert 0 < plan["memory_bytes"] <= plan["budget"]
+    told = {name: getattr(engine._settings, name) for name in ("lora", "dtype", "optimiser", "micro_batch_tokens")}
+    assert told == {name: plan[name] for name in told}
+    msgpack.packb(plan)
+
+
+def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person() -> None:
+    engine, kept = Engine(), {"lora": True, "micro_batch_tokens": 300, "generation_batch": 12}
+    remembering = engine.load(settings(), "arithmetic", None, None, remembered=kept)
+    assert {name: remembering["plan"][name] for name in kept} == kept and remembering["kind"] == "lora"
+    decided = engine.load(settings(lora=False, micro_batch_tokens=200), "arithmetic", None, None, remembered=kept)
+    assert (decided["plan"]["lora"], decided["plan"]["micro_batch_tokens"]) == (False, 200)
+    assert decided["plan"]["generation_batch"] == 12
+
+
+def test_the_plan_is_for_the_runs_caps_where_they_are_known() -> None:
+    engine = Engine()
+    caps = {"prompt_tokens": 4000, "completion_tokens": 4000, "group": 12}
+    small, large = (engine.load(settings(), "arithmetic", None, None, caps=c)["plan"] for c in (None, caps))
+    assert large["memory_bytes"] > 2 * small["memory_bytes"]
+
+
+def test_memory_that_is_too_small_is_told_and_tried_all_the_same() -> None:
+    facts = Engine().load(settings(vram_gb=0.01), "arithmetic", None, None)
+    assert not facts["plan"]["fits"] and facts["plan"]["reasons"]
 
 
 def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine) -> None:

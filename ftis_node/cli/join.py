@@ -30,14 +30,17 @@ def join(
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
     home: HomeOption = DEFAULT_HOME,
-    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
-    objective: Annotated[str | None, typer.Option(help="The loss: ftis, grpo (own samples only) or nois.")] = None,
+    lora: Annotated[
+        bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything; default: what fits.")
+    ] = None,
+    objective: Annotated[str | None, typer.Option(help="The loss: ftis, grpo (own samples only), nois, …")] = None,
     own_share: Annotated[
         float | None, typer.Option(help="Part of each batch generated here; 0 only listens. Default: 1/nodes.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="End after so many steps in all; default: never.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port to listen on; 0 means any.")] = None,
+    vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
@@ -59,6 +62,7 @@ def join(
             "host": host,
             "port": port,
             "device": device,
+            "vram_gb": vram,
             "seed": seed,
         }.items()
         if value is not None

@@ -16,9 +16,8 @@ from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy.generate import Sampling, generate
-from ftis_node.policy.load import _with_lora, choose_device
+from ftis_node.policy.load import choose_device, make_policy
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.score import ready
 from ftis_node.settings import Settings
 
 OWN, PEER = "own", "peer"
@@ -99,12 +98,7 @@ def random_policy(config: Any, settings: Settings) -> Policy:
     """`random_model` made ready as `load_policy` would, with a tokenizer of as many made-up words."""
     device = choose_device(settings.device)
     model = random_model(config, device, torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32)
-    if settings.lora:
-        model = _with_lora(model, settings)
-    policy = ready(Policy(settings.model, model, word_tokenizer(config.vocab_size), device))
-    if settings.gradient_checkpointing:
-        policy.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    return policy
+    return make_policy(model, word_tokenizer(config.vocab_size), settings)
 
 
 def word_tokenizer(words: int) -> PreTrainedTokenizerFast:

@@ -46,7 +46,7 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
         tell: is told of progress.
 
     Returns:
-        Medians over `repeats` steps of each, ours and TRL's in turns; `ratio` is TRL's over ours, `*_spread` minimum
+        Medians over `repeats` steps of each, ours and TRL's in turns; `ratio` is ours over TRL's, `*_spread` minimum
         and maximum, tokens are those of the completions. TRL runs with the micro-batch that is its fastest here. What
         is TRL's is None if it is not installed. `peak_memory_mb`: see `peak_memory`.
 
@@ -73,7 +73,7 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
     return {
         "ours_cpu_s": median,
         "trl_cpu_s": trl_median,
-        "ratio": trl_median / median if trl_median else None,
+        "ratio": median / trl_median if trl_median else None,
         "ours_tokens_per_s": size.tokens / median,
         "trl_tokens_per_s": size.tokens / trl_median if trl_median else None,
         "peak_memory_mb": peak_memory(ours, held(learner)) / 1e6,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -93,6 +93,15 @@ class Batch:
             if any(part.completions for part in parts):
                 batch._add(group.prompt_ids, parts, objective)
         return batch
+
+    def only(self, source: str) -> Batch:
+        """The samples of one source, which count in the loss what they count in the whole."""
+        prompted = [Prompted(p.prompt_ids, [s for s in p.samples if s.source == source]) for p in self.prompted]
+        return replace(
+            self,
+            computed=[sample for sample in self.computed if sample.source == source],
+            prompted=[p for p in prompted if p.samples],
+        )
 
     def _add(self, prompt_ids: Sequence[int], parts: Sequence[Part], objective: Objective) -> None:
         if any(len(part.rewards) != len(part.completions) for part in parts):

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ftis_node.errors import FtisError
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
+from ftis_node.learner.memory import free_memory, out_of_memory
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
+from ftis_node.policy.plan import MICRO_BATCH_TOKENS
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.settings import Settings
 
-# Unless the settings say otherwise; on a CPU larger ones fall out of the caches and are slower.
-MICRO_BATCH_TOKENS = {"cpu": 4_096, "cuda": 16_384}
 BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ class StepReport:
     """What one step did.
 
     skipped             why the weights were left as they were, if they were
-    diverged            so many steps in a row had no finite gradient that an older checkpoint should come back
+    bad_steps           how many steps in a row, up to this one, had no finite loss or gradient
+    diverged            so many that an older checkpoint should come back
     warnings            what a person should know of a peer's samples, in words
     micro_batch_tokens  the budget that was used in the end; `memory_retries` says how often it had to be halved
     """
@@ -44,6 +45,7 @@ class StepReport:
     tokens: int
     seconds: float
     skipped: str | None = None
+    bad_steps: int = 0
     diverged: bool = False
     warnings: list[str] = field(default_factory=list)
     micro_batch_tokens: int = 0
@@ -52,7 +54,7 @@ class StepReport:
 
 
 @dataclass(frozen=True, eq=False)
-class _Computed:
+class Computed:
     """A micro-batch after its backward pass; nothing in it holds a graph."""
 
     samples: Sequence[Sample]
@@ -83,7 +85,7 @@ class Learner:
         self.own = own
         self.steps = 0
         self.gate: float | None = None  # see Objective.next_gate
-        self.micro_batch_tokens = settings.micro_batch_tokens or MICRO_BATCH_TOKENS.get(policy.device.type, 4_096)
+        self.micro_batch_tokens = settings.micro_batch_tokens or MICRO_BATCH_TOKENS["cpu"]
         self.trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         rate = settings.effective_learning_rate(task, lora=policy.kind == "lora")
         self.optimiser = Optimiser(self.trainable, settings, rate)
@@ -110,7 +112,7 @@ class Learner:
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
         for inner in range(self.objective.inner_steps if batch.computed else 0):
-            computed = self._gradient(batch, start)
+            computed = self.accumulate(batch, start)
             self._tell(diagnostics, computed, inner)
             loss, norm, skipped = self._apply(batch, computed)
             if inner == 0:
@@ -128,6 +130,7 @@ class Learner:
             tokens=sum(sample.tokens for sample in batch.computed),
             seconds=time.perf_counter() - began,
             skipped=skipped,
+            bad_steps=self._bad_steps,
             diverged=self._bad_steps >= BAD_STEPS,
             warnings=self._warnings(summary),
             micro_batch_tokens=self.micro_batch_tokens,
@@ -137,8 +140,15 @@ class Learner:
 
     # --- the gradient ---------------------------------------------------------------------------------------------
 
-    def _gradient(self, batch: Batch, start: Sequence[Tensor]) -> list[_Computed]:
-        """Leaves the gradient in the parameters; `start`: log-probs of the first inner step, none if this is it."""
+    def accumulate(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
+        """Leaves the gradient of a batch in the parameters, up to `divisor`, and changes nothing else.
+
+        Args:
+            start: log-probs of each sample at the first inner step, none if this is it.
+
+        Raises:
+            FtisError: a single sample does not fit into memory.
+        """
         while True:
             self.optimiser.drop_gradients()
             try:
@@ -159,7 +169,7 @@ class Learner:
             raise FtisError("A single completion with its prompt does not fit into memory.")
         logger.warning("Out of memory: the micro-batch is now %d tokens.", self.micro_batch_tokens)
 
-    def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> _Computed:
+    def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
         """Adds the gradient of one micro-batch."""
         device = self.policy.device
         samples = [sample for prompted in part for sample in prompted.samples]
@@ -179,13 +189,17 @@ class Learner:
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum() / self._known_divisor(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         told = replace(terms, value=terms.value.detach())
-        return _Computed(samples, told, new.detach(), entropy, float(loss.detach()))
+        return Computed(samples, told, new.detach(), entropy, float(loss.detach()))
 
     def _known_divisor(self, batch: Batch) -> float:
         """D, if it is known before anything is computed; else 1, and the gradient is divided afterwards."""
         return self._divisor(batch, ()) if self.objective.count_dropped else 1.0
 
-    def _divisor(self, batch: Batch, computed: Sequence[_Computed]) -> float:
+    def divisor(self, batch: Batch, computed: Sequence[Computed]) -> float:
+        """What the accumulated gradient must still be divided by: D, unless it was known beforehand."""
+        return 1.0 if self.objective.count_dropped else self._divisor(batch, computed)
+
+    def _divisor(self, batch: Batch, computed: Sequence[Computed]) -> float:
         dropped = [
             sample
             for part in computed
@@ -200,9 +214,9 @@ class Learner:
             dropped_tokens=sum(counted(sample.completion, self.objective) for sample in dropped),
         )
 
-    def _apply(self, batch: Batch, computed: Sequence[_Computed]) -> tuple[float, float, str | None]:
+    def _apply(self, batch: Batch, computed: Sequence[Computed]) -> tuple[float, float, str | None]:
         """Changes the weights; returns the loss, the norm of the whole gradient, and why it did not, if it did not."""
-        scale = 1.0 if self.objective.count_dropped else 1 / self._divisor(batch, computed)
+        scale = 1 / self.divisor(batch, computed)
         loss = sum(part.loss for part in computed) * scale
         norm = self.optimiser.gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -222,7 +236,7 @@ class Learner:
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
-    def _tell(self, diagnostics: Diagnostics, computed: Sequence[_Computed], inner: int) -> None:
+    def _tell(self, diagnostics: Diagnostics, computed: Sequence[Computed], inner: int) -> None:
         for part in computed:
             sources = [sample.source for sample in part.samples]
             lengths = torch.tensor([sample.tokens for sample in part.samples])
@@ -238,7 +252,7 @@ class Learner:
                 entropy=part.entropy,
             )
 
-    def _next_gate(self, computed: Sequence[_Computed]) -> float | None:
+    def _next_gate(self, computed: Sequence[Computed]) -> float | None:
         successes = [
             part.terms.likelihood[place]
             for part in computed
@@ -274,24 +288,13 @@ class Learner:
 _GATE = "gate"  # among the optimiser's tensors, whose names all have a slash
 
 
-def _by_sample(computed: Sequence[_Computed]) -> list[Tensor]:
+def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
     """Log-probs at the start of the step, by a sample's index."""
     found: dict[int, Tensor] = {}
     for part in computed:
         pieces = torch.split(part.logprobs, [sample.tokens for sample in part.samples])
         found |= {sample.index: piece for sample, piece in zip(part.samples, pieces, strict=True)}
     return [found[index] for index in range(len(found))]
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether it says that an allocation failed: CUDA has a class for it, the CPU only words."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def free_memory() -> None:
-    """Gives cached blocks back to the device."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:

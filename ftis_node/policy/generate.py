@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ftis_node.errors import FtisError
 from ftis_node.packet import Completion
+from ftis_node.policy.memory import PREFILL_TOKENS
 from ftis_node.policy.policy import Policy
 
 
@@ -46,6 +48,12 @@ def generate(
         For each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a sampled
         EOS included. The log-probs are those of the distribution sampled from: temperature applied, softmax in fp32
         over the valid vocabulary, nothing cut off.
+
+    Raises:
+        FtisError: the weights have diverged.
+
+    Raises:
+        FtisError: the weights have diverged.
     """
     per_call = max(1, batch // group)
     out: list[list[Completion]] = []
@@ -58,6 +66,8 @@ def _generate_batch(
     policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, generator: torch.Generator | None
 ) -> list[list[Completion]]:
     logits, cache, mask = _prefill(policy, prompts, group)
+    if not bool(torch.isfinite(logits[:, : policy.vocabulary]).all()):  # drawing from it would end a GPU's process
+        raise FtisError("The model's logits are not finite; its weights have diverged.")
     rows = len(prompts) * group
     device = policy.device
     eos = torch.tensor(sampling.eos, device=device)
@@ -94,7 +104,10 @@ def _generate_batch(
 
 
 def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], group: int) -> tuple[Tensor, DynamicCache, Tensor]:
-    """Runs each prompt once and repeats its cache `group` times: logits [rows, V], cache, mask [rows, L]."""
+    """Runs each prompt once and repeats its cache `group` times: logits [rows, V], cache, mask [rows, L].
+
+    Some prompts at a time, for evaluation has as many prompts as rows.
+    """
     width = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -102,17 +115,36 @@ def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], group: int) -> tu
         ids[row, width - len(prompt) :] = torch.as_tensor(prompt)
         mask[row, width - len(prompt) :] = 1
     ids, mask = ids.to(policy.device), mask.to(policy.device)
-    cache = DynamicCache()
-    logits = policy.causal_lm(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
+    read = []
+    together = max(1, PREFILL_TOKENS // width)
+    for first in range(0, len(prompts), together):
+        rows = slice(first, first + together)
+        cache = DynamicCache()
+        logits = policy.causal_lm(
+            input_ids=ids[rows],
+            attention_mask=mask[rows],
+            position_ids=(mask[rows].cumsum(1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        read.append((logits, cache))
+    logits, cache = torch.cat([logits for logits, _ in read]), _joined([cache for _, cache in read])
     cache.batch_repeat_interleave(group)
     return logits.repeat_interleave(group, 0), cache, mask.repeat_interleave(group, 0)
+
+
+def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
+    """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
+    if len(caches) == 1:
+        return caches[0]
+    whole = DynamicCache()
+    for index in range(len(caches[0].layers)):
+        layers = [cache.layers[index] for cache in caches]
+        whole.update(torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers]), index)
+        for layer in layers:
+            layer.keys = layer.values = None
+    return whole
 
 
 def _draw(

@@ -45,7 +45,7 @@ def load_policy(settings: Settings) -> Policy:
     """
     source = resolve(settings.model)
     tokenizer = load_tokenizer(settings.model)
-    device = _device(settings.device)
+    choose_device(settings.device)  # told before anything is downloaded
     try:
         where = _where(source)
         config = AutoConfig.from_pretrained(source, **where)
@@ -63,6 +63,16 @@ def load_policy(settings: Settings) -> Policy:
         raise
     except Exception as error:  # as above
         raise _unloadable(settings.model, source, error) from error
+    return make_policy(model, tokenizer, settings)
+
+
+def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Policy:
+    """A model made ready: on its device, with LoRA layers and gradient checkpointing where the settings ask for them.
+
+    Raises:
+        UsageError: there is no such device, or the LoRA layers cannot be added.
+    """
+    device = choose_device(settings.device)
     torch.manual_seed(settings.seed)
     if settings.lora:
         model = _with_lora(model, settings)
@@ -126,7 +136,12 @@ def _where(source: str) -> dict[str, Any]:
     return {}
 
 
-def _device(wanted: str) -> torch.device:
+def choose_device(wanted: str) -> torch.device:
+    """The device of that name; `auto` is a GPU if there is one.
+
+    Raises:
+        UsageError: there is no such device.
+    """
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

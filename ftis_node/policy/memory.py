@@ -11,13 +11,12 @@ layer keeps of every token, in bytes:
     attention  4bQ + 4 heads            q, k, v and output; log-sum-exp in fp32
                + 2bQ P/C + b (P + C)    of completion tokens: each row's copy of its prompt's k and v; the mask
                + bQ if full             the output laid out by tokens, for the o matrix's gradient
-    LoRA       4 rank + 4 inputs        of each targeted matrix: its input in fp32; with fp32 weights nothing is copied,
-                                        but an input is kept that nothing else keeps, once for all matrices it enters
+    LoRA       b rank + b inputs        of each targeted matrix: an input that nothing else keeps, once for all
+                                        matrices it enters
 
 With gradient checkpointing a layer keeps bH, and one layer at a time has the above. On the way back one layer holds
-gradients of 2bI + bH besides (LoRA 3bI; with targets in the MLP 2bI, or 4bI where their inputs are copied to fp32), or
-4bQ (P + C)/C in attention. The formula is for dense decoders with gated MLPs (others keep less); it takes prompts and
-completions at their caps.
+gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula is for
+dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps.
 """
 
 from __future__ import annotations
@@ -36,6 +35,9 @@ Device = Literal["cpu", "cuda"]
 # One fp32 matrix [tokens, vocabulary] of `score`, and how many of them scoring holds at a time.
 CHUNK_BYTES = 128 << 20
 LOGIT_BUFFERS = 3
+
+# Prompt tokens that `generate` reads at a time.
+PREFILL_TOKENS = 16_384
 
 # Elements whose fp32 gradients exist at a time while master weights are updated.
 UPDATE_ELEMENTS = 1 << 26
@@ -149,13 +151,13 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     width = setup.width
     adapters = geometry.lora_parameters(setup.lora_rank, setup.lora_targets) if setup.lora else 0
     trained = adapters or geometry.parameters
-    mastered = not setup.lora and width < 4
+    mastered = width < 4
     # The head's gradient is made whole before it is added to what is there, and waits for the embedding's if tied.
-    gradients = 4 * adapters if setup.lora else width * (trained + geometry.vocabulary * geometry.hidden)
+    gradients = width * (trained + (0 if setup.lora else geometry.vocabulary * geometry.hidden))
     kept, one_layer = activations(geometry, workload, setup)
     cache, sampling = _generating(geometry, workload, setup, device)
     bare = Memory(
-        weights=width * geometry.parameters + 4 * adapters,
+        weights=width * (geometry.parameters + adapters),
         master=4 * trained if mastered else 0,
         gradients=gradients,
         optimiser=round(MOMENT_BYTES[setup.optimiser] * trained),
@@ -182,7 +184,7 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
     kept = tokens * _kept_by_token(g, setup)
     kept += 2 * attention * (prompts + spread) + width * completions * reach
     in_mlp = setup.lora and any(g.intermediate in (t.inputs, t.outputs) for t in _targeted(g, setup))
-    gradients = 3 if setup.lora and not in_mlp else 4 if in_mlp and width < 4 else 2
+    gradients = 3 if setup.lora and not in_mlp else 2
     passing = tokens * (gradients * mlp + width * g.hidden)
     passing = max(passing, 4 * attention * (prompts + spread) - 3 * tokens * mlp)  # the MLP is done before attention
 
@@ -199,15 +201,9 @@ def _kept_by_token(g: Geometry, setup: Setup) -> int:
     if not setup.lora:
         return frozen + 4 * width * g.hidden + width * g.intermediate + width * heads
     targets = _targeted(g, setup)
-    ranks = sum(4 * setup.lora_rank * t.count for t in targets)
-    if width < 4:
-        inputs = sum(4 * t.inputs * t.count for t in targets)
-    else:
-        once = {
-            (t.path.rpartition(".")[0], t.inputs, t.path.endswith("o_proj")): 4 * t.inputs * t.count for t in targets
-        }
-        inputs = sum(once.values())
-    return frozen + (ranks + inputs) // g.layers
+    ranks = sum(setup.lora_rank * t.count for t in targets)
+    inputs = {(t.path.rpartition(".")[0], t.inputs, t.path.endswith("o_proj")): t.inputs * t.count for t in targets}
+    return frozen + width * (ranks + sum(inputs.values())) // g.layers
 
 
 def _targeted(g: Geometry, setup: Setup) -> list[Linear]:
@@ -225,8 +221,9 @@ def _logits(g: Geometry, workload: Workload, setup: Setup) -> int:
 
 def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Device) -> int:
     """Fp32 gradients for masters, some at a time; AdamW's square roots, on a GPU of all that it is given at once."""
-    together = max(g.largest, min(UPDATE_ELEMENTS, trained)) if mastered else trained
-    roots = 4 * together if device == "cuda" else 8 * min(g.largest, trained)
+    largest = min(g.largest, trained)
+    together = max(0 if setup.lora else largest, min(UPDATE_ELEMENTS, trained)) if mastered else trained
+    roots = 4 * together if device == "cuda" else 8 * largest
     return (4 * together if mastered else 0) + (roots if setup.optimiser == "adamw" else 0)
 
 
@@ -234,12 +231,13 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     """The cache, full; and the rest.
 
     The rest is logits, three fp32 matrices like them while a token is drawn, or, if that is more, the pass over as
-    many prompts as there are rows, as evaluation makes (one completion each), before the cache is full.
+    many prompts as there are rows, some at a time, as evaluation makes (one completion each) before the cache is full.
     """
     rows = max(workload.group, setup.generation_batch // workload.group * workload.group)
     row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
     cache = round(CACHE_GROWTH[device] * rows * workload.longest * row_bytes)
     drawing = rows * g.vocabulary * (setup.width + 12)
-    token = row_bytes + setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
-    reading = rows * workload.prompt_tokens * token
+    token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
+    prompts = rows * workload.prompt_tokens
+    reading = prompts * row_bytes + min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens)) * token
     return cache, max(drawing, reading - cache)

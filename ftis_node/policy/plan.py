@@ -23,7 +23,7 @@ __all__ = ["GB", "Memory", "Plan", "Wishes", "Workload", "plan"]
 GB = 1 << 30  # as graphics cards are labelled
 
 # Sizes that choosing starts from; it only makes them smaller.
-MICRO_BATCH_TOKENS = 16_384
+MICRO_BATCH_TOKENS: dict[Device, int] = {"cpu": 2_048, "cuda": 16_384}  # on a CPU larger ones leave the caches
 GENERATION_BATCH = 288
 
 # Models with fewer parameters are trained in fp32 on a GPU too: they are small enough, and need no second copy.
@@ -108,7 +108,7 @@ def _setups(geometry: Geometry, workload: Workload, wishes: Wishes, device: Devi
     """Every way to train at full size that the wishes allow, best first."""
     small = device == "cpu" or geometry.parameters < SMALL_MODEL
     step_tokens = workload.batch_groups * (workload.prompt_tokens + workload.group * workload.completion_tokens)
-    most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS, step_tokens))
+    most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
     common = Setup(
         lora=False,
         dtype=wishes.dtype or ("float32" if small else "bfloat16"),

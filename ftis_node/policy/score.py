@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ftis_node.policy.memory import CHUNK_BYTES
 from ftis_node.policy.packing import ATTENTION, Prefixed, pack, pad
 from ftis_node.policy.policy import Policy
-
-# How much one fp32 matrix of logits may take; so many tokens go through the head at a time.
-CHUNK_BYTES = 128 << 20
 
 
 def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature: float) -> tuple[Tensor, Tensor]:

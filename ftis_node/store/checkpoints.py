@@ -66,9 +66,15 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
-    def latest(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest sound checkpoint and its facts; damaged ones are set aside as ``*.damaged``."""
+    def latest(self, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
+        """The newest sound checkpoint and its facts; damaged ones are set aside as ``*.damaged``.
+
+        Args:
+            before: only those of earlier steps than this one.
+        """
         for directory in reversed(self._complete()):
+            if before is not None and _step(directory) >= before:
+                continue
             try:
                 return directory, verify(directory)
             except CheckpointError:
@@ -76,13 +82,21 @@ class Checkpoints:
                 directory.rename(directory.with_suffix(".damaged"))
         return None
 
+    def set_aside(self, after: int) -> None:
+        """Renames the checkpoints of later steps than `after` to ``*.diverged``; earlier such ones are removed."""
+        for forgotten in self.path.glob("*.diverged"):
+            shutil.rmtree(forgotten, ignore_errors=True)
+        for directory in self._complete():
+            if _step(directory) > after:
+                directory.rename(directory.with_suffix(".diverged"))
+
     def damaged(self) -> list[Path]:
         """Checkpoints that `latest` found damaged and set aside."""
         return sorted(self.path.glob("*.damaged"))
 
     def _complete(self) -> list[Path]:
         found = [entry for entry in self.path.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name)]
-        return sorted(found, key=lambda entry: int(entry.name.removeprefix("step-")))
+        return sorted(found, key=_step)
 
 
 def verify(directory: Path) -> dict[str, Any]:
@@ -102,6 +116,10 @@ def verify(directory: Path) -> dict[str, Any]:
     if not sound:
         raise CheckpointError(f"The checkpoint {directory} is damaged: a checksum differs.")
     return facts
+
+
+def _step(directory: Path) -> int:
+    return int(directory.name.removeprefix("step-"))
 
 
 def _sha256(path: Path) -> str:

@@ -33,6 +33,7 @@ class Home:
         self.metrics = path / "metrics.jsonl"
         self.log = path / "node.log"
         self.run_file = path / "run.toml"
+        self.plan = path / "plan.json"
         self._runtime_file = path / "runtime.json"
         self._lock: IO[str] | None = None
 

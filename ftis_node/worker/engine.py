@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,18 +15,22 @@ from safetensors.torch import load_file, save_file
 
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.learner import Learner, Part, TrainingGroup
+from ftis_node.learner.memory import free_memory, out_of_memory
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.load import load_policy
+from ftis_node.policy.memory import Workload
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
-from ftis_node.run import Run
+from ftis_node.run import RUN_DEFAULTS, Run
 from ftis_node.settings import Settings
 from ftis_node.tasks import Example, Score, Task, load_task, score
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
+from ftis_node.worker.planning import settle, told
 
-GENERATION_BATCH = 288  # sequences side by side, unless the settings say otherwise
+logger = logging.getLogger(__name__)
+
 _WEIGHTS, _OPTIMISER, _RANDOM = "trainable.safetensors", "optimiser.safetensors", "random.safetensors"
 
 
@@ -39,19 +44,34 @@ class Engine:
         self._run: Run
         self._learner: Learner
         self._random: torch.Generator
+        self._generation_batch: int
         self._prompts: list[list[int]] = []
         self._held_out: list[tuple[list[int], Example]] = []
 
-    def load(self, settings: dict[str, Any], task: str, data: str | None, eval_data: str | None) -> dict[str, Any]:
-        """Loads task, then model; answers what a run must know of both.
+    def load(
+        self,
+        settings: dict[str, Any],
+        task: str,
+        data: str | None,
+        eval_data: str | None,
+        caps: dict[str, int] | None = None,
+        remembered: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Loads task, then plans, then loads the model; answers what a run must know of task and model, and the plan.
+
+        Args:
+            caps: prompt_tokens, completion_tokens and group of the run, where it is known already.
+            remembered: see `planning.settle`.
 
         Raises:
             UserError: the data or the model cannot be loaded.
         """
-        self._settings = Settings(**settings)
         self._task = load_task(
             task, data=Path(data) if data else None, eval_data=Path(eval_data) if eval_data else None
         )
+        workload = self._workload(Settings(**settings), caps or {})
+        self._settings, plan = settle(Settings(**settings), workload, remembered or {})
+        self._generation_batch = plan.generation_batch
         self._policy = load_policy(self._settings)
         self._random = torch.Generator(self._policy.device).manual_seed(self._settings.seed)
         tokenizer = self._policy.tokenizer
@@ -70,7 +90,13 @@ class Engine:
             "completion_tokens": self._task.completion_tokens,
             "rows": len(self._task.train),
             "held_out": len(self._task.held_out),
+            "plan": told(plan),
         }
+
+    def _workload(self, settings: Settings, caps: dict[str, int]) -> Workload:
+        """What the plan is for: the run's caps, or the task's where no run is known yet."""
+        known = {"prompt_tokens": self._task.prompt_tokens, "completion_tokens": self._task.completion_tokens}
+        return Workload(**{**known, "group": RUN_DEFAULTS["group"], **caps}, batch_groups=settings.batch_groups)
 
     def open(self, run: dict[str, Any]) -> dict[str, Any]:
         """Takes up a run: tokenises every prompt, makes the learner. Answers the prompts' digests (8 bytes a row)
@@ -101,21 +127,14 @@ class Engine:
     def generate(self, rows: Sequence[int]) -> dict[str, Any]:
         """Samples a group for each row of the training data, and scores it."""
         began = time.perf_counter()
-        sampling = Sampling(self._run.completion_tokens, self._run.temperature, self._run.eos)
-        groups = generate(
-            self._policy,
-            [self._prompts[row] for row in rows],
-            group=self._run.group,
-            sampling=sampling,
-            generator=self._random,
-            batch=self._settings.generation_batch or GENERATION_BATCH,
-        )
+        groups = self._sample([self._prompts[row] for row in rows], self._run.group, greedy=False)
         answers = []
         for row, completions in zip(rows, groups, strict=True):
             scores = self._scores(row, completions)
             answer = pack_completions(completions)
             answers.append(answer | {"rewards": [s.reward for s in scores], "prompt_ids": self._prompts[row]})
-        return {"groups": answers, "seconds": time.perf_counter() - began}
+        seconds = time.perf_counter() - began
+        return {"groups": answers, "seconds": seconds, "generation_batch": self._generation_batch}
 
     def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
         """Rewards [G] of a foreign group, by this node's own reading of its text."""
@@ -139,13 +158,7 @@ class Engine:
         """Greedy pass@1 on held-out prompts (strict), with format rate and lenient accuracy beside it."""
         began = time.perf_counter()
         chosen = self._held_out[: self._settings.eval_prompts]
-        groups = generate(
-            self._policy,
-            [ids for ids, _ in chosen],
-            group=1,
-            sampling=Sampling(self._run.completion_tokens, self._run.temperature, self._run.eos, greedy=True),
-            batch=self._settings.generation_batch or GENERATION_BATCH,
-        )
+        groups = self._sample([ids for ids, _ in chosen], 1, greedy=True)
         scores = [self._score_one(group[0], example.answer) for group, (_, example) in zip(groups, chosen, strict=True)]
         count = max(1, len(scores))
         return {
@@ -182,6 +195,28 @@ class Engine:
         if random["sampling"].shape == self._random.get_state().shape:  # else it is of another kind of device
             self._random.set_state(random["sampling"])
         return {"steps": steps}
+
+    def _sample(self, prompts: Sequence[Sequence[int]], group: int, *, greedy: bool) -> list[list[Completion]]:
+        """Generates; what does not fit into memory is tried again with half as many sequences side by side.
+
+        Raises:
+            FtisError: not even one group fits.
+        """
+        sampling = Sampling(self._run.completion_tokens, self._run.temperature, self._run.eos, greedy=greedy)
+        while True:
+            batch = self._generation_batch
+            try:
+                return generate(
+                    self._policy, prompts, group=group, sampling=sampling, generator=self._random, batch=batch
+                )
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+            free_memory()  # out here: the error's traceback holds the tensors that were there
+            if batch <= group:
+                raise FtisError("The completions of a single prompt do not fit into memory side by side.")
+            self._generation_batch = max(group, min(batch, group * len(prompts)) // 2)
+            logger.warning("Out of memory: %d sequences are generated side by side now.", self._generation_batch)
 
     def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
         answer = self._task.train[row].answer

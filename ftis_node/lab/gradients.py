@@ -1,0 +1,62 @@
+"""Whose samples move the weights: the exact gradient of each source, which a daemon has no time for.
+
+Σ |Â|·w·tokens, which a node reports, is what a source may weigh; this is what it does weigh. A backward pass a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ftis_node.learner import Learner, TrainingGroup
+from ftis_node.learner.batch import Batch
+
+
+def source_gradients(learner: Learner, groups: Sequence[TrainingGroup]) -> dict[str, Tensor]:
+    """Each source's part of the gradient that the next step on `groups` would take, before clipping.
+
+    Nothing is changed by it.
+
+    Returns:
+        Source → fp32 `[parameters]` on the CPU, the trainable weights in their order; they add up to the whole.
+    """
+    batch = Batch.of(groups, learner.objective, learner.own)
+    parts, computed = {}, []
+    for source in sorted({sample.source for sample in batch.computed}):
+        computed += learner.accumulate(batch.only(source))
+        parts[source] = _flat(learner)
+    divisor = learner.divisor(batch, computed)
+    return {source: gradient / divisor for source, gradient in parts.items()}
+
+
+def gradient_shares(parts: dict[str, Tensor]) -> dict[str, dict[str, float]]:
+    """What `source_gradients` gave, in figures.
+
+    Returns:
+        Source → ``norm``; ``share``, g_i·g / |g|² of the whole gradient g, which add up to 1 and may be negative; and
+        ``cosine`` to the sum of all others. 0 where a vector is 0.
+    """
+    if not parts:
+        return {}
+    whole = torch.stack(list(parts.values())).sum(0)
+    square = float(whole.square().sum())
+    return {
+        source: {
+            "norm": float(part.norm()),
+            "share": float(part @ whole) / square if square else 0.0,
+            "cosine": float(torch.cosine_similarity(part, whole - part, dim=0)),
+        }
+        for source, part in parts.items()
+    }
+
+
+def _flat(learner: Learner) -> Tensor:
+    """The gradient that lies in the parameters, taken out of them."""
+    pieces = [
+        (torch.zeros_like(p) if p.grad is None else p.grad).detach().float().flatten().cpu()
+        for p in learner.trainable.values()
+    ]
+    learner.optimiser.drop_gradients()
+    return torch.cat(pieces)

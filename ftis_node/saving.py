@@ -1,0 +1,157 @@
+"""What outlives a restart: checkpoints, the way back to an older one, and what a home learned of its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.files import replace_text
+from ftis_node.observe.metrics import MetricsLog
+from ftis_node.stepping import Progress
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.worker.client import Worker
+
+CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
+CHECKPOINT_SECONDS = 600.0
+SETBACKS = 2  # returns to older checkpoints, without a good step between them
+
+logger = logging.getLogger(__name__)
+
+
+class Saving:
+    """Writes checkpoints beside the training, and knows which of them can be trusted."""
+
+    def __init__(self, path: Path, model: str, metrics: MetricsLog) -> None:
+        """
+        Args:
+            model: what a checkpoint must be of: the model's name and what of it is trained.
+        """
+        self.saved_step = 0
+        self._path = path
+        self._model = model
+        self._metrics = metrics
+        self._checkpoints = Checkpoints(path)
+        self._commit: asyncio.Task[Path] | None = None
+        self._saved_at = 0.0
+        self._saved_bytes = 0
+        self._good_step = 0  # the last one with a finite gradient
+        self._setbacks = 0
+
+    async def restore(self, worker: Worker, *, older: bool = False) -> Progress | None:
+        """Goes on from the newest sound checkpoint; None if there is none.
+
+        Args:
+            older: not from the newest, if there is another: with its weights the compute process only fails.
+
+        Raises:
+            UsageError: it is of another model.
+        """
+        known_damaged = self._checkpoints.damaged()
+        found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step) if older else None
+        found = found or await asyncio.to_thread(self._checkpoints.latest)
+        for path in set(self._checkpoints.damaged()) - set(known_damaged):
+            logger.error(
+                "A checkpoint is damaged and was set aside as %s; an older one is used, if there is one.", path
+            )
+        if found is None:
+            return None
+        directory, facts = found
+        if facts["model"] != self._model:
+            raise UsageError(
+                f"The checkpoints in {self._path} belong to another model: {facts['model']}, not {self._model}.",
+                "Use the model and --lora/--full of the first start, or a fresh --home.",
+            )
+        progress = Progress.from_facts(facts["progress"])
+        if older:
+            self._checkpoints.set_aside(progress.step)
+        await worker.call("restore", directory=str(directory), steps=progress.step)
+        self.saved_step = self._good_step = progress.step
+        logger.info("Going on from step %d", progress.step)
+        self._metrics.write("resumed", step=progress.step)
+        return progress
+
+    async def after_step(self, worker: Worker, progress: Progress, report: dict[str, Any]) -> None:
+        """Checkpoints if it is time to; after too many bad steps in a row, goes back to an older checkpoint.
+
+        Args:
+            report: the learner's `StepReport`, as a dictionary.
+
+        Raises:
+            UserError: going back was tried before and did not help.
+        """
+        if report["bad_steps"] == 0:
+            self._good_step, self._setbacks = progress.step, 0
+            small = self._saved_bytes < CHECKPOINT_EVERY_STEP_BELOW
+            if small or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS:
+                await self.checkpoint(worker, progress)
+        elif report["diverged"]:  # no checkpoint of bad steps: the same weights again would push out older ones
+            await self._go_back(worker, progress)
+
+    async def checkpoint(self, worker: Worker, progress: Progress) -> None:
+        """Has the worker write its state; checksums, fsync and rename go on beside the next step."""
+        await self.settle()
+        directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
+        await worker.call("save", directory=str(directory))
+        self._saved_bytes = sum(file.stat().st_size for file in directory.iterdir())
+        self._saved_at = time.monotonic()
+        self.saved_step = progress.step
+        facts = {"model": self._model, "progress": progress.facts()}
+        self._commit = asyncio.create_task(asyncio.to_thread(self._checkpoints.commit, directory, facts))
+
+    async def settle(self) -> None:
+        """Waits until the latest checkpoint is on disk."""
+        if self._commit is not None:
+            await self._commit
+
+    async def _go_back(self, worker: Worker, progress: Progress) -> None:
+        """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
+        self._setbacks += 1
+        await self.settle()
+        found = await asyncio.to_thread(self._checkpoints.latest, self._good_step)
+        if found is None or self._setbacks > SETBACKS:
+            raise UserError(
+                "The last steps had no finite loss or gradient, and older checkpoints did not help.",
+                f"Start again with a smaller learning_rate; the checkpoints under {self._path} stand.",
+            )
+        directory, facts = found
+        self._good_step = facts["progress"]["step"]
+        self._checkpoints.set_aside(self._good_step)
+        await worker.call("restore", directory=str(directory), steps=progress.step)
+        logger.error("Too many steps without a finite gradient: back to the weights of step %d.", self._good_step)
+        self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
+
+
+class Remembered:
+    """What a home settled on for its model: whether LoRA, and the sizes that memory turned out to allow."""
+
+    def __init__(self, path: Path, model: str) -> None:
+        self._path = path
+        self._model = model
+        self._kept = self._read()
+
+    @property
+    def wishes(self) -> dict[str, Any]:
+        """For the plan of this start; empty if the home had another model, or none."""
+        return {name: value for name, value in self._kept.items() if name != "model"}
+
+    def learn(self, **facts: Any) -> None:
+        """Keeps facts for the next start."""
+        kept = {"model": self._model, **self._kept, **facts}
+        if kept != self._kept:
+            self._kept = kept
+            replace_text(self._path, json.dumps(kept))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            return kept if kept["model"] == self._model else {}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, KeyError):
+            logger.warning("%s cannot be read and is made anew.", self._path)
+            return {}

@@ -1,0 +1,68 @@
+"""From what a person left open to settings without gaps: how to train within this machine's memory."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import psutil
+import torch
+
+from ftis_node.policy.geometry import geometry
+from ftis_node.policy.load import choose_device
+from ftis_node.policy.memory import Workload
+from ftis_node.policy.plan import GB, Plan, Wishes, plan
+from ftis_node.settings import Settings
+
+# What of the memory that is free now may be planned with, where the settings name no limit.
+CPU_SHARE = 0.8
+
+# What a home remembers of a plan: LoRA or not belongs to its checkpoints, the sizes were learned from failures.
+REMEMBERED = ("lora", "micro_batch_tokens", "generation_batch")
+
+
+def settle(settings: Settings, workload: Workload, remembered: Mapping[str, Any]) -> tuple[Settings, Plan]:
+    """Fills in what the settings leave to the plan.
+
+    Args:
+        remembered: what an earlier start of this home settled on; what a person says now comes before it.
+
+    Raises:
+        UsageError: a setting cannot be had on this machine.
+        UserError: the model's configuration cannot be loaded.
+    """
+    device = choose_device(settings.device)
+    wanted = {
+        name: getattr(settings, name) for name in ("lora", "dtype", "optimiser", "gradient_checkpointing", *REMEMBERED)
+    }
+    for name in REMEMBERED:
+        if wanted[name] is None:
+            wanted[name] = remembered.get(name)
+    chosen = plan(
+        geometry(settings.model),
+        memory_budget(settings.vram_gb, device),
+        workload,
+        Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets),
+        "cuda" if device.type == "cuda" else "cpu",
+        importlib.util.find_spec("bitsandbytes") is not None,
+    )
+    settled = {name: getattr(chosen, name) for name in wanted}
+    return settings.model_copy(update=settled), chosen
+
+
+def memory_budget(limit_gb: float | None, device: torch.device) -> int:
+    """Bytes to plan with: the limit that was set, or what is free. On a GPU a limit is also enforced."""
+    if device.type != "cuda":
+        return round(limit_gb * GB if limit_gb else psutil.virtual_memory().available * CPU_SHARE)
+    free, total = torch.cuda.mem_get_info(device)
+    if limit_gb is None:
+        return free
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gb * GB / total), device)
+    return min(round(limit_gb * GB), free)
+
+
+def told(chosen: Plan) -> dict[str, Any]:
+    """A plan in plain values, for the network process."""
+    return asdict(chosen) | {"reasons": list(chosen.reasons), "memory_bytes": chosen.memory.total}

@@ -1,0 +1,151 @@
+"""What outlives a restart, with a real compute process: checkpoints, the way back, and what was learned of memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.saving import SETBACKS, Remembered, Saving
+from ftis_node.stepping import Progress
+from ftis_node.worker.client import Worker
+from tests.helpers_models import arithmetic_run, arithmetic_settings
+
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
+GOOD = {"bad_steps": 0, "diverged": False}
+BAD = {"bad_steps": 4, "diverged": False}
+DIVERGED = {"bad_steps": 5, "diverged": True}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker() -> AsyncIterator[Worker]:
+    worker = Worker()
+    await worker.start()
+    facts = await worker.call("load", settings=arithmetic_settings(), task="arithmetic", data=None, eval_data=None)
+    await worker.call("open", run=arithmetic_run(facts))
+    yield worker
+    await worker.stop()
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Saving:
+    return Saving(tmp_path / "checkpoints", "tiny-a (full)", MetricsLog(tmp_path / "metrics.jsonl"))
+
+
+async def train(worker: Worker) -> None:
+    """One step in which half of each group is said to be right."""
+    groups = (await worker.call("generate", rows=[1, 2]))["groups"]
+    parts = [{"source": "own", "completions": g, "rewards": [float(k % 2) for k in range(8)]} for g in groups]
+    report = await worker.call("step", groups=[{"row": row, "parts": [p]} for row, p in enumerate(parts, start=1)])
+    assert report["skipped"] is None
+
+
+async def weights(worker: Worker, tmp_path: Path) -> dict[str, Tensor]:
+    directory = tmp_path / "look"
+    directory.mkdir(exist_ok=True)
+    await worker.call("save", directory=str(directory))
+    return load_file(directory / "trainable.safetensors")
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+async def three_steps(worker: Worker, saving: Saving, tmp_path: Path) -> list[dict[str, Tensor]]:
+    """Weights after steps 1, 2 and 3, each of which was good and saved."""
+    seen = []
+    for step in (1, 2, 3):
+        await train(worker)
+        await saving.after_step(worker, Progress(step=step), GOOD)
+        seen.append(await weights(worker, tmp_path))
+    assert not same(seen[1], seen[2])
+    return seen
+
+
+@on_one_loop
+async def test_after_too_many_bad_steps_the_weights_before_the_last_good_step_come_back(
+    worker: Worker, saving: Saving, tmp_path: Path
+) -> None:
+    """A step from checkpoint 2 was good, nothing from checkpoint 3 was: 3 may be where it went wrong."""
+    after = await three_steps(worker, saving, tmp_path)
+    for step in (4, 5, 6, 7):
+        await saving.after_step(worker, Progress(step=step), BAD)
+    assert saving.saved_step == 3, "bad steps write no checkpoint"
+    await saving.after_step(worker, Progress(step=8), DIVERGED)
+    assert same(await weights(worker, tmp_path), after[1])
+    (event,) = read_events(tmp_path / "metrics.jsonl", "restored")
+    assert (event["step"], event["weights_of_step"]) == (8, 2)
+    restored = await Saving(saving._path, "tiny-a (full)", saving._metrics).restore(worker)
+    assert restored is not None and restored.step == 2, "a restart does not find the bad one either"
+
+
+@on_one_loop
+async def test_if_going_back_does_not_help_the_node_says_so(worker: Worker, saving: Saving, tmp_path: Path) -> None:
+    await three_steps(worker, saving, tmp_path)
+    with pytest.raises(UserError, match="older checkpoints did not help"):
+        for step in range(4, 5 + SETBACKS + 1):
+            await saving.after_step(worker, Progress(step=step), DIVERGED)
+
+
+@on_one_loop
+async def test_after_a_good_step_it_may_go_back_again(worker: Worker, saving: Saving, tmp_path: Path) -> None:
+    await three_steps(worker, saving, tmp_path)
+    for step in (4, 6, 8, 10):
+        await saving.after_step(worker, Progress(step=step), DIVERGED)
+        await train(worker)
+        await saving.after_step(worker, Progress(step=step + 1), GOOD)
+
+
+@on_one_loop
+async def test_a_checkpoint_whose_weights_only_fail_gives_way_to_the_one_before(
+    worker: Worker, saving: Saving, tmp_path: Path
+) -> None:
+    after = await three_steps(worker, saving, tmp_path)
+    await saving.settle()
+    again = await saving.restore(worker)
+    assert again is not None and again.step == 3 and same(await weights(worker, tmp_path), after[2])
+    older = await saving.restore(worker, older=True)
+    assert older is not None and older.step == 2 and same(await weights(worker, tmp_path), after[1])
+    oldest = await saving.restore(worker, older=True)
+    assert oldest is not None and oldest.step == 2, "there is no older one"
+
+
+@on_one_loop
+async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tmp_path: Path) -> None:
+    await saving.checkpoint(worker, Progress(step=1))
+    await saving.settle()
+    other = Saving(saving._path, "tiny-a (lora)", saving._metrics)
+    with pytest.raises(UsageError, match="belong to another model"):
+        await other.restore(worker)
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    return tmp_path / "plan.json"
+
+
+def test_what_was_learned_is_there_at_the_next_start(plan_file: Path) -> None:
+    first = Remembered(plan_file, "tiny-a")
+    assert first.wishes == {}
+    first.learn(lora=False)
+    first.learn(micro_batch_tokens=512)
+    assert Remembered(plan_file, "tiny-a").wishes == {"lora": False, "micro_batch_tokens": 512}
+    assert Remembered(plan_file, "tiny-b").wishes == {}, "another model learns anew"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"lora": true}', "\x00", json.dumps(["model"])])
+def test_a_file_that_is_no_plan_is_made_anew(plan_file: Path, content: Any) -> None:
+    plan_file.write_text(content)
+    remembered = Remembered(plan_file, "tiny-a")
+    assert remembered.wishes == {}
+    remembered.learn(lora=True)
+    assert Remembered(plan_file, "tiny-a").wishes == {"lora": True}
