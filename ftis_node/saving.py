@@ -18,7 +18,8 @@ from ftis_node.worker.client import Worker
 
 CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
 CHECKPOINT_SECONDS = 600.0
-SETBACKS = 2  # returns to older checkpoints, without a good step between them
+SETBACKS = 2  # returns to older checkpoints, until so many good steps in a row show that it goes on again
+RECOVERED_STEPS = 10
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Saving:
         self._saved_at = 0.0
         self._saved_bytes = 0
         self._good_step = 0  # the last one with a finite gradient
+        self._good_steps = 0  # in a row
         self._setbacks = 0
 
     async def restore(self, worker: Worker, *, older: bool = False) -> Progress | None:
@@ -50,7 +52,10 @@ class Saving:
 
         Raises:
             UsageError: it is of another model.
+            UserError: older ones did not help.
         """
+        if older:
+            self._count_setback()
         known_damaged = self._checkpoints.damaged()
         found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step) if older else None
         found = found or await asyncio.to_thread(self._checkpoints.latest)
@@ -85,7 +90,10 @@ class Saving:
             UserError: going back was tried before and did not help.
         """
         if report["bad_steps"] == 0:
-            self._good_step, self._setbacks = progress.step, 0
+            self._good_step = progress.step
+            self._good_steps += 1
+            if self._good_steps >= RECOVERED_STEPS:
+                self._setbacks = 0
             small = self._saved_bytes < CHECKPOINT_EVERY_STEP_BELOW
             if small or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS:
                 await self.checkpoint(worker, progress)
@@ -110,20 +118,29 @@ class Saving:
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
-        self._setbacks += 1
+        self._count_setback()
         await self.settle()
         found = await asyncio.to_thread(self._checkpoints.latest, self._good_step)
-        if found is None or self._setbacks > SETBACKS:
-            raise UserError(
-                "The last steps had no finite loss or gradient, and older checkpoints did not help.",
-                f"Start again with a smaller learning_rate; the checkpoints under {self._path} stand.",
-            )
+        if found is None:
+            raise self._hopeless()
         directory, facts = found
         self._good_step = facts["progress"]["step"]
         self._checkpoints.set_aside(self._good_step)
         await worker.call("restore", directory=str(directory), steps=progress.step)
         logger.error("Too many steps without a finite gradient: back to the weights of step %d.", self._good_step)
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
+
+    def _count_setback(self) -> None:
+        self._good_steps = 0
+        self._setbacks += 1
+        if self._setbacks > SETBACKS:
+            raise self._hopeless()
+
+    def _hopeless(self) -> UserError:
+        return UserError(
+            "The training gives no finite numbers any more, and older checkpoints did not help.",
+            f"Start again with a smaller learning_rate; the checkpoints under {self._path} stand.",
+        )
 
 
 class Remembered:

@@ -312,7 +312,7 @@ def test_wishes_are_kept_whether_they_fit_or_not() -> None:
     for gb in (1, 24, 500):
         chosen = planned(HALF, gb, **wishes)
         assert {name: getattr(chosen, name) for name in wishes} == wishes
-        assert chosen.reasons[0] == "Full training was asked for."
+        assert chosen.reasons[0] == "Full training, as it was asked for or settled before."
         assert chosen.fits == (gb > 1)
 
 

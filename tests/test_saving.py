@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.metrics import MetricsLog, read_events
-from ftis_node.saving import SETBACKS, Remembered, Saving
+from ftis_node.saving import RECOVERED_STEPS, SETBACKS, Remembered, Saving
 from ftis_node.stepping import Progress
 from ftis_node.worker.client import Worker
 from tests.helpers_models import arithmetic_run, arithmetic_settings
@@ -97,12 +97,21 @@ async def test_if_going_back_does_not_help_the_node_says_so(worker: Worker, savi
 
 
 @on_one_loop
-async def test_after_a_good_step_it_may_go_back_again(worker: Worker, saving: Saving, tmp_path: Path) -> None:
+async def test_after_enough_good_steps_it_may_go_back_again(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     await three_steps(worker, saving, tmp_path)
-    for step in (4, 6, 8, 10):
-        await saving.after_step(worker, Progress(step=step), DIVERGED)
-        await train(worker)
-        await saving.after_step(worker, Progress(step=step + 1), GOOD)
+    for start in range(4, 4 + 4 * (RECOVERED_STEPS + 1), RECOVERED_STEPS + 1):
+        await saving.after_step(worker, Progress(step=start), DIVERGED)
+        for step in range(start + 1, start + 1 + RECOVERED_STEPS):
+            await saving.after_step(worker, Progress(step=step), GOOD)
+
+
+@on_one_loop
+async def test_one_good_step_after_each_way_back_is_no_recovery(worker: Worker, saving: Saving, tmp_path: Path) -> None:
+    await three_steps(worker, saving, tmp_path)
+    with pytest.raises(UserError, match="older checkpoints did not help"):
+        for step in range(4, 4 + 2 * SETBACKS + 2, 2):
+            await saving.after_step(worker, Progress(step=step), DIVERGED)
+            await saving.after_step(worker, Progress(step=step + 1), GOOD)
 
 
 @on_one_loop

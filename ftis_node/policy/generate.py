@@ -66,8 +66,6 @@ def _generate_batch(
     policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, generator: torch.Generator | None
 ) -> list[list[Completion]]:
     logits, cache, mask = _prefill(policy, prompts, group)
-    if not bool(torch.isfinite(logits[:, : policy.vocabulary]).all()):  # drawing from it would end a GPU's process
-        raise FtisError("The model's logits are not finite; its weights have diverged.")
     rows = len(prompts) * group
     device = policy.device
     eos = torch.tensor(sampling.eos, device=device)
@@ -100,6 +98,8 @@ def _generate_batch(
             use_cache=True,
         ).logits[:, -1]
         positions = positions + 1
+    if not bool(torch.isfinite(logprobs).all()):
+        raise FtisError("The model's log-probs are not finite; its weights have diverged.")
     return _collect(ids, logprobs, lengths, finished, group)
 
 
@@ -155,7 +155,9 @@ def _draw(
     if sampling.greedy:
         token = distribution.argmax(-1)
     else:
-        token = torch.multinomial(distribution.exp(), 1, generator=generator)[:, 0]
+        # As torch.multinomial draws; but that ends a GPU's process at a NaN, and waits for the GPU to look for one.
+        race = torch.empty_like(distribution).exponential_(generator=generator)
+        token = (distribution.exp() / race).argmax(-1)
     return token, distribution.gather(1, token[:, None])[:, 0]
 
 

@@ -179,7 +179,8 @@ def _reasons(
     """
     tried = full_size[:chosen]
     if wishes.lora is not None:
-        yield f"{_label(replace(setup, optimiser='adamw', gradient_checkpointing=False))} was asked for."
+        kind = replace(setup, optimiser="adamw", gradient_checkpointing=False)
+        yield f"{_label(kind)}, as it was asked for or settled before."
     elif setup.lora:
         way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
         state = need.weights + need.master + need.gradients + need.optimiser
