@@ -72,6 +72,7 @@ class Demo:
         self.output = output
         self.steps = steps
         self.console = Console(stderr=True, quiet=quiet)
+        self._interrupted = False
         _prepare(output)
         self.members = [
             self._member("A", "tiny-a", "full", "--full"),
@@ -88,6 +89,7 @@ class Demo:
             UserError: a daemon ended by itself.
         """
         began = time.monotonic()
+        before = signal.signal(signal.SIGINT, self._interrupt)
         try:
             self._start()
             self._watch(began)
@@ -96,7 +98,14 @@ class Demo:
             raise
         finally:
             self._stop()
+            signal.signal(signal.SIGINT, before)
         return self._sum_up(time.monotonic() - began)
+
+    def _interrupt(self, *_: object) -> None:
+        """Ctrl-C, seen at the next round; asyncio's own way loses it if it comes while an answer is coming in."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
 
     def _member(self, name: str, model: str, role: str, *flags: str) -> _Member:
         return _Member(name, model, flags, Home(self.output / name.lower()), role)
@@ -144,6 +153,8 @@ class Demo:
     def _rounds(self, began: float) -> Iterator[str]:
         """Polls everybody again and again; yields a line that says where they are."""
         while (elapsed := time.monotonic() - began) < TIME_LIMIT:
+            if self._interrupted:
+                raise KeyboardInterrupt
             for member in self.members:
                 self._check_alive(member)
                 member.poll()

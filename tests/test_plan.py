@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -22,11 +23,12 @@ from ftis_node.policy import score
 from ftis_node.policy.geometry import Geometry, geometry, geometry_of, known_config
 from ftis_node.policy.memory import CONTEXT_BYTES, MOMENT_BYTES, Setup, Workload, estimate
 from ftis_node.policy.names import ALIASES
+from ftis_node.policy.packing import ATTENTION as PACKED
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.plan import GB, MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.policy.policy import Policy
 from ftis_node.settings import Settings
-from tests.helpers_models import tiny_tokenizer
+from tests.helpers_models import tiny_tokenizer, word_tokenizer
 
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
 SHORT = Workload(prompt_tokens=64, completion_tokens=64, group=4, batch_groups=4)
@@ -145,18 +147,19 @@ def small_policy(kind: str, dtype: torch.dtype, targets: tuple[str, ...], checkp
     """A packed policy of `small_config`, with LoRA of rank 8 on `targets`, trained in full if there are none."""
     model: Any = (Qwen2ForCausalLM if kind == "qwen" else LlamaForCausalLM)(small_config(kind)).to(dtype)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     if targets:
-        model.requires_grad_(False)
-        model = get_peft_model(
-            model,
-            LoraConfig(r=8, target_modules=list(targets), task_type="CAUSAL_LM"),
-            autocast_adapter_dtype=False,
-        )
+        model = with_adapters(model, targets, rank=8)
     policy = score.ready(Policy("small", model, tiny_tokenizer(), torch.device("cpu")))
     assert policy.packed
     policy.model.train()
     return policy
+
+
+def with_adapters(model: Any, targets: tuple[str, ...], rank: int) -> Any:
+    model.requires_grad_(False)
+    lora = LoraConfig(r=rank, target_modules=list(targets), task_type="CAUSAL_LM")
+    return get_peft_model(model, lora, autocast_adapter_dtype=False)
 
 
 def peak_of_a_pass(policy: Policy, workload: Workload, groups: int) -> int:
@@ -185,6 +188,49 @@ def test_activations_are_what_a_real_pass_takes(
     policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing)
     measured = peak_of_a_pass(policy, workload, groups=4)
     assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
+
+
+def without_data(model: Any) -> None:
+    """Gives a model of the meta device tensors that have a size and a dtype, and no memory. Call it in a fake mode."""
+    made: dict[int, tuple[Any, Any]] = {}
+    for module in model.modules():
+        for kept in (module._parameters, module._buffers):
+            for name, old in kept.items():
+                if old is not None and id(old) not in made:
+                    is_weight = isinstance(old, torch.nn.Parameter)
+                    # peft makes its layers in fp32 on the meta device, and in the model's dtype on any other
+                    empty = torch.empty(old.shape, dtype=torch.bfloat16 if is_weight else old.dtype)
+                    new = torch.nn.Parameter(empty, requires_grad=old.requires_grad) if is_weight else empty
+                    made[id(old)] = (old, new)
+                if old is not None:
+                    kept[name] = made[id(old)][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "checkpointing"),
+    [("qwen2.5-3b", ATTENTION, True), ("qwen2.5-1.5b", (), True)],
+    ids=["3b-lora-checkpointing", "1.5b-full-checkpointing"],
+)
+def test_real_geometries_take_what_is_predicted(name: str, targets: tuple[str, ...], checkpointing: bool) -> None:
+    """Four GSM8K groups of a 3B through the very code of a step, on tensors that only know how large they are."""
+    config = known_config(name)
+    with torch.device("meta"):
+        model: Any = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
+        model.set_attn_implementation(PACKED)
+        if checkpointing:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        if targets:
+            model = with_adapters(model, targets, rank=128)
+    model.train()
+    with FakeTensorMode():
+        without_data(model)
+        policy = Policy(name, model, word_tokenizer(151_665), torch.device("cpu"), packed=True)
+        measured = peak_of_a_pass(policy, GSM8K, groups=4)
+    setup = full(lora=bool(targets), gradient_checkpointing=checkpointing, micro_batch_tokens=4 * (512 + 12 * 256))
+    need = estimate(geometry_of(config, name), GSM8K, setup, "cpu")
+    bare = 2 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    predicted = need.gradients - bare + need.activations + max(need.one_layer, need.logits)
+    assert predicted == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
