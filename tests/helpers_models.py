@@ -18,7 +18,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qw
 import ftis_node
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.score import completion_logprobs, ready
+from ftis_node.policy.ready import ready
+from ftis_node.policy.score import completion_logprobs
 from ftis_node.run import Run
 from ftis_node.settings import collect
 

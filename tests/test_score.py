@@ -30,7 +30,8 @@ from transformers import (
 from ftis_node.policy import score
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.score import completion_logprobs, ready
+from ftis_node.policy.ready import ready
+from ftis_node.policy.score import completion_logprobs
 from tests.helpers_models import logprobs_of, plain_logprobs, tiny_policy, tiny_tokenizer, twin, word_tokenizer
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13]]

@@ -11,6 +11,7 @@ import torch
 from ftis_node.errors import FtisError
 from ftis_node.objective import Objective
 from ftis_node.packet import Completion
+from ftis_node.policy.memory import SPREAD
 from ftis_node.policy.packing import Prefixed
 
 
@@ -132,19 +133,26 @@ def counted(completion: Completion, objective: Objective) -> int:
 
 
 def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Prompted]]:
-    """Groups of similar length together, each micro-batch within `budget` tokens; a group that is too large is cut.
+    """Groups of similar length together, each micro-batch within `budget`; a group that is too large is cut.
 
-    A single sample that is larger than the budget has a micro-batch to itself.
+    Attention holds keys and values of a completion's prompt and itself, all as long as the longest of the micro-batch;
+    so there are at most `SPREAD` rows of them for each of `budget` tokens, however uneven the lengths are.
+    A single sample that is larger than that has a micro-batch to itself.
     """
     batch: list[Prompted] = []
-    room = budget
+    size = _Size()
     for group in sorted(prompted, key=lambda p: -max(sample.tokens for sample in p.samples)):
         for piece in _cut(group, budget):
-            if batch and piece.cost() > room:
+            grown = size.with_prompt(len(piece.prompt_ids))
+            for sample in piece.samples:
+                grown = grown.with_sample(sample)
+            if batch and not grown.within(budget):
                 yield batch
-                batch, room = [], budget
+                batch, grown = [], _Size().with_prompt(len(piece.prompt_ids))
+                for sample in piece.samples:
+                    grown = grown.with_sample(sample)
             batch.append(piece)
-            room -= piece.cost()
+            size = grown
     if batch:
         yield batch
 
@@ -152,11 +160,31 @@ def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Pr
 def _cut(group: Prompted, budget: int) -> Iterator[Prompted]:
     """The group whole if it fits; else in pieces that do, each with its own copy of the prompt."""
     piece: list[Sample] = []
-    cost = len(group.prompt_ids)
+    empty = size = _Size().with_prompt(len(group.prompt_ids))
     for sample in sorted(group.samples, key=lambda s: -s.tokens):
-        if piece and cost + sample.tokens - 1 > budget:
+        if piece and not size.with_sample(sample).within(budget):
             yield Prompted(group.prompt_ids, piece)
-            piece, cost = [], len(group.prompt_ids)
+            piece, size = [], empty
         piece.append(sample)
-        cost += sample.tokens - 1
+        size = size.with_sample(sample)
     yield Prompted(group.prompt_ids, piece)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Of a micro-batch: tokens that go through the model, rows of attention, longest prompt and completion."""
+
+    tokens: int = 0
+    rows: int = 0
+    prompt: int = 0
+    completion: int = 0
+
+    def with_prompt(self, tokens: int) -> _Size:
+        return replace(self, tokens=self.tokens + tokens, prompt=max(self.prompt, tokens))
+
+    def with_sample(self, sample: Sample) -> _Size:
+        longest = max(self.completion, sample.tokens)
+        return replace(self, tokens=self.tokens + sample.tokens - 1, rows=self.rows + 1, completion=longest)
+
+    def within(self, budget: int) -> bool:
+        return self.tokens <= budget and self.rows * (self.prompt + self.completion) <= SPREAD * budget

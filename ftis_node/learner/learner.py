@@ -97,8 +97,9 @@ class Learner:
 
         The loss is −Σ_i c_i · value_i / D, with c_i and D as `objective.aggregation` says; by default
         −1/N Σ_groups 1/G Σ_i value_i (paper, section 3.3), N counting every group of the batch, also those whose
-        rewards are all equal: they carry no gradient and cost no forward pass. A loss or gradient that is not finite
-        leaves the weights as they are. What does not fit into memory is tried again in micro-batches of half the size.
+        rewards are all equal: they carry no gradient and cost no forward pass.
+        A loss or gradient that is not finite ends the step and leaves the weights as they are (at a second inner step:
+        as the first left them). What does not fit into memory is tried again in micro-batches of half the size.
 
         Raises:
             FtisError: a single sample does not fit into memory.
@@ -111,15 +112,16 @@ class Learner:
         retries = self._retries
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
+        gate = self.gate
         for inner in range(self.objective.inner_steps if batch.computed else 0):
             computed = self.accumulate(batch, start)
             self._tell(diagnostics, computed, inner)
             loss, norm, skipped = self._apply(batch, computed)
-            if inner == 0:
-                self.gate = self._next_gate(computed)
             if skipped:
                 break
-            start = start or _by_sample(computed)
+            if inner == 0:
+                gate, start = self._next_gate(computed), _by_sample(computed)
+        self.gate = gate  # only now: all inner steps are gated alike
         self.steps += 1
         if batch.computed:
             self._bad_steps = self._bad_steps + 1 if skipped else 0
@@ -257,7 +259,7 @@ class Learner:
             part.terms.likelihood[place]
             for part in computed
             for place, sample in enumerate(part.samples)
-            if sample.source == self.own and sample.advantage > 0
+            if sample.source == self.own and sample.advantage > 0 and counted(sample.completion, self.objective)
         ]
         return self.objective.next_gate(self.gate, torch.stack(successes) if successes else torch.empty(0))
 

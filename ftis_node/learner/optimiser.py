@@ -10,10 +10,24 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.policy.memory import UPDATE_ELEMENTS
 from ftis_node.settings import Settings
 
-# So many elements get their fp32 gradient at once, where it differs from the weights' own; larger ones alone.
-_SLICE_ELEMENTS = 1 << 26
+# What the two optimisers keep of a parameter; bitsandbytes keeps small ones in fp32, without quantisation maps.
+_KEYS = {"step", "exp_avg", "exp_avg_sq"}
+_EIGHT_BIT_KEYS = {
+    "step",
+    "state1",
+    "state2",
+    "qmap1",
+    "qmap2",
+    "absmax1",
+    "absmax2",
+    "max1",
+    "max2",
+    "new_max1",
+    "new_max2",
+}
 
 
 class Optimiser:
@@ -32,6 +46,7 @@ class Optimiser:
         self._masters = {name: _master(parameter) for name, parameter in trainable.items()}
         self._rate, self._warmup, self._clip = learning_rate, settings.warmup_steps, settings.gradient_clip
         make = _eight_bit(trainable) if settings.optimiser == "adamw8bit" else torch.optim.AdamW
+        self._keys = _EIGHT_BIT_KEYS if settings.optimiser == "adamw8bit" else _KEYS
         self._adam = make(
             list(self._masters.values()), lr=learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
         )
@@ -83,9 +98,11 @@ class Optimiser:
         """Puts back what `state` gave.
 
         Raises:
-            FtisError: it is of another model or another choice of trainable parameters.
+            FtisError: it is of another model, another choice of trainable parameters, or another optimiser.
         """
         index = {name: position for position, name in enumerate(self._trainable)}
+        if {full.rsplit("/", 1)[-1] for full in state} - self._keys:
+            raise FtisError("The checkpoint belongs to another optimiser.")
         if (
             weights.keys() != self._trainable.keys()
             or any(weights[name].shape != parameter.shape for name, parameter in self._trainable.items())
@@ -116,7 +133,7 @@ class Optimiser:
         for name in names:
             if self._masters[name] is self._trainable[name]:
                 continue
-            if rest and elements + names[name].numel() > _SLICE_ELEMENTS:
+            if rest and elements + names[name].numel() > UPDATE_ELEMENTS:
                 yield rest
                 rest, elements = [], 0
             rest.append(name)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwe
 from transformers.pytorch_utils import Conv1D
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.policy.load import _refuse_unsupported, _unloadable, _where
+from ftis_node.policy.load import refuse_unsupported, unloadable, where_to_look
 from ftis_node.policy.names import ALIASES, resolve
 
 # hidden, intermediate, layers, heads, kv heads, embedding rows, whether head and embedding are one
@@ -40,7 +40,6 @@ class Geometry:
     """A causal language model in numbers.
 
     parameters            elements of all parameters, shared ones once
-    embedding_parameters  those of embedding and head, once if tied
     largest               elements of the largest parameter
     vocabulary            rows of the embedding; the tokenizer may have fewer ids
     linears               every linear module, those of like path and shape together
@@ -48,7 +47,6 @@ class Geometry:
 
     name: str
     parameters: int
-    embedding_parameters: int
     largest: int
     hidden: int
     intermediate: int
@@ -92,17 +90,17 @@ def geometry(name: str) -> Geometry:
     """
     source = resolve(name)
     try:
-        config = AutoConfig.from_pretrained(source, **_where(source))
+        config = AutoConfig.from_pretrained(source, **where_to_look(source))
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
         config = known_config(name)
         if config is None:
-            raise _unloadable(name, source, error) from error
+            raise unloadable(name, source, error) from error
     return geometry_of(config, name)
 
 
 def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
-    _refuse_unsupported(config, name)
+    refuse_unsupported(config, name)
     try:
         with torch.device("meta"):  # shapes without memory
             model = AutoModelForCausalLM.from_config(config)
@@ -110,7 +108,7 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     except UserError:
         raise
     except Exception as error:  # as many kinds as there are architectures
-        raise _unloadable(name, name, error) from error
+        raise unloadable(name, name, error) from error
 
 
 def known_config(name: str) -> PretrainedConfig | None:
@@ -147,7 +145,6 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
     return Geometry(
         name=name,
         parameters=sum(p.numel() for p in model.parameters()),
-        embedding_parameters=embedding.numel() + (0 if tied else head.numel()),
         largest=max(p.numel() for p in model.parameters()),
         hidden=config.hidden_size,
         intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ftis_node.errors import UsageError, UserError
 from ftis_node.policy.names import resolve
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.score import ready
+from ftis_node.policy.ready import ready
 from ftis_node.settings import Settings
 
 # How long the hub may take to show that it is there.
@@ -31,9 +31,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     source = resolve(name)
     try:
-        return AutoTokenizer.from_pretrained(source, **_where(source))
+        return AutoTokenizer.from_pretrained(source, **where_to_look(source))
     except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
-        raise _unloadable(name, source, error) from error
+        raise unloadable(name, source, error) from error
 
 
 def load_policy(settings: Settings) -> Policy:
@@ -47,9 +47,9 @@ def load_policy(settings: Settings) -> Policy:
     tokenizer = load_tokenizer(settings.model)
     choose_device(settings.device)  # told before anything is downloaded
     try:
-        where = _where(source)
+        where = where_to_look(source)
         config = AutoConfig.from_pretrained(source, **where)
-        _refuse_unsupported(config, settings.model)
+        refuse_unsupported(config, settings.model)
         model = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
@@ -62,7 +62,7 @@ def load_policy(settings: Settings) -> Policy:
     except UserError:
         raise
     except Exception as error:  # as above
-        raise _unloadable(settings.model, source, error) from error
+        raise unloadable(settings.model, source, error) from error
     return make_policy(model, tokenizer, settings)
 
 
@@ -79,6 +79,10 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
     model.to(device)
     policy = ready(Policy(settings.model, model, tokenizer, device))
     if settings.gradient_checkpointing:
+        if not policy.causal_lm.supports_gradient_checkpointing:
+            raise UsageError(
+                f"{settings.model} has no gradient checkpointing.", "Use --set gradient_checkpointing=false."
+            )
         policy.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return policy
 
@@ -103,7 +107,8 @@ def _with_lora(model: Any, settings: Settings) -> Any:
         ) from error
 
 
-def _refuse_unsupported(config: Any, name: str) -> None:
+def refuse_unsupported(config: Any, name: str) -> None:
+    """UsageError for a model that a configuration alone shows to be unfit; `ready` finds the others."""
     for attribute in _LOGIT_TRANSFORMS:
         if getattr(config, attribute, None) not in (None, 1, 1.0):
             raise UsageError(
@@ -122,7 +127,7 @@ def _refuse_small_embedding(model: Any, tokenizer: PreTrainedTokenizerBase, name
         )
 
 
-def _where(source: str) -> dict[str, Any]:
+def where_to_look(source: str) -> dict[str, Any]:
     """Where transformers may look: for a hub id only into its cache while the hub does not answer.
 
     Left to itself it would ask for every file of a model anew, for 23 seconds each.
@@ -158,7 +163,8 @@ def _dtype(wanted: str | None) -> torch.dtype:
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32
 
 
-def _unloadable(name: str, source: str, error: Exception) -> UserError:
+def unloadable(name: str, source: str, error: Exception) -> UserError:
+    """What to tell a person when a model, or a part of it, cannot be had."""
     first_line = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
     return UserError(
         f"The model {name!r} ({source}) cannot be loaded: {first_line}",

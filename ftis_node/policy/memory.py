@@ -36,6 +36,10 @@ Device = Literal["cpu", "cuda"]
 CHUNK_BYTES = 128 << 20
 LOGIT_BUFFERS = 3
 
+# Rows of keys and values that attention may hold for each token of a micro-batch's budget: completions of unlike
+# lengths are padded in attention, and short ones have a copy of a long prompt's.
+SPREAD = 3
+
 # Prompt tokens that `generate` reads at a time.
 PREFILL_TOKENS = 16_384
 
@@ -70,11 +74,11 @@ class Workload:
     def split(self, tokens: int) -> tuple[int, int]:
         """Prompt and completion tokens of a micro-batch of `tokens`: whole groups, then part of one.
 
-        A sequence cannot be cut, so there is at least one.
+        A sequence cannot be cut, so there is at least one; and no more than `SPREAD` allows.
         """
         whole, rest = divmod(tokens, self.prompt_tokens + self.group * self.completion_tokens)
         part = max(0, rest - self.prompt_tokens) // self.completion_tokens
-        completions = max(1, whole * self.group + part)
+        completions = max(1, min(whole * self.group + part, SPREAD * tokens // self.longest))
         return math.ceil(completions / self.group) * self.prompt_tokens, completions * self.completion_tokens
 
 

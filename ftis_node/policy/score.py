@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ftis_node.policy.memory import CHUNK_BYTES
-from ftis_node.policy.packing import ATTENTION, Prefixed, pack, pad
+from ftis_node.policy.packing import Prefixed, pack, pad
 from ftis_node.policy.policy import Policy
 
 
@@ -39,46 +37,6 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
         temperature,
     )
     return logprobs, entropy
-
-
-def ready(policy: Policy) -> Policy:
-    """The policy as all else expects it: without dropout, for log-probs of training must be those of sampling, and
-    packed, if its attention goes through transformers' interface, has no window, and gives what padding gives.
-    """
-    for module in policy.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        elif hasattr(module, "attention_dropout"):
-            setattr(module, "attention_dropout", 0.0)  # noqa: B010  (a Module's attributes are typed as tensors)
-    policy.model.eval()
-    packed = replace(policy, packed=True)
-    if not _may_pack(policy.causal_lm):
-        return policy
-    policy.causal_lm.set_attn_implementation(ATTENTION)
-    if _agree(policy, packed):
-        return packed
-    policy.causal_lm.set_attn_implementation("sdpa")
-    return policy
-
-
-def _may_pack(model: Any) -> bool:
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return bool(model._supports_attention_backend) and kinds == {"full_attention"} and window is None
-
-
-@torch.no_grad()
-def _agree(policy: Policy, packed: Policy) -> bool:
-    """Tries both ways on a few made-up tokens."""
-    random = np.random.default_rng(0)
-    ids = random.integers(policy.vocabulary, size=40)
-    probe = [Prefixed(ids[:7].tolist(), [ids[7:16], ids[16:20]]), Prefixed(ids[20:23].tolist(), [ids[23:24], ids[24:]])]
-    try:
-        one, other = (completion_logprobs(way, probe, 1.0)[0] for way in (policy, packed))
-    except (TypeError, ValueError, RuntimeError):  # a model's code that takes no such arguments
-        return False
-    return float((one - other).abs().mean()) < (1e-3 if policy.dtype == torch.float32 else 0.1)
 
 
 class _Head(torch.autograd.Function):

@@ -188,7 +188,7 @@ class Engine:
         try:
             self._learner.restore(load_file(path / _WEIGHTS), load_file(path / _OPTIMISER), steps)
         except FtisError as error:
-            fix = "Use the model and --lora/--full of the first start, or a fresh --home."
+            fix = "Use the model, --lora/--full and optimiser of the first start, or a fresh --home."
             raise UsageError(str(error), fix) from error
         random = load_file(path / _RANDOM)
         torch.set_rng_state(random["torch"])

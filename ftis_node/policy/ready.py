@@ -1,0 +1,101 @@
+"""Making a model ready, and trying on a few tokens whether this code computes what the model itself does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+
+from ftis_node.errors import UsageError
+from ftis_node.policy.packing import ATTENTION, Prefixed
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.score import completion_logprobs
+
+_OTHER_MODEL = "Use a model of another family, for example Qwen2.5 or Llama."
+
+
+def ready(policy: Policy) -> Policy:
+    """The policy as all else expects it.
+
+    Without dropout, for log-probs of training must be those of sampling. Packed, if its attention goes through
+    transformers' interface, has no window, and gives what padding gives.
+
+    Raises:
+        UsageError: its log-probs are not those of its hidden states and head, or it keeps some dropout.
+    """
+    _remove_dropout(policy.model)
+    policy.model.eval()
+    if isinstance(policy.causal_lm.get_output_embeddings(), BaseTunerLayer):
+        raise UsageError("LoRA on the output head is not supported.", "Leave it out of lora_targets.")
+    probe = _probe(policy)
+    try:
+        padded, plain = _logprobs(policy, probe), _plain_logprobs(policy, probe)
+        policy.model.train()
+        training = _logprobs(policy, probe)
+    except Exception as error:  # as many kinds as there are architectures
+        line = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise UsageError(f"{policy.name} cannot be scored: {line}", _OTHER_MODEL) from error
+    finally:
+        policy.model.eval()
+    if not _alike(policy, padded, plain):
+        raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", _OTHER_MODEL)
+    if not _alike(policy, padded, training):
+        raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", _OTHER_MODEL)
+    return _packed(policy, probe, padded)
+
+
+def _remove_dropout(model: torch.nn.Module) -> None:
+    """Of modules, and of what modules only remember as a number and hand to functions."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name):
+                setattr(module, name, 0.0)
+
+
+def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor) -> Policy:
+    model, config = policy.causal_lm, policy.causal_lm.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if not model._supports_attention_backend or kinds != {"full_attention"} or window is not None:
+        return policy
+    model.set_attn_implementation(ATTENTION)
+    packed = replace(policy, packed=True)
+    try:
+        if _alike(policy, padded, _logprobs(packed, probe)):
+            return packed
+    except Exception:  # a model's code that takes no such arguments: then it is padded
+        pass
+    model.set_attn_implementation("sdpa")
+    return policy
+
+
+def _probe(policy: Policy) -> list[Prefixed]:
+    ids = np.random.default_rng(0).integers(policy.vocabulary, size=40)
+    return [Prefixed(ids[:7].tolist(), [ids[7:16], ids[16:20]]), Prefixed(ids[20:23].tolist(), [ids[23:24], ids[24:]])]
+
+
+@torch.no_grad()
+def _logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
+    return completion_logprobs(policy, probe, 1.0)[0]
+
+
+@torch.no_grad()
+def _plain_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
+    """The same by the whole model's own forward pass, every completion by itself."""
+    out = []
+    for group in probe:
+        for completion in group.completions:
+            ids = torch.tensor([[*group.prompt, *completion.tolist()]], device=policy.device)
+            logits: Any = policy.causal_lm(input_ids=ids).logits[0, len(group.prompt) - 1 : -1, : policy.vocabulary]
+            out.append(logits.float().log_softmax(-1).gather(1, ids[0, len(group.prompt) :, None])[:, 0])
+    return torch.cat(out)
+
+
+def _alike(policy: Policy, one: Tensor, other: Tensor) -> bool:
+    return float((one - other).abs().mean()) < (1e-3 if policy.dtype == torch.float32 else 0.1)
