@@ -20,7 +20,7 @@ from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.report import peers_report, training_status
 from ftis_node.run import RUN_DEFAULTS, Run, RunFile, dump_run_file, load_run_file, make_run
-from ftis_node.saving import Remembered, Saving
+from ftis_node.saving import LearnedSizes, Saving, settled
 from ftis_node.settings import Settings
 from ftis_node.stepping import Stepper
 from ftis_node.store.home import Home
@@ -142,7 +142,7 @@ class Node:
         self._stack.push_async_callback(api.close)
         self._run_file = await self._find_run(transport, bootstraps)
         self.settings = self._settle(self._task())
-        self._remembered = Remembered(self.home.plan, self.settings.model)
+        self._learned = LearnedSizes(self.home.plan, self.settings.model)
         await self._start_worker()
         if self._run_file is None:
             self._run_file = RunFile(run=_new_run(self._facts))
@@ -159,8 +159,7 @@ class Node:
         self._metrics = MetricsLog(self.home.metrics)
         self._stack.callback(self._metrics.close)
         model = f"{self.settings.model} ({self._facts['kind']})"
-        self._saving = Saving(self.home.checkpoints, model, self._metrics)
-        self._remembered.learn(lora=self._facts["kind"] == "lora")
+        self._saving = Saving(self.home.checkpoints, model, self._facts["plan"]["optimiser"], self._metrics)
         self._context = context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
         self._stepper = Stepper(
             context=context,
@@ -229,7 +228,7 @@ class Node:
             data=str(self.options.data.resolve()) if self.options.data else None,
             eval_data=str(self.options.eval_data.resolve()) if self.options.eval_data else None,
             caps=self._caps(),
-            remembered=self._remembered.wishes,
+            remembered=self._learned.sizes | settled(self.home.checkpoints, self.settings.model),
         )
         plan = self._facts["plan"]
         for reason in plan["reasons"]:
@@ -306,10 +305,11 @@ class Node:
         self._failures = 0
         for warning in last["warnings"]:
             logger.warning("%s", warning)
+        plan = self._facts["plan"]
         if last["memory_retries"]:
-            self._remembered.learn(micro_batch_tokens=last["micro_batch_tokens"])
-        if self._stepper.generation_batch < self._facts["plan"]["generation_batch"]:
-            self._remembered.learn(generation_batch=self._stepper.generation_batch)
+            self._learned.learn(plan["budget"], micro_batch_tokens=last["micro_batch_tokens"])
+        if self._stepper.generation_batch < plan["generation_batch"]:
+            self._learned.learn(plan["budget"], generation_batch=self._stepper.generation_batch)
         if progress.step % self.settings.eval_every == 0:
             await self._evaluate()
         self._metrics.write(

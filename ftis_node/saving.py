@@ -7,13 +7,13 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.files import replace_text
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.stepping import Progress
-from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.store.checkpoints import Checkpoints, newest_facts
 from ftis_node.worker.client import Worker
 
 CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
@@ -27,14 +27,16 @@ logger = logging.getLogger(__name__)
 class Saving:
     """Writes checkpoints beside the training, and knows which of them can be trusted."""
 
-    def __init__(self, path: Path, model: str, metrics: MetricsLog) -> None:
+    def __init__(self, path: Path, model: str, optimiser: str, metrics: MetricsLog) -> None:
         """
         Args:
             model: what a checkpoint must be of: the model's name and what of it is trained.
+            optimiser: whose state it must hold.
         """
         self.saved_step = 0
         self._path = path
         self._model = model
+        self._optimiser = optimiser
         self._metrics = metrics
         self._checkpoints = Checkpoints(path)
         self._commit: asyncio.Task[Path] | None = None
@@ -108,7 +110,7 @@ class Saving:
         self._saved_bytes = sum(file.stat().st_size for file in directory.iterdir())
         self._saved_at = time.monotonic()
         self.saved_step = progress.step
-        facts = {"model": self._model, "progress": progress.facts()}
+        facts = {"model": self._model, "optimiser": self._optimiser, "progress": progress.facts()}
         self._commit = asyncio.create_task(asyncio.to_thread(self._checkpoints.commit, directory, facts))
 
     async def settle(self) -> None:
@@ -143,32 +145,44 @@ class Saving:
         )
 
 
-class Remembered:
-    """What a home settled on for its model: whether LoRA, and the sizes that memory turned out to allow."""
+def settled(checkpoints: Path, model: str) -> dict[str, Any]:
+    """How the newest checkpoint of `model` was trained, and alone can go on: LoRA or not, and the optimiser."""
+    facts = newest_facts(checkpoints)
+    if facts is None or facts["model"] not in (f"{model} (lora)", f"{model} (full)"):
+        return {}
+    return {"lora": facts["model"].endswith("(lora)"), "optimiser": facts.get("optimiser", "adamw")}
+
+
+class LearnedSizes:
+    """Batch sizes that memory turned out to allow, and the memory that there was then; kept for the next start."""
+
+    _LEAST: ClassVar[dict[str, int]] = {"budget": 1, "micro_batch_tokens": 64, "generation_batch": 1}
 
     def __init__(self, path: Path, model: str) -> None:
         self._path = path
         self._model = model
-        self._kept = self._read()
+        self.sizes = self._read()
 
-    @property
-    def wishes(self) -> dict[str, Any]:
-        """For the plan of this start; empty if the home had another model, or none."""
-        return {name: value for name, value in self._kept.items() if name != "model"}
+    def learn(self, budget: int, **sizes: int) -> None:
+        """Keeps sizes that turned out to be all that fits into `budget` bytes."""
+        learned = {**self.sizes, "budget": budget, **sizes}
+        if learned != self.sizes:
+            self.sizes = learned
+            replace_text(self._path, json.dumps({"model": self._model, **learned}))
 
-    def learn(self, **facts: Any) -> None:
-        """Keeps facts for the next start."""
-        kept = {"model": self._model, **self._kept, **facts}
-        if kept != self._kept:
-            self._kept = kept
-            replace_text(self._path, json.dumps(kept))
-
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, int]:
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
-            return kept if kept["model"] == self._model else {}
+            if kept.pop("model") != self._model:
+                return {}
+            if kept.keys() <= self._LEAST.keys() and all(self._sound(name, value) for name, value in kept.items()):
+                return dict(kept)
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, KeyError):
-            logger.warning("%s cannot be read and is made anew.", self._path)
-            return {}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass
+        logger.warning("%s cannot be read and is made anew.", self._path)
+        return {}
+
+    def _sound(self, name: str, value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self._LEAST[name] <= value < 1 << 48

@@ -12,13 +12,16 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ftis_node.errors import UsageError
 
 ENVIRONMENT_PREFIX = "FTIS_"
+
+
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(BaseModel):
@@ -38,7 +41,7 @@ class Settings(BaseModel):
     gradient_checkpointing: bool | None = None
     micro_batch_tokens: int | None = Field(None, ge=64)
     generation_batch: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
 
     # The objective. None: as the preset has it, or the task.
     objective: str = "ftis"
@@ -60,9 +63,9 @@ class Settings(BaseModel):
     learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     warmup_steps: int = Field(5, ge=0)
     optimiser: Literal["adamw", "adamw8bit"] | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0)
-    gradient_clip: float = Field(1.0, gt=0)
+    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    gradient_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     batch_groups: int = Field(24, ge=1, le=4096)
     own_share: float | None = Field(None, ge=0, le=1)
     wait: float = Field(10.0, ge=0)

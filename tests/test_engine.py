@@ -204,12 +204,23 @@ def test_the_plan_fills_in_what_the_settings_leave_open_and_is_told() -> None:
 
 
 def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person() -> None:
-    engine, kept = Engine(), {"lora": True, "micro_batch_tokens": 300, "generation_batch": 12}
+    engine = Engine()
+    sizes = {"micro_batch_tokens": 300, "generation_batch": 12}
+    kept = {"lora": True, "optimiser": "adamw", "budget": 1 << 46, **sizes}
     remembering = engine.load(settings(), "arithmetic", None, None, remembered=kept)
-    assert {name: remembering["plan"][name] for name in kept} == kept and remembering["kind"] == "lora"
+    assert {name: remembering["plan"][name] for name in sizes} == sizes and remembering["kind"] == "lora"
     decided = engine.load(settings(lora=False, micro_batch_tokens=200), "arithmetic", None, None, remembered=kept)
     assert (decided["plan"]["lora"], decided["plan"]["micro_batch_tokens"]) == (False, 200)
     assert decided["plan"]["generation_batch"] == 12
+    roomier = engine.load(settings(), "arithmetic", None, None, remembered=kept | {"budget": 1 << 20})
+    assert roomier["plan"]["micro_batch_tokens"] > 300, "there is more memory than when it was learned"
+
+
+def test_a_wrong_objective_is_told_before_the_model_is_loaded() -> None:
+    engine = Engine()
+    with pytest.raises(UsageError, match="ftsi"):
+        engine.load(settings(objective="ftsi"), "arithmetic", None, None)
+    assert not hasattr(engine, "_policy")
 
 
 def test_the_plan_is_for_the_runs_caps_where_they_are_known() -> None:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.learner import Learner, TrainingGroup
-from ftis_node.learner.batch import Batch
+from ftis_node.learner import Learner, Part, TrainingGroup
+from ftis_node.learner.batch import Batch, micro_batches
 from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.objective import PRESETS
+from ftis_node.packet import Completion
+from ftis_node.policy.memory import SPREAD
 from ftis_node.policy.policy import Policy
 from ftis_node.settings import Settings
 from tests.helpers_models import plain_logprobs, tiny_policy, twin
@@ -159,6 +161,53 @@ def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart(
     assert_same(weights_of(subject), weights_of(resumed))
 
 
+def test_all_inner_steps_of_a_step_are_gated_alike() -> None:
+    once, twice = learner(objective="gated"), learner(objective="gated", parts={"inner_steps": 2})
+    for subject in (once, twice):
+        report = subject.step(BATCH)
+        assert report.diagnostics["sources"]["peer"]["loss_weight"] == 0
+    assert once.gate == twice.gate
+    own_only = learner(objective="gated", parts={"inner_steps": 2})
+    own_only.step([*OWN, *(changed(group, weight=0.0) for group in FOREIGN)])
+    assert_same(weights_of(twice), weights_of(own_only))
+
+
+def test_a_bad_step_moves_no_gate_and_an_empty_success_neither() -> None:
+    subject = learner(objective="gated", parts={"count_end": False})
+    assert subject.step([changed(OWN[0], rewards=[math.nan, 0, 0, 1])]).skipped and subject.gate is None
+    only_end = Completion(np.array([1], np.uint32), np.array([-1.0], np.float32), True)
+    longer = OWN[0].parts[0].completions[1:]
+    subject.step([changed(OWN[0], completions=[only_end, *longer], rewards=[1, 0, 0, 1])])
+    assert subject.gate is not None and subject.gate < 0
+
+
+# --- uneven lengths -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [64, 300, 2000])
+def test_uneven_lengths_take_no_more_room_in_attention_than_the_plan_has(budget: int) -> None:
+    random = np.random.default_rng(0)
+
+    def completion(length: int) -> Completion:
+        return Completion(np.zeros(length, np.uint32), np.zeros(length, np.float32), False)
+
+    groups = []
+    for _ in range(12):
+        lengths = [int(random.integers(1, 4)) for _ in range(11)] + [60]
+        parts = [Part("own", [completion(length) for length in lengths], [float(k % 2) for k in range(12)])]
+        groups.append(TrainingGroup([1] * int(random.integers(1, 60)), parts))
+    batch = Batch.of(groups, PRESETS["ftis"], "own")
+    seen: list[int] = []
+    for part in micro_batches(batch.prompted, budget):
+        samples = [sample for prompted in part for sample in prompted.samples]
+        seen += [sample.index for sample in samples]
+        widest = max(len(p.prompt_ids) for p in part) + max(sample.tokens for sample in samples)
+        if len(samples) > 1:
+            assert len(samples) * widest <= SPREAD * budget
+            assert sum(p.cost() for p in part) <= budget
+    assert sorted(seen) == list(range(144))
+
+
 # --- warm-up --------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +272,17 @@ def test_a_coarse_models_training_goes_on_bit_for_bit_after_a_restart() -> None:
     resumed.step(BATCH)
     assert_same(weights_of(resumed), weights_of(original))
     assert_same(resumed.state()[0], original.state()[0])
+
+
+def test_another_optimisers_state_is_refused() -> None:
+    subject = learner()
+    subject.step(OWN)
+    weights, state = subject.state()
+    foreign = {
+        name.replace("exp_avg_sq", "state2").replace("exp_avg", "state1"): value for name, value in state.items()
+    }
+    with pytest.raises(FtisError, match="another optimiser"):
+        subject.restore(weights, foreign, steps=1)
 
 
 def test_8_bit_adam_needs_a_gpu_and_says_so() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
@@ -185,25 +184,6 @@ def test_later_inner_steps_change_only_the_clip() -> None:
     after: Any = diagnostics.summary()
     assert after["sources"]["me"]["clipped"] == 3 / 9 and after["sources"]["a"]["clipped"] == 1 / 3
     assert after["overall"] == before["overall"] | {"clipped": 4 / 12}
-
-
-def test_a_step_of_a_hundred_samples_costs_next_to_nothing() -> None:
-    torch.manual_seed(0)
-    lengths, names = torch.full((100,), 64), ["me", "a", "b", "c"] * 25
-    start, advantages = -torch.rand(6400), torch.randn(100)
-    terms = PRESETS["ftis"].terms(
-        new=start, start=start, generator=start + torch.randn(6400), lengths=lengths, advantages=advantages
-    )
-
-    def once() -> float:
-        began = time.perf_counter()
-        diagnostics = Diagnostics()
-        diagnostics.add(terms, advantages=advantages, lengths=lengths, sources=names, own="me", entropy=-start)
-        diagnostics.summary()
-        return time.perf_counter() - began
-
-    # The best of several, on a machine that does other things too.
-    assert min(once() for _ in range(10)) < 0.05
 
 
 def test_sources_must_be_one_a_sample() -> None:

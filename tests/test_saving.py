@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.metrics import MetricsLog, read_events
-from ftis_node.saving import RECOVERED_STEPS, SETBACKS, Remembered, Saving
+from ftis_node.saving import RECOVERED_STEPS, SETBACKS, LearnedSizes, Saving, settled
 from ftis_node.stepping import Progress
 from ftis_node.worker.client import Worker
 from tests.helpers_models import arithmetic_run, arithmetic_settings
@@ -38,7 +37,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 @pytest.fixture
 def saving(tmp_path: Path) -> Saving:
-    return Saving(tmp_path / "checkpoints", "tiny-a (full)", MetricsLog(tmp_path / "metrics.jsonl"))
+    return Saving(tmp_path / "checkpoints", "tiny-a (full)", "adamw", MetricsLog(tmp_path / "metrics.jsonl"))
 
 
 async def train(worker: Worker) -> None:
@@ -84,7 +83,7 @@ async def test_after_too_many_bad_steps_the_weights_before_the_last_good_step_co
     assert same(await weights(worker, tmp_path), after[1])
     (event,) = read_events(tmp_path / "metrics.jsonl", "restored")
     assert (event["step"], event["weights_of_step"]) == (8, 2)
-    restored = await Saving(saving._path, "tiny-a (full)", saving._metrics).restore(worker)
+    restored = await Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics).restore(worker)
     assert restored is not None and restored.step == 2, "a restart does not find the bad one either"
 
 
@@ -132,7 +131,7 @@ async def test_a_checkpoint_whose_weights_only_fail_gives_way_to_the_one_before(
 async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     await saving.checkpoint(worker, Progress(step=1))
     await saving.settle()
-    other = Saving(saving._path, "tiny-a (lora)", saving._metrics)
+    other = Saving(saving._path, "tiny-a (lora)", "adamw", saving._metrics)
     with pytest.raises(UsageError, match="belong to another model"):
         await other.restore(worker)
 
@@ -143,18 +142,39 @@ def plan_file(tmp_path: Path) -> Path:
 
 
 def test_what_was_learned_is_there_at_the_next_start(plan_file: Path) -> None:
-    first = Remembered(plan_file, "tiny-a")
-    assert first.wishes == {}
-    first.learn(lora=False)
-    first.learn(micro_batch_tokens=512)
-    assert Remembered(plan_file, "tiny-a").wishes == {"lora": False, "micro_batch_tokens": 512}
-    assert Remembered(plan_file, "tiny-b").wishes == {}, "another model learns anew"
+    first = LearnedSizes(plan_file, "tiny-a")
+    assert first.sizes == {} and not plan_file.exists()
+    first.learn(1 << 30, micro_batch_tokens=512)
+    first.learn(1 << 29, generation_batch=12)
+    expected = {"budget": 1 << 29, "micro_batch_tokens": 512, "generation_batch": 12}
+    assert LearnedSizes(plan_file, "tiny-a").sizes == expected
+    assert LearnedSizes(plan_file, "tiny-b").sizes == {}, "another model learns anew"
+    assert LearnedSizes(plan_file, "tiny-a").sizes == expected, "and until it has, nothing is lost"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"lora": true}', "\x00", json.dumps(["model"])])
-def test_a_file_that_is_no_plan_is_made_anew(plan_file: Path, content: Any) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "7", '{"lora": true}', "\x00", json.dumps(["model"])),
+        '{"model": "tiny-a", "budget": 5, "micro_batch_tokens": -5}',
+        '{"model": "tiny-a", "budget": 5, "micro_batch_tokens": "abc"}',
+        '{"model": "tiny-a", "budget": 1e400, "generation_batch": 3}',
+        '{"model": "tiny-a", "budget": true}',
+        '{"model": "tiny-a", "lora": "no"}',
+    ],
+)
+def test_a_file_that_is_no_plan_is_made_anew(plan_file: Path, content: str) -> None:
     plan_file.write_text(content)
-    remembered = Remembered(plan_file, "tiny-a")
-    assert remembered.wishes == {}
-    remembered.learn(lora=True)
-    assert Remembered(plan_file, "tiny-a").wishes == {"lora": True}
+    learned = LearnedSizes(plan_file, "tiny-a")
+    assert learned.sizes == {}
+    learned.learn(7, generation_batch=3)
+    assert LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 7, "generation_batch": 3}
+
+
+@on_one_loop
+async def test_a_checkpoint_says_how_it_was_trained(worker: Worker, saving: Saving, tmp_path: Path) -> None:
+    assert settled(saving._path, "tiny-a") == {}
+    await saving.checkpoint(worker, Progress(step=1))
+    await saving.settle()
+    assert settled(saving._path, "tiny-a") == {"lora": False, "optimiser": "adamw"}
+    assert settled(saving._path, "tiny-b") == {}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -23,16 +24,28 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PhiConfig,
     PhiForCausalLM,
+    Qwen2ForCausalLM,
 )
 
+from ftis_node.errors import UsageError
 from ftis_node.policy import score
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
-from tests.helpers_models import logprobs_of, plain_logprobs, tiny_policy, tiny_tokenizer, twin, word_tokenizer
+from tests.helpers_models import (
+    logprobs_of,
+    plain_logprobs,
+    tiny_config,
+    tiny_policy,
+    tiny_tokenizer,
+    twin,
+    word_tokenizer,
+)
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13]]
 COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
@@ -148,6 +161,41 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(kind
     expected = gradients(other, plain)
     for name, gradient in gradients(policy, ours).items():
         torch.testing.assert_close(gradient, expected[name], atol=5e-4, rtol=1e-3, msg=name)
+
+
+def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
+    """OPT hands its own attribute to a function; in training mode it would come back."""
+    sizes = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model: Any = OPTForCausalLM(OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
+    policy = ready(Policy("opt", model, tiny_tokenizer(), torch.device("cpu")))
+    with torch.no_grad():
+        before = completion_logprobs(policy, GROUPS, 1.0)[0]
+        policy.model.train()
+        assert torch.equal(completion_logprobs(policy, GROUPS, 1.0)[0], before)
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_refused() -> None:
+    class Scaled(Qwen2ForCausalLM):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits * 0.1
+            return out
+
+    with pytest.raises(UsageError, match="changes its logits"):
+        ready(Policy("scaled", Scaled(tiny_config()), tiny_tokenizer(), torch.device("cpu")))
+
+
+def test_a_model_that_cannot_take_the_probe_is_refused_with_a_sentence() -> None:
+    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4, n_positions=8))
+    with pytest.raises(UsageError, match="cannot be scored"):
+        ready(Policy("short", model, tiny_tokenizer(), torch.device("cpu")))
+
+
+def test_lora_on_the_head_is_refused() -> None:
+    lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
+    model = get_peft_model(Qwen2ForCausalLM(tiny_config()), lora)
+    with pytest.raises(UsageError, match="output head"):
+        ready(Policy("headed", model, tiny_tokenizer(), torch.device("cpu")))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 15, 16, 17, 4096])

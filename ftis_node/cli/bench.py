@@ -56,7 +56,7 @@ def train(
 
     from ftis_node.lab.bench_model import Size
 
-    if model is None and (random_weights or vram or lora is not None):
+    if model is None and (random_weights or vram is not None or lora is not None):
         raise UsageError("--random-weights, --vram, --lora and --full need a model.", "Name one with --model.")
     torch.set_num_threads(threads)
     if model is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -61,6 +62,8 @@ def fit(
 
     Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
     """
+    if vram is not None and not (math.isfinite(vram) and vram > 0):
+        raise UsageError(f"--vram {vram} is no size.", "Give the memory in GB, for example --vram 24.")
     caps = _caps(task, prompt_tokens, completion_tokens)
     settings, _ = collect(task=task, flags={})
     from ftis_node.policy.names import resolve
@@ -69,7 +72,7 @@ def fit(
     from ftis_node.policy.geometry import geometry
     from ftis_node.policy.plan import Wishes, Workload, plan
 
-    budget = int(vram * GB) if vram is not None else _present(device)
+    budget = round(vram * GB) if vram is not None else _present(device)
     shape = geometry(model)
     wishes = Wishes(
         lora=lora,
@@ -83,7 +86,7 @@ def fit(
     )
     eight_bit = optimiser == "adamw8bit" or importlib.util.find_spec("bitsandbytes") is not None
     chosen = plan(shape, budget, Workload(*caps, completions, settings.batch_groups), wishes, device, eight_bit)
-    command = _command(model, chosen, task)
+    command = _command(model, chosen, task, device, vram)
     if json:
         print_json(_as_json(shape, chosen) | {"command": command})
     else:
@@ -120,7 +123,7 @@ def _present(device: str) -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def _command(model: str, plan: Plan, task: str) -> str:
+def _command(model: str, plan: Plan, task: str, device: str, vram: float | None) -> str:
     """The command line that does as planned."""
     values = {
         "dtype": plan.dtype,
@@ -130,6 +133,8 @@ def _command(model: str, plan: Plan, task: str) -> str:
         "generation_batch": plan.generation_batch,
     }
     words = ["ftis-node", "join", "--model", model, "--task", task, "--lora" if plan.lora else "--full"]
+    words += ["--device", "cpu"] if device == "cpu" else []
+    words += ["--vram", f"{vram:g}"] if vram is not None else []
     return shlex.join(words + [word for key, value in values.items() for word in ("--set", f"{key}={value}")])
 
 

@@ -51,9 +51,6 @@ def generate(
 
     Raises:
         FtisError: the weights have diverged.
-
-    Raises:
-        FtisError: the weights have diverged.
     """
     per_call = max(1, batch // group)
     out: list[list[Completion]] = []

@@ -70,9 +70,14 @@ class Geometry:
         if not found:
             names = sorted({linear.path.rpartition(".")[2] for linear in self.linears})
             raise UsageError(
-                f"{self.name} has no module {' or '.join(targets)} for LoRA.", f"Its modules are {', '.join(names)}."
+                f"{self.name} has no module {' or '.join(targets)} for LoRA.",
+                f"Its modules are {', '.join(names)}: name some with --set lora_targets=…, or train it with --full.",
             )
         return found
+
+    def has(self, targets: Sequence[str]) -> bool:
+        """Whether any of its linear modules is among these LoRA targets."""
+        return any(f".{linear.path}".endswith(f".{target}") for linear in self.linears for target in targets)
 
     def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
         """Elements of the LoRA matrices A and B. Raises UsageError if the model has none of `targets`."""
@@ -108,7 +113,11 @@ def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
     except UserError:
         raise
     except Exception as error:  # as many kinds as there are architectures
-        raise unloadable(name, name, error) from error
+        line = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise UsageError(
+            f"{name} is no model that can be planned for: {line}",
+            "Use a decoder of a family such as Qwen2.5 or Llama.",
+        ) from error
 
 
 def known_config(name: str) -> PretrainedConfig | None:

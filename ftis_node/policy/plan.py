@@ -120,8 +120,9 @@ def _setups(geometry: Geometry, workload: Workload, wishes: Wishes, device: Devi
         lora_targets=wishes.lora_targets,
     )
     checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
+    kinds = (False, True) if geometry.has(wishes.lora_targets) else (False,)
     setups = []
-    for lora in (False, True) if wishes.lora is None else (wishes.lora,):
+    for lora in kinds if wishes.lora is None else (wishes.lora,):
         optimisers: list[OptimiserName] = ["adamw", "adamw8bit"] if eight_bit and not lora else ["adamw"]
         for optimiser in optimisers if wishes.optimiser is None else [wishes.optimiser]:
             setups += [

@@ -95,8 +95,22 @@ class Checkpoints:
         return sorted(self.path.glob("*.damaged"))
 
     def _complete(self) -> list[Path]:
-        found = [entry for entry in self.path.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name)]
-        return sorted(found, key=_step)
+        return _complete(self.path)
+
+
+def newest_facts(path: Path) -> dict[str, Any] | None:
+    """The facts of the newest checkpoint under `path`, without a look at its files; None if none can be read."""
+    for directory in reversed(_complete(path) if path.exists() else []):
+        try:
+            return dict(json.loads((directory / _MANIFEST).read_text())["facts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _complete(path: Path) -> list[Path]:
+    found = [entry for entry in path.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name)]
+    return sorted(found, key=_step)
 
 
 def verify(directory: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from typing import Any
 
 from ftis_node.errors import UserError
@@ -61,6 +62,8 @@ class _Server:
 
 
 def main() -> None:
+    # What peft calls of transformers is deprecated there; a person can do nothing about it.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.setblocking(True)

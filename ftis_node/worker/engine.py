@@ -70,6 +70,8 @@ class Engine:
             task, data=Path(data) if data else None, eval_data=Path(eval_data) if eval_data else None
         )
         workload = self._workload(Settings(**settings), caps or {})
+        # Told before a model is loaded, and before a home belongs to a run.
+        choose_objective(Settings(**settings), self._task.name, workload.completion_tokens)
         self._settings, plan = settle(Settings(**settings), workload, remembered or {})
         self._generation_batch = plan.generation_batch
         self._policy = load_policy(self._settings)

@@ -19,30 +19,34 @@ from ftis_node.settings import Settings
 # What of the memory that is free now may be planned with, where the settings name no limit.
 CPU_SHARE = 0.8
 
-# What a home remembers of a plan: LoRA or not belongs to its checkpoints, the sizes were learned from failures.
-REMEMBERED = ("lora", "micro_batch_tokens", "generation_batch")
+# What a home remembers: its checkpoints, how they were trained; and sizes learned from failures, which hold until there
+# is more memory than there was then.
+_TRAINED = ("lora", "optimiser")
+_LEARNED = ("micro_batch_tokens", "generation_batch")
+_MORE_MEMORY = 1.05
 
 
 def settle(settings: Settings, workload: Workload, remembered: Mapping[str, Any]) -> tuple[Settings, Plan]:
     """Fills in what the settings leave to the plan.
 
     Args:
-        remembered: what an earlier start of this home settled on; what a person says now comes before it.
+        remembered: what an earlier start of this home settled on (lora, optimiser), and learned (micro_batch_tokens,
+            generation_batch, both for a budget in bytes); what a person says now comes before it.
 
     Raises:
         UsageError: a setting cannot be had on this machine.
         UserError: the model's configuration cannot be loaded.
     """
     device = choose_device(settings.device)
-    wanted = {
-        name: getattr(settings, name) for name in ("lora", "dtype", "optimiser", "gradient_checkpointing", *REMEMBERED)
-    }
-    for name in REMEMBERED:
+    budget = memory_budget(settings.vram_gb, device)
+    wanted = {name: getattr(settings, name) for name in (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing")}
+    holds = budget <= remembered.get("budget", 0) * _MORE_MEMORY
+    for name in (*_TRAINED, *_LEARNED) if holds else _TRAINED:
         if wanted[name] is None:
             wanted[name] = remembered.get(name)
     chosen = plan(
         geometry(settings.model),
-        memory_budget(settings.vram_gb, device),
+        budget,
         workload,
         Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets),
         "cuda" if device.type == "cuda" else "cpu",
