@@ -156,7 +156,7 @@ def settled(checkpoints: Path, model: str) -> dict[str, Any]:
 class LearnedSizes:
     """Batch sizes that memory turned out to allow, and the memory that there was then; kept for the next start."""
 
-    _LEAST: ClassVar[dict[str, int]] = {"budget": 1, "micro_batch_tokens": 64, "generation_batch": 1}
+    _LEAST: ClassVar[dict[str, int]] = {"budget": 1, "micro_batch_tokens": 1, "generation_batch": 1}
 
     def __init__(self, path: Path, model: str) -> None:
         self._path = path
