@@ -1,0 +1,200 @@
+"""What some seeds show: intervals, paired tests of a difference, of sameness, and of many claims at once.
+
+A value is one seed's figure, most often the final pass@1 of a node (0 to 1). Two methods are compared in pairs: the
+i-th value of each is that of the i-th seed, whose warm-up checkpoint both started from. Every figure has the unit of
+the values, except p, which has none.
+
+All functions raise ValueError for values that are empty, not finite or, in pairs, of unequal number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Sample: TypeAlias = NDArray[np.float64]
+
+MARGIN = 0.03  # of pass@1: what issue 4 calls the same, stated before any run
+EXACT_UP_TO = 16  # pairs, of which all 2^16 flips are tried
+FLIPS = 99_999  # drawn for more pairs than that
+ROUNDING = 1e-12  # of the values' size: what arithmetic may add to equal numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The mean of `n` values between the limits of its confidence interval, which are nan where n = 1."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """The mean difference of pairs, its 90 % interval, and p of the null that it is the margin or more."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """The mean x̄ with Student's interval x̄ ± t(n−1, (1+level)/2)·s/√n, where s² = Σ(x−x̄)²/(n−1) (Student 1908).
+
+    One value says nothing of the spread: its limits are nan. Values that are all equal estimate a spread of 0 and have
+    an interval of no width, which is the formula's answer and no certainty. Limits may lie outside [0, 1].
+    """
+    return _interval(_sample(values), level)
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Interval:
+    """The mean of a−b with Student's interval over the pairs, as `mean_interval`; positive where `a` is the better."""
+    return _interval(_pairs(a, b)[0], level)
+
+
+def paired_permutation(a: Sequence[float], b: Sequence[float], *, seed: int = 0) -> float:
+    """Two-sided p of the null that a method's name does not matter within a pair (Fisher 1935, §21).
+
+    Under it each difference d = a−b could as well be −d: p is the share of sign flips s with |Σ s·d| ≥ |Σ d|. Up to
+    `EXACT_UP_TO` pairs all 2^n are tried, the observed one included, so that p is at least 2/2^n: fewer than 6 pairs
+    cannot reach 0.05, nor can 8 in a Holm family of more than 6. For more than 16, N = `FLIPS` are drawn from `seed`,
+    k of them as extreme: p = (k+1)/(N+1) (Phipson and Smyth 2010). p is never 0, and 1 where all pairs are equal.
+
+    scipy's `permutation_test` gives the same p but for two things: it doubles the smaller tail, thus 2(k+1)/(N+1), and
+    it allows for rounding in proportion to Σ d, which misses ties where Σ d is nearly 0.
+    """
+    differences, rounding = _pairs(a, b)
+    sizes = np.sort(np.abs(differences))  # neither the pairs' order nor a swap of a and b may change what is drawn
+    as_extreme = abs(float(differences.sum())) - rounding
+    if len(sizes) <= EXACT_UP_TO:
+        return float(np.mean(np.abs(_every_flip(sizes)) >= as_extreme))
+    return (int(np.sum(np.abs(_some_flips(sizes, seed)) >= as_extreme)) + 1) / (FLIPS + 1)
+
+
+def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN) -> Equivalence:
+    """Two one-sided paired t tests: is the mean of a−b within ±margin (Schuirmann 1987)?
+
+    With d̄ the mean of a−b and e = s/√n its standard error, p = max(P(T ≥ (d̄+margin)/e), P(T ≤ (d̄−margin)/e)) for T
+    of Student's t with n−1 degrees of freedom; p < 0.05 exactly where the 90 % interval lies within ±margin. `margin`
+    has the unit of the values and is stated before they are seen.
+
+    One pair allows no test: p and the limits are nan. Differences that are all equal, as where both methods always
+    reach 1, have e = 0 and a p at its limit: 0 within the margin, 1 on it or beyond. This is no certainty; a report
+    says that nothing varied, which `low == high` tells.
+
+    Raises:
+        ValueError: also for a margin that is not finite and above 0.
+    """
+    if not (math.isfinite(margin) and margin > 0):
+        raise ValueError(f"a margin of {margin} is not finite and above 0")
+    differences, rounding = _pairs(a, b)
+    n = len(differences)
+    difference, low, high, _ = astuple(_interval(differences, 0.9))
+    if n < 2:
+        return Equivalence(difference, low, high, math.nan)
+    if float(np.ptp(differences)) <= rounding:
+        return Equivalence(difference, difference, difference, 0.0 if abs(difference) < margin - rounding else 1.0)
+    error = float(differences.std(ddof=1)) / math.sqrt(n)
+    # The larger p is that of the limit which the difference is nearer to.
+    return Equivalence(difference, low, high, float(stats.t.sf((margin - abs(difference)) / error, n - 1)))
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Adjusted p of each claim of a family: to believe those ≤ α errs in a share α of families at most (Holm 1979).
+
+    With p₁ ≤ … ≤ p_m the adjusted p_i is max over j ≤ i of min(1, (m−j+1)·p_j), in the order of `p_values`; the claims
+    may depend on one another. One that could not be tested belongs into the family with p = 1.
+
+    Raises:
+        ValueError: also for a p outside [0, 1].
+    """
+    raw = _sample(list(p_values.values()))
+    if raw.min() < 0 or raw.max() > 1:
+        raise ValueError("a p value lies outside [0, 1]")
+    ascending = sorted(p_values, key=p_values.__getitem__)
+    adjusted, largest = {}, 0.0
+    for place, claim in enumerate(ascending):
+        largest = max(largest, min(1.0, (len(ascending) - place) * p_values[claim]))
+        adjusted[claim] = largest
+    return {claim: adjusted[claim] for claim in p_values}
+
+
+def bands(curves: Sequence[Sequence[float]], level: float = 0.95) -> list[Interval]:
+    """`mean_interval` over seeds at each position of their curves, one of the same length per seed.
+
+    A band holds at each position by itself, not for the whole curve at once.
+    """
+    if len({len(curve) for curve in curves}) != 1:
+        raise ValueError(f"curves of {sorted({len(curve) for curve in curves})} positions make no bands")
+    return [_interval(column, level) for column in np.stack([_sample(curve) for curve in curves]).T]
+
+
+def reached(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+    """The first x at which a curve of (x, pass@1) reaches `target`, on straight lines between its evaluations.
+
+    x is what the reaching costs (seconds or samples); it never falls. The curve's first x if it starts at or above the
+    target; None if it never gets there, which is no large x: a mean over seeds must not leave it out silently.
+
+    Raises:
+        ValueError: also where x falls.
+    """
+    xs, ys = _sample([x for x, _ in curve]), _sample([y for _, y in curve])
+    _sample([target])
+    if np.any(np.diff(xs) < 0):
+        raise ValueError("x falls along the curve")
+    if ys[0] >= target:
+        return float(xs[0])
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        if y1 >= target:
+            return min(float(x1), float(x0 + (target - y0) / (y1 - y0) * (x1 - x0)))
+    return None
+
+
+def _sample(values: Sequence[float]) -> Sample:
+    sample = np.asarray(values, dtype=np.float64)
+    if not sample.size:
+        raise ValueError("no values")
+    if not np.isfinite(sample).all():
+        raise ValueError("a value is not finite")
+    return sample
+
+
+def _pairs(a: Sequence[float], b: Sequence[float]) -> tuple[Sample, float]:
+    """a−b, and how far rounding may have moved the sum of them."""
+    first, second = _sample(a), _sample(b)
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} and {len(second)} values make no pairs")
+    return first - second, ROUNDING * float(np.abs(first).sum() + np.abs(second).sum())
+
+
+def _interval(sample: Sample, level: float) -> Interval:
+    if not 0 < level < 1:
+        raise ValueError(f"a level of {level} is not between 0 and 1")
+    n, mean = len(sample), float(sample.mean())
+    if n < 2:
+        return Interval(mean, math.nan, math.nan, n)
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * float(sample.std(ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def _every_flip(sizes: Sample) -> Sample:
+    sums = np.zeros(1)
+    for size in sizes:
+        sums = np.concatenate((sums + size, sums - size))
+    return sums
+
+
+def _some_flips(sizes: Sample, seed: int) -> Sample:
+    draw, sums = np.random.default_rng(seed), np.zeros(FLIPS)
+    for size in sizes:
+        sums += size * draw.choice((-1.0, 1.0), FLIPS)
+    return sums

@@ -1,0 +1,261 @@
+"""What the lab says of its seeds is what the textbooks say, and errs as rarely as it claims."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from ftis_node.lab import statistics as subject
+from ftis_node.lab.statistics import (
+    Interval,
+    bands,
+    equivalent,
+    holm,
+    mean_interval,
+    paired_difference,
+    paired_permutation,
+    reached,
+)
+
+EVERY = settings(deadline=None, max_examples=60, derandomize=True)
+passes = st.integers(0, 200).map(lambda right: right / 200)
+seeds = st.lists(st.tuples(passes, passes), min_size=1, max_size=10)
+Pairs = list[tuple[float, float]]
+
+# Student's own sleep data (1908): hours gained by ten patients under two drugs.
+DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+# Darwin's maize, as Fisher (1935, §21) took it: 1726 of 2^15 flips are as far out, and of these 863 on either side.
+DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+
+
+def split(pairs: Pairs) -> tuple[list[float], list[float]]:
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def test_an_interval_is_students() -> None:
+    found = mean_interval([1, 2, 3, 4, 5])
+    half = 2.7764451 * math.sqrt(2.5 / 5)  # t(4, 0.975) of the tables
+    assert astuple(found) == pytest.approx((3, 3 - half, 3 + half, 5))
+    assert mean_interval([1, 2, 3, 4, 5], 0.8).high < found.high
+
+
+def test_one_seed_has_no_interval_and_equal_seeds_one_without_width() -> None:
+    assert astuple(mean_interval([0.5])) == pytest.approx((0.5, math.nan, math.nan, 1), nan_ok=True)
+    assert mean_interval([0.5] * 4) == Interval(0.5, 0.5, 0.5, 4)
+
+
+def test_a_paired_difference_is_that_of_the_paired_t_test() -> None:
+    found = paired_difference(DRUG_1, DRUG_2)
+    oracle = stats.ttest_rel(DRUG_1, DRUG_2).confidence_interval(0.95)
+    assert astuple(found) == pytest.approx((-1.58, oracle.low, oracle.high, 10))
+    assert (found.low, found.high) == pytest.approx((-2.4598858, -0.7001142), abs=1e-6)
+
+
+def test_the_permutation_test_finds_what_fisher_found() -> None:
+    assert paired_permutation(DARWIN, [0] * 15) == 1726 / 2**15
+    # By hand: |±1 ±2 ±4| ≥ |1+2−4| holds for all eight flips, |±1 ±2 ±4| ≥ 1+2+4 for two.
+    assert paired_permutation([1, 2, 0], [0, 0, 4]) == 1
+    assert paired_permutation([1, 2, 4], [0, 0, 0]) == 2 / 8
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 16])
+def test_the_smallest_p_of_the_exact_test_is_two_flips_of_all(n: int) -> None:
+    assert paired_permutation([0.6 + i / 100 for i in range(n)], [0.5] * n) == 2 / 2**n
+
+
+def test_the_exact_p_is_that_of_scipy() -> None:
+    draw = np.random.default_rng(0)
+    for n in (2, 4, 7, 9):
+        a, b = draw.normal(0.6, 0.1, n), draw.normal(0.5, 0.1, n)
+        oracle = stats.permutation_test(
+            (a, b), lambda x, y, axis: np.mean(x - y, axis=axis), permutation_type="samples", vectorized=True
+        )
+        assert paired_permutation(a.tolist(), b.tolist()) == pytest.approx(float(oracle.pvalue), abs=1e-12)
+
+
+def test_sums_that_rounding_tells_apart_are_equal() -> None:
+    parts = [0.1, 0.2, -0.3]
+    assert sum(parts) != 0
+    assert paired_permutation(parts, [0, 0, 0]) == 1
+    assert paired_permutation([0.3, 0.2, 0.1], [0.2, 0.1, 0]) == 2 / 8
+
+
+def test_drawn_flips_come_near_all_flips(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = paired_permutation(DARWIN, [0] * 15)
+    monkeypatch.setattr(subject, "EXACT_UP_TO", 14)
+    drawn = [paired_permutation(DARWIN, [0] * 15, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn == pytest.approx([exact] * 3, abs=4 * math.sqrt(exact / subject.FLIPS))
+
+
+def test_many_pairs_have_a_p_above_nothing() -> None:
+    ones, zeros = [1.0] * 40, [0.0] * 40
+    assert paired_permutation(ones, zeros) == 1 / (subject.FLIPS + 1)
+    assert paired_permutation(ones, ones) == 1
+
+
+def test_drawn_flips_know_neither_names_nor_order() -> None:
+    values = [math.sin(i) + 0.2 for i in range(20)]
+    p = paired_permutation(values, [0] * 20)
+    assert p == pytest.approx(float(stats.ttest_1samp(values, 0).pvalue), abs=0.02)
+    assert paired_permutation([0] * 20, values) == paired_permutation(values[::-1], [0] * 20) == p
+
+
+@EVERY
+@given(seeds, st.randoms(use_true_random=False), st.integers(-50, 50))
+def test_p_knows_neither_names_nor_order_nor_level(pairs: Pairs, shuffler: random.Random, shift: int) -> None:
+    a, b = split(pairs)
+    p, tost = paired_permutation(a, b), astuple(equivalent(a, b))
+    assert 0 < p <= 1
+    assert paired_permutation(b, a) == p
+    other = equivalent(b, a)
+    assert (-other.difference, -other.high, -other.low, other.p) == pytest.approx(tost, nan_ok=True)
+    shuffler.shuffle(pairs)
+    moved = [[value + shift / 10 for value in values] for values in (a, b)]
+    for first, second in (split(pairs), moved):
+        assert paired_permutation(first, second) == p
+        assert astuple(equivalent(first, second)) == pytest.approx(tost, abs=1e-9, nan_ok=True)
+
+
+def test_equivalence_is_two_one_sided_t_tests() -> None:
+    for margin in (0.5, 1.58, 2.5, 4.0):
+        found = equivalent(DRUG_1, DRUG_2, margin=margin)
+        shifted = [[value + shift for value in DRUG_1] for shift in (margin, -margin)]
+        one_sided = [
+            stats.ttest_rel(shifted[0], DRUG_2, alternative="greater").pvalue,
+            stats.ttest_rel(shifted[1], DRUG_2, alternative="less").pvalue,
+        ]
+        assert found.p == pytest.approx(max(one_sided))
+        interval = stats.ttest_rel(DRUG_1, DRUG_2).confidence_interval(0.9)
+        assert (found.difference, found.low, found.high) == pytest.approx((-1.58, interval.low, interval.high))
+
+
+@EVERY
+@given(seeds, st.floats(0.005, 0.5), st.floats(1.01, 3))
+def test_p_of_sameness_falls_as_the_margin_grows(pairs: Pairs, margin: float, factor: float) -> None:
+    a, b = split(pairs)
+    narrow, wide = equivalent(a, b, margin=margin), equivalent(a, b, margin=margin * factor)
+    if len(pairs) == 1:
+        assert math.isnan(narrow.p) and math.isnan(wide.p)
+        return
+    assert 0 <= wide.p <= narrow.p <= 1
+    inside = -margin < narrow.low and narrow.high < margin
+    assert inside == (narrow.p < 0.05)
+
+
+def test_sameness_without_any_spread_is_decided_by_the_margin() -> None:
+    assert astuple(equivalent([1, 1, 1], [1, 1, 1])) == (0, 0, 0, 0)
+    assert equivalent([0.3, 0.2, 0.1], [0.28, 0.18, 0.08]).p == 0
+    assert equivalent([0.3, 0.2, 0.1], [0.27, 0.17, 0.07]).p == 1  # on the margin, whatever rounding says
+    assert equivalent([0.3, 0.2, 0.1], [0.4, 0.3, 0.2]).p == 1
+
+
+def test_one_pair_shows_no_sameness() -> None:
+    assert astuple(equivalent([0.5], [0.4])) == pytest.approx((0.1, *[math.nan] * 3), nan_ok=True)
+
+
+def test_holm_steps_down() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
+    )
+    assert holm({"x": 0.6, "y": 0.7, "z": 0.02}) == pytest.approx({"x": 1, "y": 1, "z": 0.06})
+    assert list(holm({"z": 0.5, "a": 0.1})) == ["z", "a"]
+
+
+@EVERY
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_never_lowers_a_p_nor_changes_their_order(values: list[float]) -> None:
+    raw = {str(i): value for i, value in enumerate(values)}
+    adjusted = holm(raw)
+    assert all(raw[claim] <= adjusted[claim] <= min(1, len(raw) * raw[claim]) for claim in raw)
+    for one, other in itertools.combinations(raw, 2):
+        assert (raw[one] - raw[other]) * (adjusted[one] - adjusted[other]) >= 0
+    assert min(adjusted.values()) == min(1, len(raw) * min(raw.values()))
+
+
+def test_tests_err_as_rarely_as_they_claim() -> None:
+    draw, sets, n = np.random.default_rng(3), 600, 8
+    bound = 0.05 + 3 * math.sqrt(0.05 * 0.95 / sets)
+    warmups = draw.uniform(0.3, 0.7, (sets, n))
+    # Skewed noise of unequal size, the same for both methods, in steps of a validation set of 200 questions.
+    noise = draw.gamma(1.5, 0.05, (2, sets, n)) * draw.uniform(0.2, 1, (sets, n))
+    a, b = np.round((warmups + noise) * 200) / 200
+    found = [paired_permutation(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert 0.02 < np.mean(np.array(found) <= 0.05) <= bound
+    families = [holm({str(i): p for i, p in enumerate(found[k : k + 4])}) for k in range(0, sets, 4)]
+    wrong = np.mean([min(family.values()) <= 0.05 for family in families])
+    assert wrong <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / len(families))
+    # The null of sameness at its edge: the methods differ by just the margin.
+    edge = draw.normal(0.03, 0.01, (sets, n))
+    same = [equivalent(x, y).p for x, y in zip((warmups + edge).tolist(), warmups.tolist(), strict=True)]
+    assert 0.02 < np.mean(np.array(same) <= 0.05) <= bound
+    # And 95 % intervals hold the truth in 95 % of cases.
+    held = [interval.low <= 0.03 <= interval.high for interval in map(mean_interval, edge.tolist())]
+    assert abs(np.mean(held) - 0.95) <= bound - 0.05
+
+
+def test_a_band_is_an_interval_at_each_position() -> None:
+    curves = [[0.1, 0.2, 0.3], [0.2, 0.2, 0.5], [0.6, 0.2, 0.4]]
+    assert bands(curves) == [mean_interval(position) for position in zip(*curves, strict=True)]
+    assert bands([[0.1, 0.2]], 0.9)[1].n == 1
+
+
+def test_a_target_is_reached_on_the_line_between_two_evaluations() -> None:
+    curve = [(0.0, 0.2), (10.0, 0.4), (20.0, 0.3), (30.0, 0.7)]
+    assert reached(curve, 0.3) == pytest.approx(5)
+    assert reached(curve, 0.4) == 10
+    assert reached(curve, 0.5) == pytest.approx(25)
+    assert reached(curve, 0.1) == 0
+    assert reached(curve, 0.71) is None
+    assert reached([(0, 0.1), (0, 0.5)], 0.3) == 0  # a listener trains on no samples of its own
+
+
+@EVERY
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1)), min_size=1, max_size=8), st.floats(0, 1))
+def test_a_higher_target_is_reached_no_sooner(points: Pairs, target: float) -> None:
+    curve = list(zip(sorted(x for x, _ in points), (y for _, y in points), strict=True))
+    at, top = reached(curve, target), max(y for _, y in curve)
+    assert (at is None) == (target > top)
+    if at is not None:
+        highest = reached(curve, top)
+        assert highest is not None and at <= highest <= curve[-1][0]
+        assert any(x >= at and y >= target for x, y in curve)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: mean_interval([]),
+        lambda: mean_interval([0.1, math.nan]),
+        lambda: mean_interval([0.1, 0.2], 1.0),
+        lambda: paired_difference([0.1, 0.2], [0.1]),
+        lambda: paired_permutation([0.1], [0.1, 0.2]),
+        lambda: paired_permutation([], []),
+        lambda: paired_permutation([math.inf], [0.1]),
+        lambda: equivalent([0.1, 0.2], [0.1]),
+        lambda: equivalent([0.1, 0.2], [0.1, 0.2], margin=0),
+        lambda: equivalent([0.1, 0.2], [0.1, 0.2], margin=math.nan),
+        lambda: holm({}),
+        lambda: holm({"a": math.nan}),
+        lambda: holm({"a": 1.1}),
+        lambda: bands([]),
+        lambda: bands([[], []]),
+        lambda: bands([[0.1], [0.1, 0.2]]),
+        lambda: reached([], 0.5),
+        lambda: reached([(0, 0.1), (1, 0.2)], math.nan),
+        lambda: reached([(1, 0.1), (0, 0.2)], 0.15),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(mistake: Callable[[], object]) -> None:
+    with pytest.raises(ValueError):
+        mistake()
