@@ -21,7 +21,7 @@ from scipy import stats
 
 Sample: TypeAlias = NDArray[np.float64]
 
-MARGIN = 0.03  # of pass@1: what issue 4 calls the same, stated before any run
+MARGIN = 0.03  # of pass@1: what is called the same, stated before any run
 EXACT_UP_TO = 16  # pairs, of which all 2^16 flips are tried
 FLIPS = 99_999  # drawn for more pairs than that
 ROUNDING = 1e-12  # of the values' size: what arithmetic may add to equal numbers
