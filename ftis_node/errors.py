@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The sentence that names the nearest of the `known` words, with a space after it; empty if none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"Did you mean {close[0]!r}? " if close else ""
+
 
 class FtisError(Exception):
     """The root of every error that this package raises on purpose."""

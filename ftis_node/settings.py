@@ -6,7 +6,6 @@ must agree on is the run (`ftis_node.run`).
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, did_you_mean
 
 ENVIRONMENT_PREFIX = "FTIS_"
 
@@ -241,5 +240,5 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, list(Settings.model_fields), n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known settings: {', '.join(sorted(Settings.model_fields))}."
+    close = did_you_mean(key, Settings.model_fields).rstrip()
+    return close or f"Known settings: {', '.join(sorted(Settings.model_fields))}."

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import ftis_node
 from ftis_node.policy.packing import Prefixed
@@ -32,14 +31,6 @@ GPT2 = QWEN.parent / "gpt2-tokenizer"
 def tiny_tokenizer() -> Any:
     """The built-in models' tokenizer: 26 ids, EOS is 1."""
     return AutoTokenizer.from_pretrained(BUILT_IN / "tiny-a")
-
-
-def word_tokenizer(words: int) -> Any:
-    """A tokenizer of so many made-up words; the first is the EOS."""
-    vocabulary = {"<|end|>": 0} | {f"w{index}": index for index in range(1, words)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w1"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
 
 
 def tiny_config(**changes: Any) -> Qwen2Config:

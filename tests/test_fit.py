@@ -14,9 +14,9 @@ import torch
 
 from ftis_node.cli import main
 from ftis_node.cli.common import parse_pairs
-from ftis_node.cli.fit import TASK_CAPS
 from ftis_node.settings import collect
 from ftis_node.tasks import load_task
+from ftis_node.tasks.task import CAPS
 from tests.daemons import run_cli
 from tests.helpers_models import tiny_config
 from tests.models import DATA
@@ -147,4 +147,4 @@ def test_the_caps_are_the_tasks() -> None:
         "arithmetic": load_task("arithmetic"),
         "gsm8k": load_task("gsm8k", data=DATA / "gsm8k_train.jsonl", eval_data=DATA / "gsm8k_test.jsonl"),
     }
-    assert {name: (task.prompt_tokens, task.completion_tokens) for name, task in tasks.items()} == TASK_CAPS
+    assert {name: (task.prompt_tokens, task.completion_tokens) for name, task in tasks.items()} == CAPS

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Diagnostics, Objective
+from tests.test_objective_parts import FORMULAS
 
 ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
 Sample = tuple[str, float, list[float]]  # source, advantage, d per token
@@ -113,15 +114,7 @@ def test_every_estimator_has_its_mean_and_its_worst_samples() -> None:
     figures: Any = gather(
         ARITHMETIC, [[("a", 1.0, [0.1]), ("a", 1.0, [0.0, -0.2, 0.3]), ("b", -1.0, [-3.0])]]
     ).summary()
-    formulas = {
-        "k1": lambda d: -d,
-        "k2": lambda d: d * d / 2,
-        "k3": lambda d: math.exp(d) - 1 - d,
-        "is_k1": lambda d: math.exp(d) * d,
-        "is_k3": lambda d: math.exp(d) * d - math.exp(d) + 1,
-        "k3_reverse": lambda d: math.exp(-d) - 1 + d,
-    }
-    for name, formula in formulas.items():
+    for name, formula in FORMULAS.items():
         a, b, c, d, e = map(formula, (0.1, 0.0, -0.2, 0.3, -3.0))
         assert figures["overall"][name] == pytest.approx((a + b + c + d + e) / 5)
         assert figures["overall"][f"{name}_p99"] == pytest.approx(max(a, (b + c + d) / 3, e))

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.errors import UsageError
+from ftis_node.lab.bench_model import word_tokenizer
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy import score
 from ftis_node.policy.geometry import Geometry, geometry, geometry_of, known_config
@@ -29,7 +30,7 @@ from ftis_node.policy.plan import GB, MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.settings import Settings
-from tests.helpers_models import tiny_tokenizer, word_tokenizer
+from tests.helpers_models import tiny_tokenizer
 
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
 SHORT = Workload(prompt_tokens=64, completion_tokens=64, group=4, batch_groups=4)

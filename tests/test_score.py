@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from ftis_node.errors import UsageError
+from ftis_node.lab.bench_model import word_tokenizer
 from ftis_node.policy import score
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
@@ -44,7 +45,6 @@ from tests.helpers_models import (
     tiny_policy,
     tiny_tokenizer,
     twin,
-    word_tokenizer,
 )
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13]]

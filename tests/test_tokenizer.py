@@ -12,8 +12,9 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
 from ftis_node.errors import UsageError
+from ftis_node.lab.bench_model import word_tokenizer
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
-from tests.helpers_models import BUILT_IN, GPT2, QWEN, tiny_tokenizer, word_tokenizer
+from tests.helpers_models import BUILT_IN, GPT2, QWEN, tiny_tokenizer
 
 real = pytest.mark.skipif(not QWEN.is_dir(), reason=f"the real Qwen2.5 tokenizer is not at {QWEN}")
 VARIANTS = {"base": "tokenizer_config.json"} | {

@@ -12,16 +12,13 @@ import typer
 
 from ftis_node.cli.common import JsonOption, print_json
 from ftis_node.errors import UsageError
+from ftis_node.policy.memory import Workload
+from ftis_node.policy.plan import GB, Plan, Wishes, plan
 from ftis_node.settings import collect
+from ftis_node.tasks.task import CAPS
 
 if TYPE_CHECKING:
     from ftis_node.policy.geometry import Geometry
-    from ftis_node.policy.plan import Plan
-
-GB = 1 << 30
-
-# Caps of the tasks that come with the package: tokens of a prompt and of a completion.
-TASK_CAPS = {"arithmetic": (16, 16), "gsm8k": (512, 256)}
 
 # The parts of `Memory` as the table names them, and when they are there.
 _PARTS = {
@@ -70,7 +67,6 @@ def fit(
 
     resolve(model)  # a wrong name is told before anything heavy is imported
     from ftis_node.policy.geometry import geometry
-    from ftis_node.policy.plan import Wishes, Workload, plan
 
     budget = round(vram * GB) if vram is not None else _present(device)
     shape = geometry(model)
@@ -97,7 +93,7 @@ def fit(
 
 def _caps(task: str, prompt_tokens: int | None, completion_tokens: int | None) -> tuple[int, int]:
     """Caps of prompt and completion: as given, else the task's."""
-    known = TASK_CAPS.get(task, (None, None))
+    known = CAPS.get(task, (None, None))
     prompt, completion = prompt_tokens or known[0], completion_tokens or known[1]
     if prompt is None or completion is None:
         raise UsageError(

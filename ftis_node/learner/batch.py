@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -143,16 +144,11 @@ def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Pr
     size = _Size()
     for group in sorted(prompted, key=lambda p: -max(sample.tokens for sample in p.samples)):
         for piece in _cut(group, budget):
-            grown = size.with_prompt(len(piece.prompt_ids))
-            for sample in piece.samples:
-                grown = grown.with_sample(sample)
-            if batch and not grown.within(budget):
+            if batch and not size.with_piece(piece).within(budget):
                 yield batch
-                batch, grown = [], _Size().with_prompt(len(piece.prompt_ids))
-                for sample in piece.samples:
-                    grown = grown.with_sample(sample)
+                batch, size = [], _Size()
             batch.append(piece)
-            size = grown
+            size = size.with_piece(piece)
     if batch:
         yield batch
 
@@ -185,6 +181,9 @@ class _Size:
     def with_sample(self, sample: Sample) -> _Size:
         longest = max(self.completion, sample.tokens)
         return replace(self, tokens=self.tokens + sample.tokens - 1, rows=self.rows + 1, completion=longest)
+
+    def with_piece(self, piece: Prompted) -> _Size:
+        return functools.reduce(_Size.with_sample, piece.samples, self.with_prompt(len(piece.prompt_ids)))
 
     def within(self, budget: int) -> bool:
         return self.tokens <= budget and self.rows * (self.prompt + self.completion) <= SPREAD * budget

@@ -188,20 +188,13 @@ class Learner:
             own=torch.tensor([sample.source == self.own for sample in samples], device=device),
             gate=self.gate,
         )
-        loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum() / self._known_divisor(batch)
+        loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         told = replace(terms, value=terms.value.detach())
         return Computed(samples, told, new.detach(), entropy, float(loss.detach()))
 
-    def _known_divisor(self, batch: Batch) -> float:
-        """D, if it is known before anything is computed; else 1, and the gradient is divided afterwards."""
-        return self._divisor(batch, ()) if self.objective.count_dropped else 1.0
-
     def divisor(self, batch: Batch, computed: Sequence[Computed]) -> float:
-        """What the accumulated gradient must still be divided by: D, unless it was known beforehand."""
-        return 1.0 if self.objective.count_dropped else self._divisor(batch, computed)
-
-    def _divisor(self, batch: Batch, computed: Sequence[Computed]) -> float:
+        """D, which the accumulated loss and gradient must still be divided by: it may hang on what was dropped."""
         dropped = [
             sample
             for part in computed
@@ -247,7 +240,7 @@ class Learner:
                 continue
             diagnostics.add(
                 part.terms,
-                advantages=_column([sample.advantage for sample in part.samples], self.policy.device),
+                advantages=torch.tensor([sample.advantage for sample in part.samples]),
                 lengths=lengths,
                 sources=sources,
                 own=self.own,

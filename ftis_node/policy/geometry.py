@@ -64,9 +64,7 @@ class Geometry:
         Raises:
             UsageError: there is none.
         """
-        found = tuple(
-            linear for linear in self.linears if any(f".{linear.path}".endswith(f".{target}") for target in targets)
-        )
+        found = self._among(targets)
         if not found:
             names = sorted({linear.path.rpartition(".")[2] for linear in self.linears})
             raise UsageError(
@@ -77,7 +75,12 @@ class Geometry:
 
     def has(self, targets: Sequence[str]) -> bool:
         """Whether any of its linear modules is among these LoRA targets."""
-        return any(f".{linear.path}".endswith(f".{target}") for linear in self.linears for target in targets)
+        return bool(self._among(targets))
+
+    def _among(self, targets: Sequence[str]) -> tuple[Linear, ...]:
+        return tuple(
+            linear for linear in self.linears if any(f".{linear.path}".endswith(f".{target}") for target in targets)
+        )
 
     def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
         """Elements of the LoRA matrices A and B. Raises UsageError if the model has none of `targets`."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, did_you_mean
 
 BUILT_IN_DIR = Path(__file__).resolve().parent.parent / "models"
 
@@ -43,10 +42,9 @@ def resolve(name: str) -> str:
     if name.count("/") == 1 and not name.startswith((".", "/")) and not name.endswith("/"):
         return name
     known = [*ALIASES, *built_in()]
-    close = difflib.get_close_matches(name.lower(), known, n=1)
     raise UsageError(
         f"There is no model {name!r}: no such folder, alias or built-in model.",
-        (f"Did you mean {close[0]!r}? " if close else "")
-        + f"Give a local folder, a hub id such as Qwen/Qwen2.5-3B, or one of: {', '.join(built_in())}, "
+        f"{did_you_mean(name.lower(), known)}Give a local folder, a hub id such as Qwen/Qwen2.5-3B, or one of: "
+        f"{', '.join(built_in())}, "
         "qwen2.5-0.5b, -1.5b, -3b, -7b, qwen2.5-coder-…, each also with -instruct.",
     )

@@ -18,8 +18,6 @@ from ftis_node.policy.memory import Device, Dtype, Memory, OptimiserName, Setup,
 if TYPE_CHECKING:
     from ftis_node.policy.geometry import Geometry
 
-__all__ = ["GB", "Memory", "Plan", "Wishes", "Workload", "plan"]
-
 GB = 1 << 30  # as graphics cards are labelled
 
 # Sizes that choosing starts from; it only makes them smaller.
@@ -48,15 +46,9 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Setup):
     """How to train. `fits` says whether `memory.total` is within `budget` (bytes); `reasons` are sentences."""
 
-    lora: bool
-    dtype: Dtype
-    optimiser: OptimiserName
-    gradient_checkpointing: bool
-    micro_batch_tokens: int
-    generation_batch: int
     memory: Memory
     budget: int
     fits: bool
@@ -91,12 +83,7 @@ def plan(geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, de
         setup = ways[chosen]
     memory = estimate(geometry, workload, setup, device)
     return Plan(
-        lora=setup.lora,
-        dtype=setup.dtype,
-        optimiser=setup.optimiser,
-        gradient_checkpointing=setup.gradient_checkpointing,
-        micro_batch_tokens=setup.micro_batch_tokens,
-        generation_batch=setup.generation_batch,
+        **vars(setup),
         memory=memory,
         budget=budget,
         fits=memory.total <= budget,

@@ -62,7 +62,7 @@ class Checkpoints:
         directory.rename(final)
         _fsync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in self._complete()[:-KEPT]:
+        for old in _complete(self.path)[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
@@ -72,7 +72,7 @@ class Checkpoints:
         Args:
             before: only those of earlier steps than this one.
         """
-        for directory in reversed(self._complete()):
+        for directory in reversed(_complete(self.path)):
             if before is not None and _step(directory) >= before:
                 continue
             try:
@@ -86,16 +86,13 @@ class Checkpoints:
         """Renames the checkpoints of later steps than `after` to ``*.diverged``; earlier such ones are removed."""
         for forgotten in self.path.glob("*.diverged"):
             shutil.rmtree(forgotten, ignore_errors=True)
-        for directory in self._complete():
+        for directory in _complete(self.path):
             if _step(directory) > after:
                 directory.rename(directory.with_suffix(".diverged"))
 
     def damaged(self) -> list[Path]:
         """Checkpoints that `latest` found damaged and set aside."""
         return sorted(self.path.glob("*.damaged"))
-
-    def _complete(self) -> list[Path]:
-        return _complete(self.path)
 
 
 def newest_facts(path: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import json
 from functools import cache
 from itertools import product
 
-from ftis_node.tasks.task import PLAIN, Example, Task
+from ftis_node.tasks.task import CAPS, PLAIN, Example, Task
 
 _OPERANDS = range(1, 10)
 _HELD_OUT = 0.3
@@ -38,8 +38,8 @@ def arithmetic() -> Task:
         data=hashlib.sha256(rows.encode()).hexdigest(),
         template=PLAIN,
         reward="integer",
-        completion_tokens=16,
-        prompt_tokens=16,
+        completion_tokens=CAPS["arithmetic"][1],
+        prompt_tokens=CAPS["arithmetic"][0],
     )
 
 

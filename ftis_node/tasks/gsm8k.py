@@ -8,7 +8,7 @@ from typing import Any
 
 from ftis_node.tasks.download import Remote, cache_dir, cached, sha256_of
 from ftis_node.tasks.jsonl import plain_answer, read_rows, split
-from ftis_node.tasks.task import REASONING, Task
+from ftis_node.tasks.task import CAPS, REASONING, Task
 
 _SOURCE = (
     "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
@@ -41,8 +41,8 @@ def load_gsm8k(data: Path | None = None, eval_data: Path | None = None) -> Task:
         data=digest,
         template=REASONING,
         reward="integer",
-        completion_tokens=256,
-        prompt_tokens=512,
+        completion_tokens=CAPS["gsm8k"][1],
+        prompt_tokens=CAPS["gsm8k"][0],
     )
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+# Longest prompt and completion of the tasks that come with the package, in tokens.
+CAPS: Mapping[str, tuple[int, int]] = {"arithmetic": (16, 16), "gsm8k": (512, 256)}
 
 PLAIN = "{question}"
 """The question is the prompt."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ftis_node.errors import FtisError, UsageError
+from ftis_node.errors import FtisError, UsageError, did_you_mean
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.memory import free_memory, out_of_memory
 from ftis_node.objective import PRESETS, Objective
@@ -69,10 +68,11 @@ class Engine:
         self._task = load_task(
             task, data=Path(data) if data else None, eval_data=Path(eval_data) if eval_data else None
         )
-        workload = self._workload(Settings(**settings), caps or {})
+        asked = Settings(**settings)
+        workload = self._workload(asked, caps or {})
         # Told before a model is loaded, and before a home belongs to a run.
-        choose_objective(Settings(**settings), self._task.name, workload.completion_tokens)
-        self._settings, plan = settle(Settings(**settings), workload, remembered or {})
+        choose_objective(asked, self._task.name, workload.completion_tokens)
+        self._settings, plan = settle(asked, workload, remembered or {})
         self._generation_batch = plan.generation_batch
         self._policy = load_policy(self._settings)
         self._random = torch.Generator(self._policy.device).manual_seed(self._settings.seed)
@@ -241,8 +241,7 @@ def choose_objective(settings: Settings, task: str, completion_tokens: int) -> O
         UsageError: there is no such preset or part.
     """
     if settings.objective not in PRESETS:
-        close = difflib.get_close_matches(settings.objective, PRESETS, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(settings.objective, PRESETS)
         raise UsageError(f"There is no objective {settings.objective!r}.", f"{hint}Use one of: {', '.join(PRESETS)}.")
     preset = PRESETS[settings.objective]
     standard = PRESETS["ftis"]
