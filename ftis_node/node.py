@@ -439,6 +439,11 @@ def _check_fit(run: Run, facts: dict[str, Any], model: str) -> None:
             f"The tokenizer of {model} is not the run's: its token ids would mean something else.",
             "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run.",
         )
+    if run.parts > 1:
+        raise UsageError(
+            "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
+            "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
+        )
     if run.data != facts["data"]:
         raise UsageError(
             f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "

@@ -29,16 +29,20 @@ class Pool:
     A group that was taken is remembered until it would have expired, so that no second copy of it comes in.
     """
 
-    def __init__(self, max_age: float, clock: Callable[[], float], rng: random.Random | None = None) -> None:
+    def __init__(
+        self, max_age: float, clock: Callable[[], float], rng: random.Random | None = None, *, keep_all: bool = False
+    ) -> None:
         """
         Args:
             max_age: seconds after which a group is too old to train on.
             clock: the monotonic clock that `Scored.born` was read from.
+            keep_all: also groups without a signal; a part of a group says nothing of the whole.
         """
         self.max_age = max_age
         self.no_signal = 0
         self.expired = 0
         self._clock = clock
+        self._keep_all = keep_all
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
         self._born: dict[tuple[bytes, int, int], float] = {}  # of every group that is or was here
@@ -48,7 +52,7 @@ class Pool:
 
     def add(self, scored: Scored) -> bool:
         """Takes a group in; False if it has no signal (counted), or is or was here already."""
-        if not scored.has_signal:
+        if not (scored.has_signal or self._keep_all):
             self.no_signal += 1
             return False
         if scored.group.key in self._born:

@@ -34,9 +34,10 @@ class Run(BaseModel):
     """The contract of a swarm. Two runs are the same exactly if their ids are.
 
     task, reward: names. data: sha256 of the task's data, lower-case hex. template: the prompt's text, with
-    ``{question}`` once. group: completions a packet. slots: groups an author may announce a round. prompt_tokens,
+    ``{question}`` once. group: completions a prompt. slots: groups an author may announce a round. prompt_tokens,
     completion_tokens: caps. eos: ids that end a completion, ascending. tokenizer: fingerprint, lower-case hex.
-    vocabulary: how many token ids are valid, 0 … vocabulary − 1.
+    vocabulary: how many token ids are valid, 0 … vocabulary − 1. collaboration: whether a node makes the whole group of
+    a prompt or, in a horizontal run, one of its `parts` of equal size, each by another author.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -54,7 +55,8 @@ class Run(BaseModel):
     eos: tuple[StrictInt, ...] = Field(strict=False, min_length=1, max_length=64)
     tokenizer: _Sha256
     vocabulary: int = Field(ge=2, le=1 << 32)
-    collaboration: Literal["vertical"] = "vertical"
+    collaboration: Literal["vertical", "horizontal"] = "vertical"
+    parts: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Run:
@@ -64,6 +66,10 @@ class Run(BaseModel):
             raise ValueError("eos must be in ascending order, each id once")
         if self.eos[0] < 0 or self.eos[-1] >= self.vocabulary:
             raise ValueError(f"every eos must be from 0 to {self.vocabulary - 1}, below vocabulary")
+        if (self.parts > 1) != (self.collaboration == "horizontal"):
+            raise ValueError("a horizontal run has 2 parts or more, a vertical one has 1")
+        if self.group % self.parts:
+            raise ValueError(f"group must be a multiple of the {self.parts} parts")
         if self.packet_bytes_max > _PACKET_BYTES_MAX:
             raise ValueError(
                 f"group × completion_tokens makes packets of up to {self.packet_bytes_max} bytes, "
@@ -74,10 +80,12 @@ class Run(BaseModel):
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
+        A vertical run has no field `parts`.
+
         Floats are written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if
         integral, and an exponent of at least two digits below 1e-4 and from 1e16 (``1e-05``, ``1e+16``).
         """
-        fields = self.model_dump(mode="json")
+        fields = self.model_dump(mode="json", exclude={"parts"} if self.parts == 1 else None)
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode()
 
@@ -87,9 +95,14 @@ class Run(BaseModel):
         return hashlib.sha256(self.canonical_json()).digest()[:16]
 
     @property
+    def completions(self) -> int:
+        """Completions a packet: a group, or in a horizontal run one author's part of it."""
+        return self.group // self.parts
+
+    @property
     def packet_bytes_max(self) -> int:
         """No packet of this run is larger: 80 bytes, 6 a completion (its length, its finished bit) and 8 a token."""
-        return 80 + 6 * self.group + 8 * self.group * self.completion_tokens
+        return 80 + 6 * self.completions + 8 * self.completions * self.completion_tokens
 
 
 class Hints(BaseModel):
@@ -156,7 +169,8 @@ def dump_run_file(run_file: RunFile) -> str:
     """TOML that reads back to the same run and hints. Texts of several lines are written as such."""
     parts = []
     for table, model in (("run", run_file.run), ("hints", run_file.hints)):
-        lines = [f"{key} = {_toml(value)}" for key, value in model.model_dump(mode="json").items()]
+        exclude = {"parts"} if table == "run" and run_file.run.parts == 1 else None
+        lines = [f"{key} = {_toml(value)}" for key, value in model.model_dump(mode="json", exclude=exclude).items()]
         parts.append("\n".join([f"[{table}]", *lines]) + "\n")
     return "\n".join(parts)
 

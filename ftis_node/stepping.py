@@ -8,11 +8,10 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from ftis_node.draw import draw
 from ftis_node.errors import FtisError
 from ftis_node.packet import Group, encode, pack_group, packet_digest
 from ftis_node.pool import Pool, Scored
@@ -21,8 +20,7 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.swarm import Swarm
-from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
+from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 
 # However many peers there are, a node makes at least this part of its batch itself, or strangers would rule it.
@@ -66,9 +64,34 @@ class Progress:
 class OwnGroup:
     """A group of one's own with its rewards, in the form the worker takes."""
 
-    row: int
+    group: Group
     completions: dict[str, Any]
     rewards: Sequence[float]
+
+
+class Exchange(Protocol):
+    """What a node's rhythm needs of the swarm (or of the lab's exchange in memory)."""
+
+    interval: float
+
+    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
+        """Spreads word of packets that are in the store."""
+
+    def poke(self) -> None:
+        """The node wants more."""
+
+    def recent_authors(self, seconds: float) -> set[bytes]:
+        """Other authors who announced something within `seconds`."""
+
+    def has_peers(self) -> bool:
+        """Whether it makes sense to wait for groups."""
+
+
+class Compute(Protocol):
+    """Who does the work: the daemon's compute process, or an engine in this one."""
+
+    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+        """As `ftis_node.worker.client.Worker.call`."""
 
 
 class Stepper:
@@ -82,17 +105,25 @@ class Stepper:
         identity: Identity,
         settings: Settings,
         store: PacketStore,
-        worker: Worker,
+        worker: Compute,
+        clock: Callable[[], float] = time.monotonic,
+        pool: Pool | None = None,
     ) -> None:
+        """
+        Args:
+            clock: seconds, which groups' ages and all durations are told by; the event loop must keep the same time.
+            pool: by default one that drops groups without a signal.
+        """
         self.progress = Progress()
-        self.pool = Pool(settings.max_age, time.monotonic)
+        self.pool = pool or Pool(settings.max_age, clock)
         self.worker = worker
         self.waiting_for = ""
         self.last: dict[str, Any] = {}
-        self.swarm: Swarm
+        self.swarm: Exchange
         self.own_only = own_only  # the objective trains on nobody else's samples
         self.own_refused = 0
         self.generation_batch = sys.maxsize  # how many sequences the compute process has room for side by side
+        self._clock = clock
         self._context = context
         self._run = context.run
         self._run_id = context.run.id
@@ -157,27 +188,33 @@ class Stepper:
 
     async def step(self, stopping: asyncio.Event) -> dict[str, Any] | None:
         """One step; returns its metrics, or None if `stopping` was set before the batch was there."""
-        began = time.perf_counter()
-        own = await self._generate(self.own_quota())
-        generated = time.perf_counter()
+        began = self._clock()
+        own = await self.generate(self.own_quota())
+        generated = self._clock()
         foreign = await self._gather(self._settings.batch_groups - len(own), stopping)
-        waited = time.perf_counter() - generated
+        waited = self._clock() - generated
         if stopping.is_set():
             return None
         try:
-            own += await self._generate(self._missing(len(own) + len(foreign)))
+            own += await self.generate(self._missing(len(own) + len(foreign)))
         except FtisError:
             self.pool.put_back(foreign)  # the step will be tried again, with a new compute process
             raise
         self.swarm.poke()
-        trained = time.perf_counter()
+        return await self.train(own, foreign, began=began, wait=waited)
+
+    async def train(
+        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], *, began: float, wait: float = 0.0
+    ) -> dict[str, Any]:
+        """Takes the step on these groups and returns its metrics; it `began` (by the clock) with their generation."""
+        trained = self._clock()
         # Written down first: a group that a crash took out of a step is lost, none is trained on twice.
         self._store.settle([scored.group.key for scored in foreign], "trained")
-        report = await self.worker.call("step", groups=[_own(g) for g in own] + [_foreign(s) for s in foreign])
-        ended = time.perf_counter()
+        report = await self.worker.call("step", groups=_messages(own, foreign, horizontal=self._run.parts > 1))
+        ended = self._clock()
         self._step_seconds.append(ended - began)
         self.swarm.interval = min(max(self.step_seconds() / 4, 0.1), 15.0)
-        return self._account(own, foreign, report, wait=waited, train=ended - trained, total=ended - began)
+        return self._account(own, foreign, report, wait=wait, train=ended - trained, total=ended - began)
 
     def _missing(self, have: int) -> int:
         return 0 if self._settings.own_share == 0 else max(0, self._settings.batch_groups - have)
@@ -190,13 +227,13 @@ class Stepper:
         """
         taken = self.pool.take(count)
         self.swarm.poke()
-        deadline = time.monotonic() + self._patience(count - len(taken))
+        deadline = self._clock() + self._patience(count - len(taken))
         while len(taken) < count and not stopping.is_set():
             if self._settings.own_share == 0:
                 self.waiting_for = f"groups of others ({len(taken)} of {count})"
-            elif time.monotonic() >= deadline:
+            elif self._clock() >= deadline:
                 break
-            left = WAIT_SECONDS if self._settings.own_share == 0 else max(deadline - time.monotonic(), 0.01)
+            left = WAIT_SECONDS if self._settings.own_share == 0 else max(deadline - self._clock(), 0.01)
             await _first(self._pool_grew, stopping, seconds=min(left, WAIT_SECONDS))
             self._pool_grew.clear()
             taken += self.pool.take(count - len(taken))
@@ -204,12 +241,12 @@ class Stepper:
         return taken
 
     def _patience(self, missing: int) -> float:
-        if missing <= 0 or not self.swarm.membership.view:
+        if missing <= 0 or not self.swarm.has_peers():
             return 0.0
         cost = sum(self._group_seconds) / len(self._group_seconds) if self._group_seconds else 0.0
         return min(self._settings.wait, missing * cost)
 
-    async def _generate(self, count: int) -> list[OwnGroup]:
+    async def generate(self, count: int) -> list[OwnGroup]:
         """Generates, stores and announces `count` groups, in rounds of at most `run.slots`."""
         groups: list[OwnGroup] = []
         while len(groups) < count:
@@ -217,15 +254,15 @@ class Stepper:
         return groups
 
     async def _generate_round(self, count: int) -> list[OwnGroup]:
-        began = time.perf_counter()
+        began = self._clock()
         number = self._store.next_round()
         author = self._identity.author
-        rows = [draw(self._run_id, author, number, slot, self._context.rows) for slot in range(count)]
+        rows = [self._context.row_of(author, number, slot) for slot in range(count)]
         answer = await self.worker.call("generate", rows=rows)
         answers, self.generation_batch = answer["groups"], answer["generation_batch"]
-        self._group_seconds.append((time.perf_counter() - began) / count)
+        self._group_seconds.append((self._clock() - began) / count)
         groups, packets, refs = [], [], []
-        for slot, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+        for slot, answer in enumerate(answers):
             packet = pack_group(
                 run_id=self._run_id,
                 author=author,
@@ -242,7 +279,7 @@ class Stepper:
                 self.own_refused += 1
                 logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
                 continue
-            groups.append(OwnGroup(row, answer, answer["rewards"]))
+            groups.append(OwnGroup(verdict, answer, answer["rewards"]))
             packets.append((verdict, data))
             refs.append(PacketRef(slot=slot, digest=digest, size=len(data)))
         if not packets:
@@ -266,7 +303,7 @@ class Stepper:
                 progress.own_weight += figures["loss_weight"]
             else:
                 progress.foreign_weight += figures["loss_weight"]
-        now = time.monotonic()
+        now = self._clock()
         self.last = {
             "step": progress.step,
             "own_groups": len(own),
@@ -281,19 +318,18 @@ class Stepper:
         return self.last
 
 
-def _own(group: OwnGroup) -> dict[str, Any]:
-    return _group(group.row, source=OWN, completions=group.completions, rewards=group.rewards)
-
-
-def _foreign(scored: Scored) -> dict[str, Any]:
-    group = scored.group
-    completions = pack_completions(list(group.packet.completions()))
-    return _group(group.row, source=peer_id(group.author), completions=completions, rewards=scored.rewards)
-
-
-def _group(row: int, **part: Any) -> dict[str, Any]:
-    """A vertical group, as the engine takes it: all of it is one node's."""
-    return {"row": row, "parts": [part]}
+def _messages(own: Sequence[OwnGroup], foreign: Sequence[Scored], *, horizontal: bool) -> list[dict[str, Any]]:
+    """Groups as the engine takes them; horizontal ones are put together of the parts of one round and slot."""
+    parts = [(g.group, {"source": OWN, "completions": g.completions, "rewards": g.rewards}) for g in own]
+    for scored in foreign:
+        completions = pack_completions(list(scored.group.packet.completions()))
+        source = peer_id(scored.group.author)
+        parts.append((scored.group, {"source": source, "completions": completions, "rewards": scored.rewards}))
+    groups: dict[Any, dict[str, Any]] = {}
+    for group, part in parts:
+        key = group.key[1:] if horizontal else group.key
+        groups.setdefault(key, {"row": group.row, "parts": []})["parts"].append(part)
+    return list(groups.values())
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -182,7 +182,7 @@ def test_run_and_packet_agree_on_the_largest_packet() -> None:
         ({"eos": [1.0]}, "eos"),
         ({"tokenizer": "qwen"}, "tokenizer"),
         ({"vocabulary": 1}, "vocabulary"),
-        ({"collaboration": "horizontal"}, "collaboration"),
+        ({"collaboration": "diagonal"}, "collaboration"),
     ],
     ids=lambda value: str(value)[:40],
 )

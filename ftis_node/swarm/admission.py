@@ -98,6 +98,10 @@ class AdmissionContext:
         """−(ln V + 18), in nats."""
         return -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
 
+    def row_of(self, author: bytes, round: int, slot: int) -> int:
+        """The row that a slot must answer; in a horizontal run the same for every author."""
+        return draw(self.run_id, author if self.run.parts == 1 else b"", round, slot, self.rows)
+
     def digest_of_row(self, row: int) -> bytes:
         start = row * SHORT_DIGEST_BYTES
         return self.prompt_digests[start : start + SHORT_DIGEST_BYTES]
@@ -129,7 +133,7 @@ def admit(
         packet = decode(data)
     except PacketError as error:
         return _refuse(Reason.MALFORMED, str(error))
-    row = draw(context.run_id, author, packet.round, packet.slot, context.rows)
+    row = context.row_of(author, packet.round, packet.slot)
     rejection = (
         _check_origin(context, author, packet, announced)
         or _check_prompt(context, packet, row)
@@ -159,8 +163,9 @@ def _check_origin(
 
 
 def _check_prompt(context: AdmissionContext, packet: Packet, row: int) -> Rejection | None:
-    if len(packet.lengths) != context.run.group:
-        return _refuse(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {context.run.group}")
+    if len(packet.lengths) != context.run.completions:
+        expected = context.run.completions
+        return _refuse(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {expected}")
     if packet.prompt_digest != context.digest_of_row(row):
         return _refuse(Reason.WRONG_PROMPT, f"it does not answer the drawn row {row}")
     return None

@@ -155,6 +155,9 @@ class Swarm:
         """Other authors who announced something within `seconds`."""
         return self.gossip.table.recent_authors(seconds) - {self._identity.author}
 
+    def has_peers(self) -> bool:
+        return bool(self.membership.view)
+
     # --- what peers ask -------------------------------------------------------------------------------------------
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:

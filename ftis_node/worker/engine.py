@@ -127,9 +127,9 @@ class Engine:
         }
 
     def generate(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Samples a group for each row of the training data, and scores it."""
+        """Samples a group (in a horizontal run a part of it) for each row of the training data, and scores it."""
         began = time.perf_counter()
-        groups = self._sample([self._prompts[row] for row in rows], self._run.group, greedy=False)
+        groups = self._sample([self._prompts[row] for row in rows], self._run.completions, greedy=False)
         answers = []
         for row, completions in zip(rows, groups, strict=True):
             scores = self._scores(row, completions)
