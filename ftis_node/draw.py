@@ -10,7 +10,8 @@ _U64 = 1 << 64
 def draw(run_id: bytes, author: bytes, round: int, slot: int, rows: int) -> int:
     """The row, 0 ≤ row < rows: ``u64be(sha256(run id ‖ author ‖ u64be(round) ‖ u64be(slot))[:8]) mod rows``.
 
-    `run_id` is 16 bytes, `author` the 38-byte peer id, or nothing in a horizontal run. Raises ValueError if round or slot is not a u64 or rows < 1.
+    `run_id` is 16 bytes, `author` the 38-byte peer id, or nothing in a horizontal run. Raises ValueError if round or
+    slot is not a u64 or rows < 1.
     The modulo favours low rows by less than rows / 2^64.
     """
     if not (0 <= round < _U64 and 0 <= slot < _U64):
