@@ -20,10 +20,10 @@ def load_task(name: str, *, data: Path | None = None, eval_data: Path | None = N
     `data` is a local training file (for `gsm8k`, or where a `.jsonl` of that name lies elsewhere on this machine),
     `eval_data` a file of the same layout to hold out. Raises UsageError for an unknown name and for unusable files.
     """
-    if name == "arithmetic":
+    if name in ("arithmetic", "arithmetic-4"):
         if data is not None or eval_data is not None:
-            raise UsageError("The task arithmetic makes its own data.", "Leave out --data and --eval-data.")
-        return arithmetic()
+            raise UsageError(f"The task {name} makes its own data.", "Leave out --data and --eval-data.")
+        return arithmetic(3 if name == "arithmetic" else 4)
     if name == "gsm8k":
         return load_gsm8k(data, eval_data)
     if name.endswith(".jsonl"):
