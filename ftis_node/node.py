@@ -17,12 +17,12 @@ from typing import Any
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.files import replace_text
 from ftis_node.observe.api import Api
-from ftis_node.observe.metrics import MetricsLog
+from ftis_node.observe.metrics import MetricsLog, versions
 from ftis_node.report import peers_report, training_status
 from ftis_node.run import RUN_DEFAULTS, Run, RunFile, dump_run_file, load_run_file, make_run
 from ftis_node.saving import LearnedSizes, Saving, settled
 from ftis_node.settings import Settings
-from ftis_node.stepping import Stepper
+from ftis_node.stepping import Progress, Stepper
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
@@ -181,7 +181,7 @@ class Node:
             on_group=self._stepper.on_group,
             peer_cache=self.home.path / "peers.json",
         )
-        self._stepper.progress = await self._saving.restore(self._worker) or self._stepper.progress
+        self._go_on_from(await self._saving.restore(self._worker))
         self._set_state("JOINING", "Looking for peers.")
         await self._swarm.start([*bootstraps, *self._run_file.hints.bootstraps])
         self._stack.push_async_callback(self._swarm.close)
@@ -225,14 +225,18 @@ class Node:
             "load",
             settings=self.settings.model_dump(mode="json"),
             task=self._task(),
-            data=str(self.options.data.resolve()) if self.options.data else None,
-            eval_data=str(self.options.eval_data.resolve()) if self.options.eval_data else None,
+            **self._data(),
             caps=self._caps(),
             remembered=self._learned.sizes | settled(self.home.checkpoints, self.settings.model),
         )
         plan = self._facts["plan"]
         for reason in plan["reasons"]:
             (logger.info if plan["fits"] else logger.warning)("%s", reason)
+
+    def _data(self) -> dict[str, str | None]:
+        """The task's files, where they were named."""
+        files = {"data": self.options.data, "eval_data": self.options.eval_data}
+        return {name: str(path.resolve()) if path else None for name, path in files.items()}
 
     def _caps(self) -> dict[str, int]:
         """What the run says of sizes, if it is known yet."""
@@ -243,6 +247,26 @@ class Node:
         if self.options.task is not None:
             return self.options.task
         return self._run_file.run.task if self._run_file is not None else "arithmetic"
+
+    def _go_on_from(self, restored: Progress | None) -> None:
+        """Takes up a checkpoint's progress, and writes down all that `lab replay` must know of this start."""
+        assert self._stepper is not None and self._run_file is not None
+        self._stepper.progress = restored or self._stepper.progress
+        self._metrics.write(
+            "started",
+            step=self._stepper.progress.step,
+            fresh=restored is None,  # with the model's own weights
+            directory=str(Path.cwd()),  # which relative paths in the settings are relative to
+            task=self._task(),
+            **self._data(),
+            run=self._run_file.run.id.hex(),
+            kind=self._facts["kind"],
+            settings=self._facts["settings"],
+            plan=self._facts["plan"],
+            device=self._facts["device"],
+            threads=self._facts["threads"],
+            versions=versions(),
+        )
 
     def _refill_pool(self) -> None:
         """Groups that were admitted before a restart and neither scored nor trained on are scored again."""
@@ -370,7 +394,7 @@ class Node:
                 await self._start_worker()
                 await self._worker.call("open", run=self._run_file.run.model_dump(mode="json"))
                 restored = await self._saving.restore(self._worker, older=self._failures > FAILURES_OF_NEWEST)
-                self._stepper.progress = restored or self._stepper.progress
+                self._go_on_from(restored)
             except (WorkerDied, WorkerFault) as error:
                 fault = error
                 continue

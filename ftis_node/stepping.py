@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +51,23 @@ class Progress:
         """Foreign samples' part of Σ |Â|·w·tokens over all steps."""
         total = self.own_weight + self.foreign_weight
         return self.foreign_weight / total if total else 0.0
+
+    def add_step(self, own_groups: int, authors: Mapping[str, int], report: Mapping[str, Any]) -> None:
+        """Counts a step.
+
+        Args:
+            authors: groups of each, by peer id.
+            report: the learner's `StepReport`, as a dictionary.
+        """
+        self.step += 1
+        self.own_groups_used += own_groups
+        self.foreign_groups_used.update(authors)
+        self.skipped += report["skipped"] is not None
+        for source, figures in ({} if report["skipped"] else report["diagnostics"]["sources"]).items():
+            if source == OWN:
+                self.own_weight += figures["loss_weight"]
+            else:
+                self.foreign_weight += figures["loss_weight"]
 
     def facts(self) -> dict[str, Any]:
         return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
@@ -156,6 +173,11 @@ class Stepper:
         self._scoring.add(task)
         task.add_done_callback(self._scoring.discard)
 
+    async def scored(self) -> None:
+        """Waits until every group that came in has its rewards."""
+        while self._scoring:
+            await asyncio.gather(*self._scoring)
+
     async def _score(self, group: Group, born: float) -> None:
         packed = pack_completions(list(group.packet.completions()))
         try:
@@ -210,7 +232,7 @@ class Stepper:
         trained = self._clock()
         # Written down first: a group that a crash took out of a step is lost, none is trained on twice.
         self._store.settle([scored.group.key for scored in foreign], "trained")
-        report = await self.worker.call("step", groups=_messages(own, foreign, horizontal=self._run.parts > 1))
+        report = await self.worker.call("step", groups=messages(own, foreign, horizontal=self._run.parts > 1))
         ended = self._clock()
         self._step_seconds.append(ended - began)
         self.swarm.interval = min(max(self.step_seconds() / 4, 0.1), 15.0)
@@ -291,26 +313,12 @@ class Stepper:
     def _account(
         self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], **seconds: float
     ) -> dict[str, Any]:
-        progress = self.progress
-        progress.step += 1
-        progress.own_groups_used += len(own)
-        authors = Counter(peer_id(scored.group.author) for scored in foreign)
-        progress.foreign_groups_used.update(authors)
-        progress.skipped += report["skipped"] is not None
-        sources = {} if report["skipped"] else report["diagnostics"]["sources"]
-        for source, figures in sources.items():
-            if source == OWN:
-                progress.own_weight += figures["loss_weight"]
-            else:
-                progress.foreign_weight += figures["loss_weight"]
+        batch = describe(own, foreign)
+        self.progress.add_step(len(own), batch["authors"], report)
         now = self._clock()
         self.last = {
-            "step": progress.step,
-            "own_groups": len(own),
-            "foreign_groups": len(foreign),
-            "authors": dict(authors),
-            "own_reward": _mean([r for group in own for r in group.rewards]),
-            "foreign_reward": _mean([r for scored in foreign for r in scored.rewards]),
+            "step": self.progress.step,
+            **batch,
             "foreign_age": _mean([now - scored.born for scored in foreign]),
             **report,
             "seconds": seconds,
@@ -318,7 +326,22 @@ class Stepper:
         return self.last
 
 
-def _messages(own: Sequence[OwnGroup], foreign: Sequence[Scored], *, horizontal: bool) -> list[dict[str, Any]]:
+def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> dict[str, Any]:
+    """Of a step's groups: how many, whose, mean rewards, and the packets (hex) in their order, for a replay."""
+    return {
+        "own_groups": len(own),
+        "foreign_groups": len(foreign),
+        "authors": dict(Counter(peer_id(scored.group.author) for scored in foreign)),
+        "own_reward": _mean([r for group in own for r in group.rewards]),
+        "foreign_reward": _mean([r for scored in foreign for r in scored.rewards]),
+        "batch": {
+            "own": [group.group.digest.hex() for group in own],
+            "foreign": [scored.group.digest.hex() for scored in foreign],
+        },
+    }
+
+
+def messages(own: Sequence[OwnGroup], foreign: Sequence[Scored], *, horizontal: bool) -> list[dict[str, Any]]:
     """Groups as the engine takes them; horizontal ones are put together of the parts of one round and slot."""
     parts = [(g.group, {"source": OWN, "completions": g.completions, "rewards": g.rewards}) for g in own]
     for scored in foreign:

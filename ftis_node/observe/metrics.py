@@ -1,11 +1,15 @@
-"""One JSON line a step."""
+"""One JSON line an event: for people, plots and replays."""
 
 from __future__ import annotations
 
 import json
+import platform
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
+
+import ftis_node
 
 
 class MetricsLog:
@@ -25,17 +29,23 @@ class MetricsLog:
         self._file.close()
 
 
-def read_events(path: Path, event: str) -> list[dict[str, Any]]:
-    """All lines of one kind; a last line that a kill cut short is left out."""
+def read_events(path: Path, *events: str) -> list[dict[str, Any]]:
+    """All lines of these kinds in their order; a line that a kill cut short is left out."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        if entry.get("event") == event:
+        if isinstance(entry, dict) and entry.get("event") in events:
             found.append(entry)
     return found
+
+
+def versions() -> dict[str, str]:
+    """Of what computes a step."""
+    libraries = {name: metadata.version(name) for name in ("torch", "transformers")}
+    return {"ftis-node": ftis_node.__version__, "python": platform.python_version(), **libraries}
 
 
 def _ends_in_newline(file: IO[bytes]) -> bool:

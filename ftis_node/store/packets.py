@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -166,6 +168,45 @@ class PacketStore:
                 return
             self._db.execute("DELETE FROM packets WHERE digest = ?", (row[0],))
             self._bytes -= int(row[1])
+
+
+class StoredPackets:
+    """The packets in a database that no daemon uses, which this leaves as it is, down to its directory.
+
+    SQLite itself would make files beside a database that was not closed, even to read it; so such a one is copied.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            UserError: the database cannot be opened.
+        """
+        self._copies = tempfile.TemporaryDirectory(prefix="ftis-")
+        unfinished = path.with_name(path.name + "-wal")
+        try:
+            if unfinished.exists() and unfinished.stat().st_size:
+                path, original = Path(self._copies.name) / path.name, path
+                shutil.copyfile(original, path)
+                shutil.copyfile(unfinished, path.with_name(unfinished.name))
+                self._db = sqlite3.connect(path)
+            else:
+                self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+            self._db.execute("SELECT digest, author, body FROM packets LIMIT 1").fetchone()
+        except (OSError, sqlite3.DatabaseError) as error:
+            self._copies.cleanup()
+            raise UserError(f"The database {path} cannot be read: {error}.", "Check the file and its disk.") from error
+
+    def close(self) -> None:
+        self._db.close()
+        self._copies.cleanup()
+
+    def holds(self, digest: bytes) -> bool:
+        return self._db.execute("SELECT 1 FROM packets WHERE digest = ?", (digest,)).fetchone() is not None
+
+    def read(self, digest: bytes) -> tuple[bytes, bytes] | None:
+        """Author and bytes of a packet, or None."""
+        row = self._db.execute("SELECT author, body FROM packets WHERE digest = ?", (digest,)).fetchone()
+        return (bytes(row[0]), bytes(row[1])) if row else None
 
 
 def _key(author: bytes, round: int, slot: int) -> tuple[bytes, int, int]:

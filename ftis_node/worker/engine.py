@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,15 @@ logger = logging.getLogger(__name__)
 _WEIGHTS, _OPTIMISER, _RANDOM = "trainable.safetensors", "optimiser.safetensors", "random.safetensors"
 
 
+@dataclass(frozen=True, eq=False)
+class _Others:
+    """Problems of another task: prompts with their examples, by which rule they are scored, the cap in tokens."""
+
+    prompts: list[tuple[list[int], Example]]
+    reward: str
+    completion_tokens: int
+
+
 class Engine:
     """One model on one device. Every method takes and returns plain values that msgpack can carry."""
 
@@ -46,6 +55,7 @@ class Engine:
         self._generation_batch: int
         self._prompts: list[list[int]] = []
         self._held_out: list[tuple[list[int], Example]] = []
+        self._others: dict[str, _Others] = {}
 
     def load(
         self,
@@ -84,6 +94,8 @@ class Engine:
             "parameters": self._policy.parameters(),
             "kind": self._policy.kind,
             "device": str(self._policy.device),
+            "threads": torch.get_num_threads(),
+            "settings": self._settings.model_dump(mode="json"),
             "task": self._task.name,
             "data": self._task.data,
             "template": self._task.template,
@@ -142,8 +154,14 @@ class Engine:
         """Rewards [G] of a foreign group, by this node's own reading of its text."""
         return {"rewards": [s.reward for s in self._scores(row, unpack_completions(completions))]}
 
-    def step(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One optimiser step. A group is ``{row, parts}``, a part ``{source, completions, rewards, weight}``."""
+    def step(self, groups: Sequence[dict[str, Any]], micro_batch_tokens: int | None = None) -> dict[str, Any]:
+        """One optimiser step. A group is ``{row, parts}``, a part ``{source, completions, rewards, weight}``.
+
+        Args:
+            micro_batch_tokens: from now on, in place of the settings'; how a batch is cut shows in the last bits.
+        """
+        if micro_batch_tokens is not None:
+            self._learner.micro_batch_tokens = micro_batch_tokens
         batch = [
             TrainingGroup(
                 self._prompts[group["row"]],
@@ -156,12 +174,20 @@ class Engine:
         ]
         return asdict(self._learner.step(batch))
 
-    def evaluate(self) -> dict[str, Any]:
-        """Greedy pass@1 on held-out prompts (strict), with format rate and lenient accuracy beside it."""
+    def evaluate(self, also: str | None = None) -> dict[str, Any]:
+        """Greedy pass@1 on held-out prompts (strict), with format rate and lenient accuracy beside it.
+
+        Args:
+            also: another task that `look_at` was told of, in place of the run's.
+        """
         began = time.perf_counter()
-        chosen = self._held_out[: self._settings.eval_prompts]
-        groups = self._sample([ids for ids, _ in chosen], 1, greedy=True)
-        scores = [self._score_one(group[0], example.answer) for group, (_, example) in zip(groups, chosen, strict=True)]
+        others = self._others[also] if also else None
+        rule, cap = (others.reward, others.completion_tokens) if others else (None, None)
+        chosen = others.prompts if others else self._held_out[: self._settings.eval_prompts]
+        groups = self._sample([ids for ids, _ in chosen], 1, greedy=True, cap=cap)
+        scores = [
+            self._score_one(group[0], example.answer, rule) for group, (_, example) in zip(groups, chosen, strict=True)
+        ]
         count = max(1, len(scores))
         return {
             "pass_at_1": sum(s.reward for s in scores) / count,
@@ -170,6 +196,17 @@ class Engine:
             "prompts": len(scores),
             "seconds": time.perf_counter() - began,
         }
+
+    def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> dict[str, Any]:
+        """Loads another task, to be evaluated only; it is called `name` from now on."""
+        loaded = load_task(task, eval_data=Path(data)) if data else load_task(task)
+        tokenizer = self._policy.tokenizer
+        self._others[name] = _Others(
+            [(prompt_ids(tokenizer, loaded.template, e.question), e) for e in loaded.held_out[:prompts]],
+            loaded.reward,
+            loaded.completion_tokens,
+        )
+        return {"prompts": len(self._others[name].prompts)}
 
     def save(self, directory: str) -> dict[str, Any]:
         """Writes trainable weights, optimiser and random states into an existing directory."""
@@ -198,13 +235,15 @@ class Engine:
             self._random.set_state(random["sampling"])
         return {"steps": steps}
 
-    def _sample(self, prompts: Sequence[Sequence[int]], group: int, *, greedy: bool) -> list[list[Completion]]:
+    def _sample(
+        self, prompts: Sequence[Sequence[int]], group: int, *, greedy: bool, cap: int | None = None
+    ) -> list[list[Completion]]:
         """Generates; what does not fit into memory is tried again with half as many sequences side by side.
 
         Raises:
             FtisError: not even one group fits.
         """
-        sampling = Sampling(self._run.completion_tokens, self._run.temperature, self._run.eos, greedy=greedy)
+        sampling = Sampling(cap or self._run.completion_tokens, self._run.temperature, self._run.eos, greedy=greedy)
         while True:
             batch = self._generation_batch
             try:
@@ -224,10 +263,10 @@ class Engine:
         answer = self._task.train[row].answer
         return [self._score_one(completion, answer) for completion in completions]
 
-    def _score_one(self, completion: Completion, answer: str) -> Score:
+    def _score_one(self, completion: Completion, answer: str, rule: str | None = None) -> Score:
         """An unfinished completion has reward 0, whatever it says."""
         text = self._policy.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
-        scored = score(self._run.reward, text, answer)
+        scored = score(rule or self._run.reward, text, answer)
         return scored if completion.finished else Score(reward=0.0, formatted=False, lenient=scored.lenient)
 
 
