@@ -15,6 +15,8 @@ from pathlib import Path
 from ftis_node.errors import UsageError
 
 _CHUNK = 1 << 16
+_NAME_IT = "Download the file elsewhere and name it: --data FILE for training, --eval-data FILE for evaluation."
+LOCAL_COPY = "Download the file elsewhere and name it with --data FILE."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,11 @@ def sha256_of(path: Path) -> str | None:
         return None
 
 
-def cached(remote: Remote, path: Path, *, stall_s: float = 20.0, total_s: float = 300.0) -> Path:
+def cached(remote: Remote, path: Path, *, fix: str = _NAME_IT, stall_s: float = 20.0, total_s: float = 300.0) -> Path:
     """`path`, downloaded first where it is missing or damaged.
 
-    Raises UsageError where that fails; then nothing was put at `path`. `stall_s` bounds each wait for the server,
-    `total_s` the whole download.
+    Raises UsageError where that fails, with the advice `fix`; then nothing was put at `path`. `stall_s` bounds each
+    wait for the server, `total_s` the whole download.
     """
     if sha256_of(path) == remote.sha256:
         return path
@@ -53,10 +55,7 @@ def cached(remote: Remote, path: Path, *, stall_s: float = 20.0, total_s: float 
         data = _download(remote, stall_s, time.monotonic() + total_s)
         _write(path, data)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise UsageError(
-            f"Cannot download {remote.url} ({error or type(error).__name__}).",
-            "Download the file elsewhere and name it: --data FILE for training, --eval-data FILE for evaluation.",
-        ) from error
+        raise UsageError(f"Cannot download {remote.url} ({error or type(error).__name__}).", fix) from error
     return path
 
 

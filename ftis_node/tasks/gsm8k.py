@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from ftis_node.tasks.download import Remote, cache_dir, cached, sha256_of
+from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached, sha256_of
 from ftis_node.tasks.jsonl import plain_answer, read_rows, split
-from ftis_node.tasks.task import CAPS, REASONING, Task
+from ftis_node.tasks.task import CAPS, REASONING, Example, Task
 
 _SOURCE = (
     "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
@@ -34,11 +34,25 @@ def load_gsm8k(data: Path | None = None, eval_data: Path | None = None) -> Task:
         train, held_out = split(path, rows)
         if eval_data is not None:
             held_out = read_rows(eval_data, gold_answer)[1]
+    return _task(train, held_out, digest)
+
+
+def gsm8k_to_be_tested(data: Path | None = None) -> Task:
+    """The test questions alone, for evaluation: of `data`, from the cache, or from the source.
+
+    Raises UsageError for a file that cannot be read and for a download that fails.
+    """
+    path = data if data is not None else cached(TEST, cache_dir() / "gsm8k-test.jsonl", fix=LOCAL_COPY)
+    content, rows, _ = read_rows(path, gold_answer)
+    return _task((), rows, hashlib.sha256(content).hexdigest())
+
+
+def _task(train: tuple[Example, ...], held_out: tuple[Example, ...], data: str) -> Task:
     return Task(
         name="gsm8k",
         train=train,
         held_out=held_out,
-        data=digest,
+        data=data,
         template=REASONING,
         reward="integer",
         completion_tokens=CAPS["gsm8k"][1],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,30 +62,37 @@ def split(path: Path, rows: tuple[Example, ...]) -> tuple[tuple[Example, ...], t
     return train, tuple(row for row in rows if row.question in held)
 
 
-def read_rows(path: Path, answer_of: Callable[[Any], str | None]) -> tuple[bytes, tuple[Example, ...], str]:
-    """The file's bytes, its rows, and the name of their question field.
+def read_rows(
+    path: Path,
+    answer_of: Callable[[Any], str | None],
+    *,
+    fields: tuple[str, ...] = _FIELDS,
+    wanted: str = "an integer of at most 40 characters",
+) -> tuple[bytes, tuple[Example, ...], str]:
+    """The file's bytes, its rows, and the name of their question field, one of `fields`.
 
-    `answer_of` makes canonical digits of a row's answer, and None of one that holds no integer.
+    `answer_of` makes a gold answer of a row's, and None of one that is not what was `wanted`.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a JSONL file that exists.") from error
+    layout = _Layout(answer_of, fields, wanted)
     rows: list[Example] = []
-    fields: list[str] = []
+    seen: list[str] = []
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
-            field, example = _row(path, number, line, answer_of)
+            field, example = _row(path, number, line, layout)
             rows.append(example)
-            fields.append(field)
-            if field != fields[0]:
+            seen.append(field)
+            if field != seen[0]:
                 raise UsageError(
-                    f"{path}, line {number}, has the field {field!r} where earlier lines have {fields[0]!r}.",
+                    f"{path}, line {number}, has the field {field!r} where earlier lines have {seen[0]!r}.",
                     "Use one of them in the whole file.",
                 )
     if not rows:
-        raise UsageError(f"{path} is empty.", 'Put one {"question": …, "answer": …} in every line.')
-    return data, tuple(rows), fields[0]
+        raise UsageError(f"{path} is empty.", f"Put one {layout.shape} in every line.")
+    return data, tuple(rows), seen[0]
 
 
 def plain_answer(value: Any) -> str | None:
@@ -97,7 +105,20 @@ def plain_answer(value: Any) -> str | None:
     return None if number is None else str(number)
 
 
-def _row(path: Path, number: int, line: bytes, answer_of: Callable[[Any], str | None]) -> tuple[str, Example]:
+@dataclass(frozen=True)
+class _Layout:
+    """What a row must hold: one of the fields with a question, and an answer that `answer_of` can read."""
+
+    answer_of: Callable[[Any], str | None]
+    fields: tuple[str, ...]
+    wanted: str
+
+    @property
+    def shape(self) -> str:
+        return f'{{"{self.fields[0]}": …, "answer": …}}'
+
+
+def _row(path: Path, number: int, line: bytes, layout: _Layout) -> tuple[str, Example]:
     where = f"{path}, line {number},"
     try:
         row = json.loads(line.decode())
@@ -105,17 +126,16 @@ def _row(path: Path, number: int, line: bytes, answer_of: Callable[[Any], str | 
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON in UTF-8.", "Correct or remove that line.") from error
     if not isinstance(row, dict):
-        raise UsageError(f"{where} is not a JSON object.", 'Write {"question": …, "answer": …}.')
-    field = next((name for name in _FIELDS if isinstance(row.get(name), str) and row[name].strip()), None)
+        raise UsageError(f"{where} is not a JSON object.", f"Write {layout.shape}.")
+    field = next((name for name in layout.fields if isinstance(row.get(name), str) and row[name].strip()), None)
     if field is None:
-        raise UsageError(f"{where} has no text in `question` or `prompt`.", "Add the question to that line.")
+        names = " or ".join(f"`{name}`" for name in layout.fields)
+        raise UsageError(f"{where} has no text in {names}.", "Add the question to that line.")
     if "answer" not in row:
-        raise UsageError(f"{where} has no `answer`.", "Add the answer, an integer, to that line.")
-    answer = answer_of(row["answer"])
+        raise UsageError(f"{where} has no `answer`.", f"Add the answer, {layout.wanted}, to that line.")
+    answer = layout.answer_of(row["answer"])
     if answer is None:
-        raise UsageError(
-            f"{where} has an answer that is not an integer of at most 40 characters.", "Correct or remove that line."
-        )
+        raise UsageError(f"{where} has an answer that is not {layout.wanted}.", "Correct or remove that line.")
     return field, Example(row[field], answer)
 
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from ftis_node.errors import UsageError
 
 RULES = ("integer",)
-"""The names that `score` knows."""
+"""The names that `score` knows, and that a run may name: rules whose verdict is the same on every node."""
+
+LOCAL_RULES = ("math",)
+"""Rules of a node's own evaluation (see `mathematics`): lenient, bound to a wall clock, and thus no shared verdict."""
 
 _MAX_ANSWER = 40
 _WINDOW = 2 * _MAX_ANSWER  # enough to see that a number is too long to be read
@@ -30,8 +33,8 @@ _LAST_NUMBER = re.compile(
 class Score:
     """The verdict on one completion.
 
-    `reward` is 1.0 only for the strict format with the right integer, else 0.0. `formatted` says that the format was
-    right, whatever the integer; `lenient` that the last integer anywhere in the text was right, whatever the format.
+    `reward` is 1.0 only for the strict format with the right answer, else 0.0. `formatted` says that the format was
+    right, whatever the answer; `lenient` that the last answer anywhere in the text was right, whatever the format.
     """
 
     reward: float
@@ -44,6 +47,11 @@ def score(rule: str, text: str, answer: str) -> Score:
 
     Never raises on account of `text` or `answer`: a gold that is no integer is simply never matched.
     """
+    if rule in LOCAL_RULES:
+        raise UsageError(
+            f"The reward rule {rule!r} is for a node's own evaluation, and no run can have it.",
+            f"Use one of: {', '.join(RULES)}.",
+        )
     if rule not in RULES:
         raise UsageError(f"There is no reward rule {rule!r}.", f"Use one of: {', '.join(RULES)}.")
     gold = parse_integer(answer)
@@ -60,15 +68,21 @@ def parse_integer(text: str) -> int | None:
     return int(text.replace(",", "")) if _INTEGER.fullmatch(text) else None
 
 
-def _strict(text: str) -> int | None:
-    """The integer of a text that is exactly <think>…</think> <answer>integer</answer>."""
+def answer_of(text: str) -> str | None:
+    """What stands between the answer's tags in a text that is exactly <think>…</think> <answer>…</answer>."""
     text = text.strip(_SPACE)
     if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in _TAGS):
         return None
     between, opened, answer = text.partition("</think>")[2].partition("<answer>")
     if not opened or between.strip(_SPACE):
         return None
-    return parse_integer(answer.removesuffix("</answer>"))
+    return answer.removesuffix("</answer>")
+
+
+def _strict(text: str) -> int | None:
+    """The integer of a text that is exactly <think>…</think> <answer>integer</answer>."""
+    answer = answer_of(text)
+    return None if answer is None else parse_integer(answer)
 
 
 def _last_integer(text: str) -> int | None:

@@ -1,11 +1,11 @@
-"""What a task is: questions with integer answers, how to put them to a model, and how to score what it says."""
+"""What a task is: questions with answers, how to put them to a model, and how to score what it says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Longest prompt and completion of the tasks that come with the package, in tokens.
+# Longest prompt and completion of the tasks that come with the package and can be trained on, in tokens.
 CAPS: Mapping[str, tuple[int, int]] = {"arithmetic": (16, 16), "gsm8k": (512, 256)}
 
 PLAIN = "{question}"
@@ -19,10 +19,17 @@ REASONING = (
 )
 """Plain text for any base or instruct model: no chat template, no tag prefilled, no stop string."""
 
+MATHEMATICS = REASONING.replace("a single integer", "a mathematical expression in LaTeX")
+"""The same for answers that need not be integers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question and its gold answer, an integer in canonical decimal digits (`-1234`, never `-1,234`)."""
+    """A question and its gold answer.
+
+    Under the rule `integer` that is an integer in canonical decimal digits (`-1234`, never `-1,234`), under `math` an
+    expression in LaTeX.
+    """
 
     question: str
     answer: str
@@ -33,7 +40,8 @@ class Task:
     """The data and the rules of one task; everything but `held_out` must be equal on all nodes of a run.
 
     `data` is the sha256 (hex) of what makes the prompts: of the training file's bytes, or of the canonical JSON of the
-    rows where there is no file. `reward` names a rule of `ftis_node.tasks.rewards`. The caps are defaults, in tokens.
+    rows where there is no file; `train` is empty, and `data` of the file evaluated on, in a task loaded for evaluation
+    only. `reward` names a rule of `ftis_node.tasks.rewards`. The caps are defaults, in tokens.
     """
 
     name: str

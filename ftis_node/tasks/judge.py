@@ -1,0 +1,139 @@
+"""Whether two pieces of mathematics mean the same, told by math-verify in a process that can be killed.
+
+math-verify builds and simplifies whatever the text says: `9^{9^9}` takes all memory or for ever, and holds the GIL all
+the while. So it runs in a process of its own, with limits on memory and time; one that fails to answer is killed, its
+answer is wrong, and the next answer gets a new process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from ftis_node.errors import UsageError, UserError
+
+SECONDS = 1.0
+MEMORY_BYTES = 1 << 30
+ANSWER_CHARACTERS = 300  # the longest gold of MATH-500 has 53
+
+_START_SECONDS = 60.0
+_CHILD = Path(__file__).with_name("judge_child.py")
+# The rest of the environment, tokens and passwords with it, is none of its business.
+_KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
+
+
+class Judge:
+    """Owns the process, which starts with the first answer and ends with `close`. For one thread at a time."""
+
+    def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY_BYTES) -> None:
+        """
+        Args:
+            seconds: of wall time that an answer may take.
+            memory: bytes of address space of the process.
+
+        Raises:
+            UsageError: math-verify is not installed.
+        """
+        if importlib.util.find_spec("math_verify") is None:
+            raise UsageError(
+                "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
+            )
+        self.started = 0  # processes, up to now
+        self._seconds = seconds
+        self._memory = memory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
+        """Whether `answer` is worth what `gold`, an expression in LaTeX, is.
+
+        False for what is too long, takes too long or too much memory, or ends the process.
+
+        Args:
+            loose: `answer` is text to find an expression in, rather than one expression.
+
+        Raises:
+            UserError: the process cannot be started.
+        """
+        if len(answer) > ANSWER_CHARACTERS:
+            return False
+        connection = self._connection or self._start()
+        request = json.dumps([gold, answer, loose]).encode() + b"\n"
+        try:
+            connection.settimeout(self._seconds)  # of the whole sendall, and then of the wait
+            connection.sendall(request)
+            letter = connection.recv(1)
+        except OSError:  # a timeout is one too
+            letter = b""
+        except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
+            self.close()
+            raise
+        if letter not in (b"0", b"1"):
+            self.close()
+        return letter in (b"1", b"y")
+
+    def close(self) -> None:
+        """Ends the process, whatever it is doing; another answer starts another."""
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self._connection = ours
+        # -P: the folder of the script, and the one a person happens to be in, hold no modules for it. A session of its
+        # own: Ctrl-C is for the parent.
+        arguments = (str(os.getpid()), str(self._seconds), str(self._memory))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD), *arguments],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0"},
+                cwd="/",
+                start_new_session=True,
+            )
+        self.started += 1
+        began = time.monotonic()
+        ours.settimeout(_START_SECONDS)
+        try:
+            ready = ours.recv(1)
+        except OSError:
+            ready = b""
+        except BaseException:
+            self.close()
+            raise
+        if ready != b"R":
+            self.close()
+            raise UserError(
+                f"The process that runs math-verify did not start ({time.monotonic() - began:.0f} s).",
+                "Try in Python whether `import math_verify` works, and that 1 GiB of memory is free.",
+            )
+        return ours

@@ -1,0 +1,311 @@
+"""Mathematics from strangers: judged in a process that nothing can make slow, deaf or dangerous to its parent."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.tasks import LOCAL_RULES, RULES, judge, load_evaluation, load_task, math500, score, scoring
+from ftis_node.tasks.judge import ANSWER_CHARACTERS, Judge
+from ftis_node.tasks.mathematics import score_mathematics
+
+MATH500 = Path(__file__).resolve().parents[2] / "shared" / "data" / "math500_test.jsonl"
+real_data = pytest.mark.skipif(not MATH500.exists(), reason="the MATH-500 file is not on this machine")
+
+# Liveness, not speed: an answer has one second, a loaded machine some more.
+BOUND = 20.0
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Judge]:
+    """Does not mind a loaded machine."""
+    with Judge(seconds=30.0) as one:
+        yield one
+
+
+# The rule
+
+
+@real_data
+def test_every_gold_answer_is_worth_itself(patient: Judge) -> None:
+    task = load_evaluation("math500", data=MATH500)
+    texts = [f"<think>so</think><answer>{e.answer}</answer>" for e in task.held_out]
+    scores = [score_mathematics(patient, text, e.answer) for text, e in zip(texts, task.held_out, strict=True)]
+    assert sum(s.reward for s in scores) == len(scores) == 500
+    assert all(s.formatted and s.lenient for s in scores)
+    assert patient.started == 1
+
+
+@real_data
+def test_gold_answers_of_other_problems_are_wrong(patient: Judge) -> None:
+    golds = sorted({example.answer for example in load_evaluation("math500", data=MATH500).held_out})
+    alike = [pair for pair in itertools.pairwise(golds[::4]) if patient.same(*pair)]
+    assert not alike
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"\frac{1}{2}", "1/2"),
+        (r"\frac{1}{2}", "$0.5$"),
+        (r"\frac{1}{2}", r" \boxed{\dfrac12} "),
+        (r"2\sqrt{2}", r"\(\sqrt{8}\)"),
+        (r"\text{Evelyn}", "Evelyn"),
+        ("x+1", "1+x"),
+        ("5", "x = 5"),
+        ("10,080", "10080"),
+        (r"\$36", "$36"),
+        ("(3,4]", r"\left( 3, 4 \right]"),
+    ],
+)
+def test_what_means_the_same_is_right(patient: Judge, gold: str, answer: str) -> None:
+    verdict = score_mathematics(patient, f"<think></think>\n<answer>{answer}</answer>", gold)
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"), [("12", "13"), ("12", "12 or 13"), ("12", "$12$ or $13$"), ("12", "12, 13"), ("x", "y")]
+)
+def test_what_does_not_or_hedges_is_wrong(patient: Judge, gold: str, answer: str) -> None:
+    verdict = score_mathematics(patient, f"<think></think><answer>{answer}</answer>", gold)
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, True, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"So it is \boxed{\frac{1}{2}}.",
+        r"First \boxed{7}, no: \boxed{\frac{1}{2}}, I think.",
+        "<answer>1/2",
+        r"\boxed{3}. Well, <answer>0.5</answer> it is",
+        "<think>x</think><answer>1/2</answer> Done.",
+        r"The answer is $\frac{1}{2}$.",
+    ],
+)
+def test_the_last_answer_anywhere_is_enough_to_be_lenient(patient: Judge, text: str) -> None:
+    verdict = score_mathematics(patient, text, r"\frac{1}{2}")
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "<think></think><answer></answer>",
+        "<think></think><answer> </answer>",
+        f"<think></think><answer>{' ' * ANSWER_CHARACTERS}1/2</answer>",
+        r"\boxed{1/2",
+        r"\boxed{\frac{1}{2}} or \boxed{3}",
+        f"<answer>{'1' * 1_000_000}</answer>",
+        "\\boxed{" * 100_000,
+    ],
+)
+def test_nothing_is_made_of_what_is_empty_too_long_or_open(patient: Judge, text: str) -> None:
+    verdict = score_mathematics(patient, text, r"\frac{1}{2}")
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, False)
+
+
+def test_no_run_can_have_the_rule() -> None:
+    assert not set(RULES) & set(LOCAL_RULES)
+    with pytest.raises(UsageError, match="own evaluation"):
+        score("math", "", "")
+    with pytest.raises(UsageError, match="no reward rule"), scoring("eval"):
+        pass
+
+
+def test_a_rule_lasts_as_long_as_its_context() -> None:
+    with scoring("integer") as rate:
+        assert rate("<think></think><answer>12</answer>", "12").reward == 1.0
+    with scoring("math") as rate:
+        assert rate("<think></think><answer>24/2</answer>", "12").reward == 1.0
+        children = [child.pid for child in psutil.Process().children() if "judge_child" in " ".join(child.cmdline())]
+    assert children
+    assert not any(psutil.pid_exists(pid) and pid not in live() for pid in children)
+
+
+def live() -> set[int]:
+    """Judges of other tests."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError) as caught, scoring("math"):
+        pass
+    assert "pip install 'ftis-node[math]'" in caught.value.fix
+
+
+# Attacks
+
+STALLING = {
+    "tower": "9^{9^9}",
+    "tower of powers": "9^{9^{9^{9^{9}}}}",
+    "tiny tower": "2^{-9^{9^9}}",
+    "factorials": "((9!)!)!",
+    "binomial": r"\binom{10^8}{5 \cdot 10^7}",
+    "sum": r"\sum_{k=1}^{10^9} \frac{1}{k^k}",
+    "product": r"\prod_{k=1}^{10^7} (k^k+1)",
+    "integral": r"\int_0^{1} e^{x^{x^{x}}} \sin(x^{9}) dx",
+    "divisor": r"\gcd(9^{9^8}, 6^{9^8})",
+    "expansion": "(a+b+c+d+e+f+g+h)^{60}-(a-b)^{60}",
+    "sine": r"\sin(10^{10^{10}})",
+    "nested braces": "{" * 140 + "1" + "}" * 140,
+}
+HOSTILE = {
+    "nested roots": r"\sqrt{" * 40 + "2" + "}" * 40,
+    "matrix": r"\begin{pmatrix}" + r"\\".join("&".join(["x^9"] * 8) for _ in range(7)) + r"\end{pmatrix}^{99}",
+    "digits": "9" * ANSWER_CHARACTERS,
+    "exponent": "1e999999999",
+    "unicode": "\u0661\u2070\ud800\U0001d7d9\u202e" * 50,
+    "NUL": "\x00" * 100 + "12",
+    "line breaks": "\n\r\u2028" * 90,
+    "backslashes": "\\" * 299,
+    "quotes": '"]\n["12", "12", false]\n',
+    "code": "__import__('os').kill(__import__('os').getppid(), 9)",
+    "long": "1+" * 500_000 + "1",
+}
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Judge]:
+    """Waits for a moment only, for twelve full ones are long in a test."""
+    with Judge(seconds=0.15) as one:
+        yield one
+
+
+@pytest.mark.parametrize("attack", [*STALLING, *HOSTILE])
+def test_an_attack_scores_nothing_and_stalls_nobody(hasty: Judge, attack: str) -> None:
+    answer = (STALLING | HOSTILE)[attack]
+    began = time.monotonic()
+    strict = score_mathematics(hasty, f"<think></think><answer>{answer}</answer>", "12")
+    assert time.monotonic() - began < BOUND
+    assert (strict.reward, strict.lenient) == (0.0, False)
+
+
+def test_the_next_answer_after_an_attack_is_judged_by_another_process() -> None:
+    with Judge() as one:
+        assert one.same("12", "24/2")
+        first = one.pid
+        began = time.monotonic()
+        assert not one.same("12", STALLING["tower"])
+        assert time.monotonic() - began < BOUND
+        assert one.pid is None and first is not None and not psutil.pid_exists(first)
+        assert one.same("12", "24/2")
+        assert one.pid != first
+        assert one.started == 2
+
+
+def test_memory_is_limited() -> None:
+    with Judge(seconds=BOUND) as one:
+        assert one.same("1", "1")
+        assert one.pid is not None
+        assert psutil.Process(one.pid).rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30)
+        assert psutil.Process(one.pid).rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_falls_silent_is_replaced(kill: signal.Signals) -> None:
+    with Judge(seconds=0.5) as one:
+        assert one.same("1", "1")
+        assert one.pid is not None
+        os.kill(one.pid, kill)
+        assert not one.same("1", "1"), "the answer at hand is lost"
+        assert one.same("1", "1")
+        assert one.started == 2
+
+
+def test_a_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "child.py"
+    broken.write_text("raise SystemExit(1)")
+    monkeypatch.setattr(judge, "_CHILD", broken)
+    with Judge() as one, pytest.raises(UserError, match="did not start"):
+        one.same("1", "1")
+
+
+def test_it_holds_no_file_or_secret_of_its_parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with (tmp_path / "key").open("w") as file, Judge() as one:
+        os.set_inheritable(file.fileno(), True)
+        assert one.same("1", "1")
+        assert one.pid is not None
+        child = psutil.Process(one.pid)
+        held = [os.readlink(link) for link in Path(f"/proc/{one.pid}/fd").iterdir()]
+        assert str(tmp_path / "key") not in held
+        assert all(name.startswith(("socket:", "/dev/null")) for name in held)
+        assert "HF_TOKEN" not in child.environ()
+
+
+@pytest.mark.parametrize("answer", ["1", STALLING["tower"]], ids=["idle", "busy"])
+def test_it_ends_when_its_parent_is_killed(answer: str) -> None:
+    script = f"""
+        from ftis_node.tasks.judge import Judge
+        one = Judge(seconds=0.5)
+        one.same("1", "1")
+        print(one.pid, flush=True)
+        while True:
+            one.same("1", {answer!r})
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    child.wait(timeout=BOUND)
+
+
+# The task
+
+
+@real_data
+def test_math500_is_for_evaluation_only() -> None:
+    task = load_evaluation("math500", data=MATH500)
+    assert (len(task.train), len(task.held_out), task.reward) == (0, 500, "math")
+    assert task.data == math500.TEST.sha256
+    assert MATH500.stat().st_size == math500.TEST.size
+    prompt = task.prompt(task.held_out[0])
+    assert "Convert the point" in prompt and "integer" not in prompt and "<answer>" in prompt
+    with pytest.raises(UsageError, match="nothing to train on") as caught:
+        load_task("math500", data=MATH500)
+    assert "ftis-node eval" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"question": "1+1", "answer": "2"}, "line 1, has no text in `problem`"),
+        ({"problem": "1+1"}, "line 1, has no `answer`"),
+        ({"problem": "1+1", "answer": 2}, "a text of 1 to 300 characters"),
+        ({"problem": "1+1", "answer": ""}, "a text of 1 to 300 characters"),
+        ({"problem": "1+1", "answer": "2" * 301}, "a text of 1 to 300 characters"),
+    ],
+)
+def test_a_file_of_problems_that_cannot_be_used_says_where(tmp_path: Path, row: object, what: str) -> None:
+    file = tmp_path / "m.jsonl"
+    file.write_text(json.dumps(row))
+    with pytest.raises(UsageError, match=what):
+        load_evaluation("math500", data=file)
+
+
+def test_evaluation_needs_no_training_file(tmp_path: Path) -> None:
+    file = tmp_path / "test.jsonl"
+    file.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"#### {i}"}) + "\n" for i in range(30)))
+    task = load_evaluation("gsm8k", data=file)
+    assert (len(task.train), len(task.held_out)) == (0, 30)
+    file.write_text("".join(json.dumps({"question": f"q{i}", "answer": i}) + "\n" for i in range(30)))
+    assert load_evaluation(str(file)).held_out == load_task(str(file)).held_out
+    assert len(load_evaluation(str(file), data=file).held_out) == 30
+    assert load_evaluation("arithmetic").held_out == load_task("arithmetic").held_out
+    with pytest.raises(UsageError, match="math500"):
+        load_evaluation("chess")
