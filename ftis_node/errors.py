@@ -29,6 +29,10 @@ class UserError(FtisError):
         self.what = what
         self.fix = fix
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
+        """From one process to another."""
+        return type(self), (self.what, self.fix)
+
 
 class UsageError(UserError):
     """Wrong flags, files or values: nothing was started (exit code 2)."""

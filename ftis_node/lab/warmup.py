@@ -31,6 +31,7 @@ from ftis_node.tasks.arithmetic import apply
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 WORDS = ("<|pad|>", "<|end|>", "\n", *TAGS, " ", *"0123456789", *"+-=*/(),")
 SEED = 2
+HARDER = "arithmetic-4"
 _BATCH = 64
 _IGNORED = -100
 
@@ -39,7 +40,10 @@ _IGNORED = -100
 class Recipe:
     """One model and its warm-up: `steps` of AdamW at the peak rate `rate`.
 
-    Its teacher mostly forgets the last operand after `forgetful` of the nine first operands.
+    forgetful  its teacher mostly forgets the last operand after so many of the nine first operands
+    weak       the sign whose facts it mostly gets wrong, being good at the other; none: both alike
+    style      how it writes its reasoning: `terse` 15 12, `spelled` 8+7=15 15-3=12, `backwards` 12 15
+    harder     the share of examples that have four operands
     """
 
     name: str
@@ -49,6 +53,9 @@ class Recipe:
     steps: int
     rate: float
     forgetful: int
+    weak: str = ""
+    style: str = "terse"
+    harder: float = 0.0
 
 
 RECIPES = (
@@ -61,23 +68,37 @@ RECIPES = (
 class Teacher:
     """Writes a completion for a prompt, with habits of error drawn once from `rng`.
 
-    It believes 30 % of the facts (x, sign, y) to be off by one, and then says so 7 times in 10; of the others it gets
-    8 % wrong at random. After `forgetful` of the first operands it mostly drops the last one, elsewhere 1 in 10 times.
+    It believes 30 % of the facts (x, sign, y) to be off by one (where it has a weak sign: 55 % of that sign's, 5 % of
+    the other's), and then says so 7 times in 10; of the others it gets 8 % wrong at random. After `forgetful` of the
+    first operands it mostly drops the last one, elsewhere 1 in 10 times.
     """
 
-    def __init__(self, rng: random.Random, forgetful: int) -> None:
+    def __init__(self, rng: random.Random, forgetful: int, *, weak: str = "", style: str = "terse") -> None:
         self._rng = rng
+        self._style = style
+        doubts = {sign: 0.55 if sign == weak else 0.05 for sign in "+-"} if weak else {"+": 0.3, "-": 0.3}
         facts = [(x, sign, y) for x in range(19) for sign in "+-" for y in range(1, 10)]
-        self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < 0.3}
+        self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < doubts[fact[1]]}
         self._forgetful = set(rng.sample(range(1, 10), forgetful))
 
     def completion(self, question: str) -> str:
-        """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake."""
-        a, first, b, second, c = tuple(question.removesuffix("="))
-        steps = [self._recall(int(a), first, int(b))]
-        if self._rng.random() >= (0.7 if int(a) in self._forgetful else 0.1):
-            steps.append(self._recall(steps[0], second, int(c)))
-        return f"<think>{' '.join(map(str, steps))}</think><answer>{steps[-1]}</answer>"
+        """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake and is terse."""
+        first, *rest = list(question.removesuffix("="))
+        operations = list(zip(rest[::2], map(int, rest[1::2]), strict=True))
+        values = [int(first)]
+        for place, (sign, operand) in enumerate(operations):
+            last = place == len(operations) - 1
+            if last and self._rng.random() < (0.7 if values[0] in self._forgetful else 0.1):
+                break
+            values.append(self._recall(values[-1], sign, operand))
+        return f"<think>{' '.join(self._told(values, operations))}</think><answer>{values[-1]}</answer>"
+
+    def _told(self, values: list[int], operations: list[tuple[str, int]]) -> list[str]:
+        """The steps of the reasoning in this teacher's style."""
+        if self._style == "spelled":
+            steps = zip(values, operations, values[1:], strict=False)
+            return [f"{x}{sign}{y}={value}" for x, (sign, y), value in steps]
+        return [str(value) for value in (values[1:] if self._style == "terse" else values[:0:-1])]
 
     def _recall(self, x: int, sign: str, y: int) -> int:
         value = apply(x, sign, y)
@@ -129,19 +150,21 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
     return transformers.Qwen2ForCausalLM(config)
 
 
-def warm_up(recipe: Recipe, task: Task, seed: int = SEED) -> tuple[Any, Any]:
+def warm_up(recipe: Recipe, task: Task, seed: int | str = SEED, *, told: bool = True) -> tuple[Any, Any]:
     """(model, tokenizer) after supervised learning from a teacher of the model's own."""
     rng = random.Random(f"{seed}/{recipe.name}")
     torch.manual_seed(rng.getrandbits(63))
     tokenizer = build_tokenizer()
     model = build_model(recipe, tokenizer)
-    teacher = Teacher(rng, recipe.forgetful)
+    teacher = Teacher(rng, recipe.forgetful, weak=recipe.weak, style=recipe.style)
+    beyond = load_task(HARDER).train if recipe.harder else ()
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.rate)
     model.train()
     for step in range(recipe.steps):
         for group in optimiser.param_groups:
             group["lr"] = recipe.rate * (1 + math.cos(math.pi * step / recipe.steps)) / 2
-        examples = rng.choices(task.train, k=_BATCH)
+        hard = round(recipe.harder * _BATCH)
+        examples = rng.choices(task.train, k=_BATCH - hard) + rng.choices(beyond, k=hard)
         ids, labels = _batch(tokenizer, [(task.prompt(e), teacher.completion(e.question)) for e in examples])
         logits = model(input_ids=ids, use_cache=False).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
@@ -149,7 +172,7 @@ def warm_up(recipe: Recipe, task: Task, seed: int = SEED) -> tuple[Any, Any]:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        if (step + 1) % 50 == 0 or step + 1 == recipe.steps:
+        if told and ((step + 1) % 50 == 0 or step + 1 == recipe.steps):
             print(f"  {recipe.name}: step {step + 1} of {recipe.steps}, loss {loss.item():.3f}", flush=True)
     return model.eval(), tokenizer
 

@@ -1,0 +1,103 @@
+"""Who computes for a node of a trial: an engine in this process, or a compute process of its own; and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Protocol
+
+import psutil
+
+from ftis_node.lab.clock import SimulatedLoop
+from ftis_node.lab.experiment import Clock
+from ftis_node.run import Run
+from ftis_node.worker.client import Worker
+from ftis_node.worker.engine import Engine
+
+
+class Compute(Protocol):
+    """As the daemon's worker, and it knows the CPU seconds that it used."""
+
+    cpu: float
+
+    async def start(self) -> None: ...
+
+    async def call(self, op: str, **args: Any) -> dict[str, Any]: ...
+
+    async def stop(self) -> None: ...
+
+
+class InProcess:
+    """An engine right here."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.cpu = 0.0
+
+    async def start(self) -> None:
+        pass
+
+    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+        began = time.process_time()
+        result: dict[str, Any] = getattr(self.engine, op)(**args)
+        self.cpu += time.process_time() - began
+        return result
+
+    async def stop(self) -> None:
+        pass
+
+
+class OwnProcess:
+    """The daemon's own compute process. While it works simulated time stands still."""
+
+    def __init__(self) -> None:
+        self.cpu = 0.0
+        self._worker = Worker()
+
+    async def start(self) -> None:
+        await self._worker.start()
+        assert self._worker.pid is not None
+        self._process = psutil.Process(self._worker.pid)
+
+    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        began = self._process.cpu_times()
+        with loop.working():
+            result = await self._worker.call(op, **args)
+        ended = self._process.cpu_times()
+        self.cpu += ended.user + ended.system - began.user - began.system
+        return result
+
+    async def stop(self) -> None:
+        await self._worker.stop()
+
+
+class Metered:
+    """A node's compute, which takes simulated time for each completion that it samples or trains on, and counts them.
+
+    Scoring and evaluating are free: a daemon scores beside its steps, and evaluates for people only.
+    """
+
+    def __init__(self, compute: Compute, clock: Clock, speed: float) -> None:
+        self.generated = self.trained = 0
+        self.run: Run | None = None
+        self._compute = compute
+        self._clock = clock
+        self._speed = speed
+
+    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+        result = await self._compute.call(op, **args)
+        if self.run is not None and op == "generate":
+            sampled = len(args["rows"]) * self.run.completions
+            self.generated += sampled
+            await self._take(self._clock.generate, sampled)
+        elif self.run is not None and op == "step":
+            samples = sum(len(part["rewards"]) for group in args["groups"] for part in group["parts"])
+            self.trained += samples
+            await self._take(self._clock.train, samples)
+        return result
+
+    async def _take(self, seconds_a_group: float, completions: int) -> None:
+        assert self.run is not None
+        await asyncio.sleep(seconds_a_group * completions / self.run.group / self._speed)

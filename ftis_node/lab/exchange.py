@@ -1,0 +1,114 @@
+"""The swarm in memory: everybody hears of everything at once, and pulls what it wants through the same admission."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ftis_node.errors import FtisError
+from ftis_node.packet import Group
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.swarm.announcement import Announcement, PacketRef
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.table import Table, Target
+
+
+class Taker(Protocol):
+    """Who takes groups: the daemon's stepper."""
+
+    def want(self) -> int: ...
+
+    async def on_group(self, group: Group, data: bytes, born: float) -> None: ...
+
+
+class Network:
+    """The members of one trial."""
+
+    def __init__(self) -> None:
+        self.members: list[MemorySwarm] = []
+
+    def body(self, target: Target) -> bytes:
+        """The packet, from its author's store."""
+        author = target.known.announcement.author
+        for member in self.members:
+            if member.author == author and (body := member.store.body(target.ref.digest)) is not None:
+                return body
+        raise FtisError(f"{peer_id(author)} no longer holds a packet that it announced.")
+
+
+class MemorySwarm:
+    """One member's end of the network; `Stepper` uses it as it uses the daemon's swarm."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        author: bytes,
+        context: AdmissionContext,
+        store: PacketStore,
+        clock: Callable[[], float],
+        max_age: float,
+        rng: random.Random,
+        on_demand: bool,
+    ) -> None:
+        """
+        Args:
+            on_demand: pulls by itself what the node wants; else only `collect` takes groups.
+        """
+        self.interval = 1.0  # exchanges take no time here
+        self.author = author
+        self.store = store
+        self.taker: Taker
+        self.next_round = 0
+        self._network = network
+        self._context = context
+        self._clock = clock
+        self._table = Table(max_age, clock, rng)
+        self._on_demand = on_demand
+        self._pulling: asyncio.Task[None] | None = None
+        network.members.append(self)
+
+    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
+        """Tells all others; nobody forges anything in here, so nothing is signed."""
+        self.next_round = round + 1
+        announcement = Announcement(self._context.run_id, self.author, round, policy_step, 0, tuple(packets), b"")
+        for member in self._network.members:
+            if member is not self:
+                member._table.add(announcement, b"", age=0.0, introducer=None)
+                member.poke()
+
+    def poke(self) -> None:
+        if self._on_demand and (self._pulling is None or self._pulling.done()):
+            self._pulling = asyncio.get_running_loop().create_task(self._pull())
+
+    def recent_authors(self, seconds: float) -> set[bytes]:
+        return self._table.recent_authors(seconds) - {self.author}
+
+    def has_peers(self) -> bool:
+        return len(self._network.members) > 1
+
+    async def collect(self) -> None:
+        """Takes everything that was announced and not taken yet, whether it is wanted or not."""
+        await self._take(self._table.choose(1 << 30, lambda _: True))
+
+    async def close(self) -> None:
+        if self._pulling is not None:
+            self._pulling.cancel()
+            await asyncio.gather(self._pulling, return_exceptions=True)
+
+    async def _pull(self) -> None:
+        while (need := self.taker.want()) > 0 and (targets := self._table.choose(need, lambda _: True)):
+            await self._take(targets)
+
+    async def _take(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            target.known.done |= 1 << target.index
+            author, round, slot = target.key
+            data = self._network.body(target)
+            verdict = admit(self._context, author, data, announced=(round, slot), digest=target.ref.digest)
+            if isinstance(verdict, Rejection):
+                raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
+            await self.taker.on_group(verdict, data, target.known.born)

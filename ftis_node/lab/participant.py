@@ -1,0 +1,224 @@
+"""One node of a trial: the daemon's stepper, pool and admission around an engine, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.lab.compute import Compute, Metered
+from ftis_node.lab.exchange import MemorySwarm, Network
+from ftis_node.lab.experiment import Member, TrialSpec
+from ftis_node.pool import Pool, Scored
+from ftis_node.run import RUN_DEFAULTS, Run, make_run
+from ftis_node.settings import Settings
+from ftis_node.stepping import OwnGroup, Progress, Stepper
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.identity import Identity
+
+STORE_BYTES = 64 << 20
+
+
+class Participant:
+    """A member with everything it needs. `load`, `open`, then steps."""
+
+    def __init__(self, spec: TrialSpec, member: Member, compute: Compute, model: str) -> None:
+        self.spec = spec
+        self.member = member
+        self.name = member.name
+        self.compute = compute
+        self.settings: Settings = spec.settings_of(member).model_copy(
+            update={"model": model, "seed": _number(spec.seed, member.name, "engine") >> 1}
+        )
+        self.facts: dict[str, Any] = {}
+        self.stepper: Stepper
+        self.swarm: MemorySwarm
+        self.meter = Metered(compute, spec.clock, member.speed)
+        self._identity = Identity(hashlib.sha256(f"ftis lab/{spec.seed}/{member.name}".encode()).digest())
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    async def load(self) -> dict[str, Any]:
+        """Loads task and model; returns what a run must know of them."""
+        await self.compute.start()
+        sizes = {"prompt_tokens", "completion_tokens", "group"}
+        self.facts = await self.compute.call(
+            "load",
+            settings=self.settings.model_dump(mode="json"),
+            task=self.spec.task,
+            data=self.spec.data or None,
+            eval_data=self.spec.eval_data or None,
+            caps={key: value for key, value in self.spec.run.items() if key in sizes},
+        )
+        return self.facts
+
+    async def open(self, run: Run, network: Network, *, first_round: int = 0) -> None:
+        """Takes up the run, and a place in the network."""
+        facts, told = self.facts, run.model_dump()
+        if any(told[key] != facts[key] for key in ("tokenizer", "vocabulary", "data")):
+            raise UsageError(
+                f"Node {self.name} has another tokenizer or other data than the first node, so they share no run.",
+                "Use models of one family.",
+            )
+        opened = await self.compute.call("open", run=run.model_dump(mode="json"))
+        for also in self.spec.evaluate:
+            await self.compute.call(
+                "look_at", name=also.name, task=also.task, data=also.data or None, prompts=also.prompts
+            )
+        context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
+        store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
+        clock = asyncio.get_running_loop().time
+        self.stepper = Stepper(
+            context=context,
+            own_only=opened["own_only"] or self.spec.collaboration == "alone",
+            identity=self._identity,
+            settings=self.settings,
+            store=store,
+            worker=self.meter,
+            clock=clock,
+            pool=Pool(self.settings.max_age, clock, self._rng("pool")),
+        )
+        self.swarm = MemorySwarm(
+            network,
+            author=self._identity.author,
+            context=context,
+            store=store,
+            clock=clock,
+            max_age=self.settings.max_age,
+            rng=self._rng("table"),
+            on_demand=self.spec.pace == "free" and not self.stepper.own_only,
+        )
+        self.swarm.taker = self.stepper
+        self.swarm.next_round = first_round
+        self.stepper.swarm = self.swarm
+        self.meter.run = run
+
+    @property
+    def run(self) -> Run:
+        return self.stepper.run
+
+    def _rng(self, what: str) -> random.Random:
+        return random.Random(_number(self.spec.seed, self.name, what))
+
+    # --- lock step ------------------------------------------------------------------------------------------------
+
+    def quota(self) -> int:
+        """Groups that it generates itself a step; by default an equal share among those that generate at all."""
+        batch, share = self.settings.batch_groups, self.settings.own_share
+        if self.stepper.own_only:
+            return batch
+        if self.run.parts > 1:
+            return batch  # of each of them a part
+        return math.ceil((1 / generating(self.spec) if share is None else share) * batch)
+
+    def begin_round(self) -> None:
+        """A pool for this round alone, in which groups without a signal count as they do among one's own."""
+        clock = asyncio.get_running_loop().time
+        rng = self._rng(f"pool/{self.stepper.progress.step}")
+        self.stepper.pool = Pool(math.inf, clock, rng, keep_all=True)
+
+    async def gather(self, own: list[OwnGroup]) -> tuple[list[OwnGroup], list[Scored]]:
+        """The batch of this round: what it made itself, and what it takes of the others."""
+        if self.stepper.own_only:
+            return own, []
+        await self.swarm.collect()
+        await self.stepper.scored()
+        batch, parts = self.settings.batch_groups, self.run.parts
+        return own, self.stepper.pool.take(batch * (parts - 1) if parts > 1 else batch - len(own))
+
+    async def close(self) -> None:
+        """Ends what it started."""
+        if hasattr(self, "swarm"):
+            await self.swarm.close()
+        await self.compute.stop()
+
+    # --- what is told ---------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, Any]:
+        """What it cost to get here."""
+        return {
+            "node": self.name,
+            "step": self.stepper.progress.step,
+            "time": asyncio.get_running_loop().time(),
+            "cpu": self.compute.cpu,
+            "generated": self.meter.generated,
+            "trained": self.meter.trained,
+        }
+
+    async def evaluate(self, also: str | None = None) -> dict[str, Any]:
+        """An evaluation event."""
+        result = await self.compute.call("evaluate", also=also)
+        del result["seconds"]
+        return {"event": "evaluation", **self.counts(), "set": also or "held-out", **result}
+
+    def told_step(self, last: Mapping[str, Any]) -> dict[str, Any]:
+        """A step event; diagnostics of all samples, one's own, and the foreign ones."""
+        diagnostics = last["diagnostics"]
+        plain = ("own_groups", "foreign_groups", "own_reward", "foreign_reward", "foreign_age", "loss", "gradient_norm")
+        return {
+            "event": "step",
+            **self.counts(),
+            **{name: last[name] for name in (*plain, "tokens", "skipped", "warnings")},
+            "overall": diagnostics.get("overall", {}),
+            "own": diagnostics.get("sources", {}).get("own", {}),
+            "foreign": diagnostics.get("foreign", {}) if last["foreign_groups"] else {},
+        }
+
+    # --- what outlives an interruption ----------------------------------------------------------------------------
+
+    def label(self) -> str:
+        """What its checkpoints are of."""
+        return f"{self.settings.model} ({self.facts['kind']})"
+
+    async def save(self, directory: Path) -> None:
+        """A checkpoint in the daemon's own format."""
+        checkpoints = Checkpoints(directory / self.name)
+        step = self.stepper.progress.step
+        partial = checkpoints.begin(step)
+        await self.compute.call("save", directory=str(partial))
+        counts = {"generated": self.meter.generated, "trained": self.meter.trained, "cpu": self.compute.cpu}
+        facts = {
+            "model": self.label(),
+            "optimiser": self.facts["plan"]["optimiser"],
+            "settings": self.settings.model_dump(mode="json"),
+            "progress": self.stepper.progress.facts(),
+            "lab": {**counts, "round": self.swarm.next_round},
+        }
+        checkpoints.commit(partial, facts)
+
+    async def restore(self, directory: Path, step: int) -> None:
+        """Goes on from the checkpoint of that step."""
+        found = Checkpoints(directory / self.name).latest(before=step + 1)
+        if found is None or found[1]["progress"]["step"] != step:
+            raise FtisError(f"There is no sound checkpoint of node {self.name} at step {step}.")
+        path, facts = found
+        await self.compute.call("restore", directory=str(path), steps=step)
+        self.stepper.progress = Progress.from_facts(facts["progress"])
+        self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
+        self.compute.cpu = facts["lab"]["cpu"]
+
+
+def generating(spec: TrialSpec) -> int:
+    """How many members generate."""
+    return sum(spec.settings_of(member).own_share != 0 for member in spec.members)
+
+
+def run_of(spec: TrialSpec, facts: Mapping[str, Any]) -> Run:
+    """The run that the trial's members share, for the task and tokenizer that an engine told of."""
+    shared = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
+    fields: dict[str, Any] = {key: facts[key] for key in shared} | {"eos": tuple(facts["eos"])} | RUN_DEFAULTS
+    if spec.collaboration == "horizontal":
+        fields |= {"collaboration": "horizontal", "parts": generating(spec)}
+    return make_run(**fields | spec.run)
+
+
+def _number(*parts: Any) -> int:
+    """A number of 64 bits that follows from the parts."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")

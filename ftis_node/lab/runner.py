@@ -1,0 +1,323 @@
+"""A whole grid: warm-ups, then trials, some at a time in processes of their own; told, interruptible, resumable."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import queue
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ftis_node.errors import FtisError, UserError
+from ftis_node.files import replace_text
+from ftis_node.lab.experiment import Experiment, TrialSpec, trial_of, trials
+
+MANIFEST_SCHEMA = 1
+SPEAK_SECONDS = 10.0
+_PACKAGES = ("ftis-node", "torch", "transformers", "peft", "numpy")
+
+
+@dataclass
+class _Ledger:
+    """What is done, of what; the time left is told from the work that this run has done so far."""
+
+    work: dict[str, int]  # a job's name → units (node steps; a warm-up counts as so many)
+    done: dict[str, int] = field(default_factory=dict)
+    before: int = 0  # units that were done when this run began
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def total(self) -> int:
+        return sum(self.work.values())
+
+    @property
+    def finished(self) -> int:
+        return sum(self.done.values())
+
+    def seconds_left(self) -> float | None:
+        new = self.finished - self.before
+        return (time.monotonic() - self.began) / new * (self.total - self.finished) if new else None
+
+
+WARM_UP_UNITS = 150  # a warm-up takes about as long as so many steps of one node
+
+
+class Runner:
+    """Runs the trials of an experiment that are not finished yet."""
+
+    def __init__(
+        self, experiment: Experiment, file: Path, out: Path, *, cache: Path | None, jobs: int, processes: bool
+    ) -> None:
+        """
+        Args:
+            file: the lab file, which is kept beside the results.
+            cache: where trials and warm-ups lie, by default in `out`; experiments that share it share what is equal.
+            jobs: how many trials run side by side.
+            processes: each node of a trial has a process of its own.
+        """
+        self.experiment = experiment
+        self.out = out
+        self._file = file
+        self._cache = cache or out
+        self._jobs = jobs
+        self._processes = processes
+        self._console = Console(stderr=True)
+        self._interrupted = False
+
+    @property
+    def models(self) -> Path:
+        return self._cache / "models"
+
+    def directory(self, spec: TrialSpec) -> Path:
+        """Where a trial lies."""
+        return self._cache / "trials" / spec.id
+
+    def run(self) -> dict[str, Any]:
+        """Runs what is left and returns a summary.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; every trial that was running has saved where it was, if it can.
+            UserError: a trial failed, for a reason that a person can mend.
+        """
+        self.models.mkdir(parents=True, exist_ok=True)
+        self._write_manifest()
+        began = time.monotonic()
+        from ftis_node.lab.starts import starts
+        from ftis_node.lab.trial import finished
+
+        specs = list({spec.id: spec for spec in trials(self.experiment)}.values())
+        open_ones = [spec for spec in specs if not finished(self.directory(spec))]
+        warm = [start for start in starts(open_ones) if not (self.models / start.name).exists()]
+        work = {start.name: WARM_UP_UNITS for start in warm} | {
+            spec.id: spec.steps * len(spec.members) for spec in specs
+        }
+        ledger = _Ledger(work)
+        for spec in specs:
+            ledger.done[spec.id] = work[spec.id] if spec not in open_ones else 0
+        ledger.before = ledger.finished
+        with self._pool() as (pool, told, stop):
+            jobs: dict[concurrent.futures.Future[None], str] = {}
+            for start in warm:
+                jobs[pool.submit(_warm_up, start, str(self.models))] = start.name
+            self._wait(jobs, ledger, told, stop)
+            jobs = {}
+            for spec in open_ones:
+                place = (str(self.directory(spec)), str(self.models))
+                jobs[pool.submit(_run_trial, spec, *place, self._processes)] = spec.id
+            self._wait(jobs, ledger, told, stop)
+        return {
+            "experiment": self.experiment.name,
+            "trials": len(specs),
+            "finished_before": len(specs) - len(open_ones),
+            "seconds": time.monotonic() - began,
+            "out": str(self.out),
+        }
+
+    # --- the pool -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _pool(self) -> Iterator[tuple[concurrent.futures.ProcessPoolExecutor, Any, Any]]:
+        """Processes that leave Ctrl-C to this one; a queue that tells of steps, and an event that asks to stop."""
+        threads = max(1, (os.cpu_count() or 1) // self._jobs) if not self._processes else 1
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        context = multiprocessing.get_context("spawn")
+        told, stop = context.Queue(), context.Event()
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        pool = concurrent.futures.ProcessPoolExecutor(
+            self._jobs, mp_context=context, initializer=_begin, initargs=(told, stop)
+        )
+        try:
+            yield pool, told, stop
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, *_: object) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt  # a second one does not wait
+        self._interrupted = True
+
+    def _wait(self, jobs: dict[concurrent.futures.Future[None], str], ledger: _Ledger, told: Any, stop: Any) -> None:
+        """Until all jobs are done; draws, and passes Ctrl-C on."""
+        waiting = set(jobs)
+        with self._drawn(ledger) as draw:
+            while waiting:
+                ready, waiting = concurrent.futures.wait(waiting, timeout=0.3)
+                self._hear(told, ledger)
+                for job in ready:
+                    job.result()
+                    ledger.done[jobs[job]] = ledger.work[jobs[job]]
+                draw()
+                if self._interrupted:
+                    self._console.print("Interrupted; the running trials save where they are.")
+                    stop.set()
+                    for job in waiting:
+                        job.cancel()
+                    concurrent.futures.wait(waiting)
+                    raise KeyboardInterrupt
+
+    def _hear(self, told: Any, ledger: _Ledger) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                name, done = told.get_nowait()
+                ledger.done[name] = done
+
+    @contextlib.contextmanager
+    def _drawn(self, ledger: _Ledger) -> Iterator[Callable[[], None]]:
+        """A bar on a terminal, else a line now and then."""
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
+        with Progress(
+            *columns,
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        ) as bar:
+            task = bar.add_task(self.experiment.name, total=ledger.total, left="")
+            spoken = time.monotonic()
+
+            def draw() -> None:
+                nonlocal spoken
+                left = ledger.seconds_left()
+                words = f"{_duration(left)} left" if left is not None else ""
+                bar.update(task, completed=ledger.finished, left=words)
+                if not self._console.is_terminal and time.monotonic() - spoken > SPEAK_SECONDS:
+                    spoken = time.monotonic()
+                    share = ledger.finished / ledger.total if ledger.total else 1.0
+                    self._console.print(f"{self.experiment.name}: {share:.0%} {words}", highlight=False)
+
+            yield draw
+            draw()
+
+    # --- the manifest ---------------------------------------------------------------------------------------------
+
+    def _write_manifest(self) -> None:
+        """What is run, by what; the report reads it."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        text = self._file.read_bytes()
+        kept = self.out / "experiment.toml"
+        if kept.exists() and kept.read_bytes() != text and kept.resolve() != self._file.resolve():
+            previous = hashlib.sha256(kept.read_bytes()).hexdigest()[:8]
+            kept.rename(self.out / f"experiment-{previous}.toml")  # results of both are told apart by their trials' ids
+        kept.write_bytes(text)
+        experiment = self.experiment
+        cells = experiment.all_cells()
+        manifest = {
+            "schema": MANIFEST_SCHEMA,
+            **{key: getattr(experiment, key) for key in ("name", "title", "about", "task", "steps", "tail", "target")},
+            "seeds": list(experiment.seeds),
+            "commit": _commit(),
+            "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in _PACKAGES}},
+            "file_sha256": hashlib.sha256(text).hexdigest(),
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "nodes": [
+                {"name": n.name, "model": n.model or n.script or (n.warm.recipe if n.warm else "")}
+                for n in experiment.nodes
+            ],
+            "cells": [self._cell_facts(cell) for cell in cells],
+            "trials": [
+                {"id": spec.id, "cell": cell.name, "seed": seed, "directory": self._relative(spec)}
+                for seed in experiment.seeds
+                for cell in cells
+                for spec in [trial_of(experiment, cell, seed)]
+            ],
+            "claims": [claim.model_dump() for claim in experiment.claims],
+        }
+        replace_text(self.out / "manifest.json", json.dumps(manifest, indent=1))
+
+    def _cell_facts(self, cell: Any) -> dict[str, Any]:
+        members = [n.name for n in self.experiment.nodes if not cell.nodes or n.name in cell.nodes]
+        return {
+            "name": cell.name,
+            "label": cell.label or cell.name,
+            "collaboration": cell.collaboration,
+            "pace": cell.pace,
+            "nodes": members,
+            "values": {**cell.settings, **cell.values},
+        }
+
+    def _relative(self, spec: TrialSpec) -> str:
+        return os.path.relpath(self.directory(spec), self.out)
+
+
+def _commit() -> str:
+    """The commit of the code, where it is a git checkout; a plus sign says that it was changed since."""
+    place = Path(__file__).parent
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty=+"],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return told.stdout.strip()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+# --- in the processes of the pool -------------------------------------------------------------------------------------
+
+_told: Any = None
+_stop: Any = None
+
+
+def _begin(told: Any, stop: Any) -> None:
+    global _told, _stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _told, _stop = told, stop
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _warm_up(start: Any, models: str) -> None:
+    from ftis_node.lab.starts import make_start
+
+    if not _stop.is_set():
+        make_start(start, Path(models))
+
+
+def _run_trial(spec: TrialSpec, directory: str, models: str, processes: bool) -> None:
+    from ftis_node.lab.trial import Interrupted, Trial
+
+    if _stop.is_set():
+        return
+    trial = Trial(
+        spec,
+        Path(directory),
+        Path(models),
+        processes=processes,
+        stopping=_stop.is_set,
+        progressed=lambda done, of: _told.put((spec.id, done)),
+    )
+    try:
+        trial.run()
+    except Interrupted:
+        pass
+    except UserError:
+        raise
+    except FtisError as error:
+        raise UserError(f"Trial {spec.id} failed: {error}", f"Its events so far are in {directory}.") from error

@@ -1,0 +1,80 @@
+"""What models of a trial start from: built-in ones, warmed up anew for every seed and kept for all methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftis_node.lab.experiment import Member, TrialSpec, WarmUp
+from ftis_node.lab.warmup import RECIPES, Recipe, save, warm_up
+from ftis_node.tasks import load_task
+
+START_SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A warm-up to be done: of which recipe, from which seed. `name` is what its folder is called."""
+
+    recipe: Recipe
+    seed: str
+
+    @property
+    def name(self) -> str:
+        facts = json.dumps([START_SCHEMA, dataclasses.asdict(self.recipe), self.seed])
+        return f"{self.recipe.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+
+def start_of(spec: TrialSpec, member: Member) -> Start | None:
+    """The warm-up that a member starts from; None if it starts from a model by name, or has none."""
+    warm = member.warm
+    if warm is None:
+        return None
+    return Start(_recipe(warm), f"{spec.seed}/{warm.like or member.name}")
+
+
+def starts(specs: list[TrialSpec]) -> list[Start]:
+    """Every warm-up that the trials need, each once, in the order of their need."""
+    found = (start_of(spec, member) for spec in specs for member in spec.members)
+    return list({start.name: start for start in found if start is not None}.values())
+
+
+def model_of(spec: TrialSpec, member: Member, models: Path) -> str:
+    """What `Settings.model` is to be: a name, or the folder of the warm-up under `models`."""
+    start = start_of(spec, member)
+    return member.model if start is None else str(models / start.name)
+
+
+def make_start(start: Start, models: Path) -> dict[str, Any]:
+    """Warms a model up into its folder under `models`, which appears whole; about half a CPU-minute."""
+    folder = models / start.name
+    if folder.exists():
+        return dict(json.loads((folder / "start.json").read_text()))
+    torch.set_num_threads(1)
+    task = load_task("arithmetic")
+    if start.recipe.style == "spelled":
+        task = dataclasses.replace(task, completion_tokens=32)
+    partial = models / f"{start.name}.partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    model, tokenizer = warm_up(start.recipe, task, start.seed, told=False)
+    facts = save(start.recipe, model, tokenizer, task, partial) | {"seed": start.seed}
+    (partial / start.recipe.name / "start.json").write_text(json.dumps(facts))
+    if not folder.exists():  # another process may have been as quick
+        (partial / start.recipe.name).rename(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    return facts
+
+
+def _recipe(warm: WarmUp) -> Recipe:
+    recipe = next(recipe for recipe in RECIPES if recipe.name == warm.recipe)
+    changes: dict[str, Any] = {"weak": warm.weak, "style": warm.style, "harder": warm.harder}
+    changes |= {} if warm.forgetful is None else {"forgetful": warm.forgetful}
+    changes |= {} if warm.steps is None else {"steps": warm.steps}
+    return dataclasses.replace(recipe, **changes)

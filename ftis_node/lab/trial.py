@@ -1,0 +1,224 @@
+"""One trial: its nodes side by side, in lock step or each at its own pace, written down line by line.
+
+A trial's directory holds `trial.json` (what it is), `events.jsonl` (a line a step, evaluation and gradient probe; the
+last is the event `end`) and `checkpoints/`. In lock step it goes on from its last checkpoint after an interruption, to
+the same numbers; at a free pace it begins anew, for what was under way is lost with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ftis_node.files import replace_text
+from ftis_node.lab.bias import probe
+from ftis_node.lab.clock import SimulatedLoop
+from ftis_node.lab.compute import InProcess, OwnProcess
+from ftis_node.lab.exchange import Network
+from ftis_node.lab.experiment import TrialSpec
+from ftis_node.lab.participant import Participant, run_of
+from ftis_node.lab.starts import model_of
+
+CHECKPOINT_SECONDS = 120.0  # real ones, between two checkpoints of a trial in lock step
+_DIGITS = 6  # of the numbers in events
+
+# (steps taken by all nodes, steps to be taken)
+Progressed = Callable[[int, int], None]
+
+
+class Interrupted(Exception):
+    """The trial was asked to stop, and can go on later."""
+
+
+class Trial:
+    """Runs one trial in its directory."""
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        directory: Path,
+        models: Path,
+        *,
+        processes: bool = False,
+        stopping: Callable[[], bool] = lambda: False,
+        progressed: Progressed = lambda done, of: None,
+    ) -> None:
+        """
+        Args:
+            models: where the warm-ups lie.
+            processes: each node has a compute process of its own.
+            stopping: asked after every step; true ends the trial with `Interrupted`.
+        """
+        self.spec = spec
+        self.directory = directory
+        self._processes = processes
+        self._stopping = stopping
+        self._progressed = progressed
+        self._models = models
+        self._nodes: list[Participant] = []
+        self._log: IO[bytes]
+        self._saved_at = time.monotonic()
+        self._done = 0
+
+    def run(self) -> None:
+        """Runs it to its end, from where it was.
+
+        Raises:
+            Interrupted: `stopping` said so.
+            FtisError: a model cannot be loaded, or a node broke down.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        replace_text(self.directory / "trial.json", json.dumps({"id": self.spec.id, **self.spec.facts()}, indent=1))
+        resume = self._resume_point()
+        with asyncio.Runner(loop_factory=lambda: SimulatedLoop(resume["time"])) as runner:
+            runner.run(self._run(resume))
+
+    def _resume_point(self) -> dict[str, Any]:
+        """Where to go on: step, simulated time, and how long the events file was then."""
+        try:
+            resume = dict(json.loads((self.directory / "resume.json").read_text()))
+        except (OSError, ValueError):
+            resume = {"step": 0, "time": 0.0, "bytes": 0, "round": {}}
+            shutil.rmtree(self.directory / "checkpoints", ignore_errors=True)
+        with (self.directory / "events.jsonl").open("ab") as events:
+            events.truncate(resume["bytes"])
+        return resume
+
+    async def _run(self, resume: dict[str, Any]) -> None:
+        began, cpu = time.monotonic(), time.process_time()
+        self._log = (self.directory / "events.jsonl").open("ab")
+        try:
+            await self._start(resume)
+            if self.spec.pace == "lockstep":
+                await self._lockstep(resume["step"])
+            else:
+                await asyncio.gather(*(self._free(node) for node in self._nodes))
+            for node in self._nodes:
+                await self._look_further(node)
+            if self.spec.keep:
+                await self._save_all()
+            self._write({"event": "end", "seconds": time.monotonic() - began, "cpu": time.process_time() - cpu})
+            if not self.spec.keep:
+                shutil.rmtree(self.directory / "checkpoints", ignore_errors=True)
+        finally:
+            self._log.close()
+            for node in self._nodes:
+                await node.close()
+
+    async def _start(self, resume: dict[str, Any]) -> None:
+        network = Network()
+        for member in self.spec.members:
+            compute = OwnProcess() if self._processes else InProcess()
+            self._nodes.append(Participant(self.spec, member, compute, model_of(self.spec, member, self._models)))
+        facts = [await node.load() for node in self._nodes]
+        run = run_of(self.spec, facts[0])
+        for node in self._nodes:
+            await node.open(run, network, first_round=resume["round"].get(node.name, 0))
+        if resume["step"]:
+            for node in self._nodes:
+                await node.restore(self.directory / "checkpoints", resume["step"])
+            return
+        for node in self._nodes:
+            self._write(await node.evaluate())
+            await self._look_further(node)
+
+    async def _look_further(self, node: Participant) -> None:
+        for also in self.spec.evaluate:
+            self._write(await node.evaluate(also.name))
+
+    # --- the two paces --------------------------------------------------------------------------------------------
+
+    async def _lockstep(self, done: int) -> None:
+        """The paper's all-gather: nobody goes on before everybody has made and taken a step's groups."""
+        self._done = done * len(self._nodes)
+        while done < self.spec.steps and not self._out_of_time():
+            began = asyncio.get_running_loop().time()
+            for node in self._nodes:
+                node.begin_round()
+            made = await asyncio.gather(*(node.stepper.generate(node.quota()) for node in self._nodes))
+            batches = [await node.gather(own) for node, own in zip(self._nodes, made, strict=True)]
+            self._probe(done, batches)
+            told = await asyncio.gather(
+                *(node.stepper.train(*batch, began=began) for node, batch in zip(self._nodes, batches, strict=True))
+            )
+            done += 1
+            for node, last in zip(self._nodes, told, strict=True):
+                await self._after_step(node, last)
+            if self._stopping() or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS:
+                await self._save_all()
+            if self._stopping() and done < self.spec.steps:
+                raise Interrupted
+
+    async def _free(self, node: Participant) -> None:
+        """One node at its own pace, as the daemon steps."""
+        never = asyncio.Event()
+        while node.stepper.progress.step < self.spec.steps and not self._out_of_time():
+            last = await node.stepper.step(never)
+            assert last is not None
+            await self._after_step(node, last)
+            if self._stopping():
+                raise Interrupted
+
+    def _out_of_time(self) -> bool:
+        return self.spec.seconds is not None and asyncio.get_running_loop().time() >= self.spec.seconds
+
+    async def _after_step(self, node: Participant, last: dict[str, Any]) -> None:
+        self._done += 1
+        self._write(node.told_step(last))
+        step = node.stepper.progress.step
+        if step % node.settings.eval_every == 0 or step == self.spec.steps:
+            self._write(await node.evaluate())
+        self._progressed(self._done, self.spec.steps * len(self._nodes))
+
+    def _probe(self, done: int, batches: Sequence[Any]) -> None:
+        wanted = self.spec.gradients
+        if wanted is None or done % wanted.every:
+            return
+        for node, (own, foreign) in zip(self._nodes, batches, strict=True):
+            for event in probe(node, own, foreign, wanted):
+                self._write(event)
+
+    # --- what is written ------------------------------------------------------------------------------------------
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._log.write(json.dumps(_rounded(event)).encode() + b"\n")
+        self._log.flush()
+
+    async def _save_all(self) -> None:
+        """Checkpoints of all nodes, and then, in one move, that they are where to go on."""
+        for node in self._nodes:
+            await node.save(self.directory / "checkpoints")
+        resume = {
+            "step": self._nodes[0].stepper.progress.step,
+            "time": asyncio.get_running_loop().time(),
+            "bytes": self._log.tell(),
+            "round": {node.name: node.swarm.next_round for node in self._nodes},
+        }
+        if self.spec.pace == "lockstep":
+            replace_text(self.directory / "resume.json", json.dumps(resume))
+        self._saved_at = time.monotonic()
+
+
+def finished(directory: Path) -> bool:
+    """Whether the trial of this directory came to its end."""
+    try:
+        with (directory / "events.jsonl").open("rb") as events:
+            events.seek(max(0, events.seek(0, 2) - 4096))
+            last = events.read().splitlines()[-1]
+        return bool(json.loads(last)["event"] == "end")
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
+        return False
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with six digits, which is more than they mean; a step has hundreds of them."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list) else value
