@@ -1,0 +1,107 @@
+"""What an experiment was: its cells, nodes, trials and claims, from the manifest that the runner wrote.
+
+A cell is one method with its settings, a trial is one cell with one seed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from ftis_node.errors import UsageError
+
+HELD_OUT = "held-out"
+ALL = "all"
+
+
+class Node(BaseModel):
+    """A node of the experiment: its model, trained in full or by LoRA."""
+
+    name: str
+    model: str = ""
+    kind: str = "full"
+
+
+class Cell(BaseModel):
+    """A method with its settings; the first of a manifest is the baseline."""
+
+    name: str
+    label: str = ""
+    collaboration: str = ""
+    pace: str = ""
+    values: dict[str, Any] = {}
+
+
+class TrialEntry(BaseModel):
+    """Where a trial's events lie; a relative directory is relative to the experiment's."""
+
+    id: str = ""
+    cell: str
+    seed: int
+    directory: Path
+
+
+class Claim(BaseModel):
+    """A sentence and the test that it stands or falls by, both fixed before the runs; see `lab.claims`.
+
+    margin: in the unit of the measure; None is `statistics.MARGIN` for final values, and no margin test for costs.
+    """
+
+    text: str
+    source: str = "ours"
+    family: str = ALL
+    compare: Literal["greater", "less", "same", "not worse"]
+    a: str
+    b: str
+    node: str = ALL
+    on: str = Field(HELD_OUT, alias="set")
+    measure: Literal["final", "time", "generated"] = "final"
+    contrast: tuple[str, str] | None = None
+    margin: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (self.a, self.b, *(self.contrast or ()))
+
+
+class Manifest(BaseModel):
+    """`manifest.json` of an experiment, as the runner writes it."""
+
+    version: Literal[1] = Field(alias="schema")
+    name: str
+    title: str = ""
+    about: str = ""
+    commit: str = ""
+    versions: dict[str, Any] = {}
+    file_sha256: str = ""
+    started: str = ""
+    seeds: list[int]
+    tail: int = Field(3, ge=1)
+    target: float = 0.7
+    nodes: list[Node] = []
+    cells: list[Cell] = Field(min_length=1)
+    trials: list[TrialEntry] = []
+    claims: list[Claim] = []
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Reads a `manifest.json`.
+
+    Raises:
+        UsageError: it is not there, or says what no manifest says.
+    """
+    try:
+        return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path.parent} has no manifest.json.", "Name the directory that `ftis-node lab run` wrote its results to."
+        ) from None
+    except (ValueError, ValidationError) as error:
+        where = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+        raise UsageError(
+            f"{path} is no manifest of an experiment: {'.'.join(map(str, where['loc']))} {where['msg']}.",
+            "Name the directory that `ftis-node lab run` wrote its results to.",
+        ) from None

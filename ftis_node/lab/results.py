@@ -1,0 +1,236 @@
+"""What an experiment left on disk, each trial read once: the manifest, and of every finished trial its events.
+
+Only finished trials count (their events have an "end"); two cells are compared on the seeds that both have finished.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ftis_node.errors import UsageError
+from ftis_node.lab.manifest import HELD_OUT, Cell, Manifest, TrialEntry, read_manifest
+from ftis_node.lab.statistics import reached
+
+Measure: TypeAlias = Literal["final", "time", "cpu", "generated", "trained"]
+
+# Of a step's figures those that the report shows, see `Diagnostics.summary`; all others would fill the memory.
+ESTIMATES = ("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse")
+QUANTILES = ("p1", "p50", "p99", "max")
+FOREIGN = (
+    *(f"{kind}_{quantile}" for kind in ("ratio", "weight") for quantile in QUANTILES),
+    *("samples", "ess", "truncated", "negatives", "filtered", "filtered_fraction", "gated"),
+    *("divergence_mean", "divergence_p99", *ESTIMATES, "likelihood", "loss_share"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A greedy evaluation: the share of prompts answered right, and what the node had spent by then.
+
+    time: simulated seconds; cpu: CPU seconds; generated: own completions; trained: samples trained on.
+    """
+
+    step: int
+    pass_at_1: float
+    time: float
+    cpu: float
+    generated: float
+    trained: float
+
+
+@dataclass(slots=True)
+class Steps:
+    """A node's training steps: `columns[name][i]` is the figure of foreign samples in step `step[i]`, nan if none."""
+
+    step: list[int] = field(default_factory=list)
+    columns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in FOREIGN})
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """How the gradient of an objective on one source's samples lies to that on many own ones."""
+
+    step: int
+    objective: str
+    source: str
+    cosine: float
+    norm_ratio: float
+
+
+@dataclass(slots=True)
+class Trial:
+    """The events of one trial; `evaluations` by node and set, `steps` and `gradients` by node, in their order."""
+
+    seconds: float | None = None
+    cpu: float = 0.0
+    evaluations: dict[tuple[str, str], list[Evaluation]] = field(default_factory=dict)
+    steps: dict[str, Steps] = field(default_factory=dict)
+    gradients: dict[str, list[Gradient]] = field(default_factory=dict)
+
+    def measure(self, node: str, measure: Measure, on: str, *, tail: int, target: float) -> float | None:
+        """One seed's value: the mean of the last `tail` evaluations after step 0, or the cost of reaching `target`.
+
+        None where there is no such evaluation; inf where the target was never reached (a censored cost).
+        """
+        curve = self.evaluations.get((node, on), [])
+        if measure == "final":
+            last = [evaluation.pass_at_1 for evaluation in curve if evaluation.step > 0][-tail:]
+            return sum(last) / len(last) if last else None
+        if not curve:
+            return None
+        cost = reached([(getattr(evaluation, measure), evaluation.pass_at_1) for evaluation in curve], target)
+        return math.inf if cost is None else cost
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A trial that the report does without, and why."""
+
+    cell: str
+    seed: int
+    why: str
+
+
+class Results:
+    """A manifest and its finished trials, by cell and seed."""
+
+    def __init__(self, manifest: Manifest, trials: dict[tuple[str, int], Trial], missing: Sequence[Missing]) -> None:
+        self.manifest, self.trials, self.missing = manifest, trials, list(missing)
+        self._cells = {cell.name: cell for cell in manifest.cells}
+
+    @property
+    def cells(self) -> list[str]:
+        """Names of the cells with a finished trial, in the manifest's order."""
+        finished = {cell for cell, _ in self.trials}
+        return [cell.name for cell in self.manifest.cells if cell.name in finished]
+
+    def cell(self, name: str) -> Cell:
+        return self._cells[name]
+
+    def label(self, cell: str) -> str:
+        return (self._cells[cell].label or cell) if cell in self._cells else cell
+
+    def seeds(self, cell: str) -> list[int]:
+        """The seeds that the cell has finished, ascending."""
+        return sorted(seed for name, seed in self.trials if name == cell)
+
+    def of(self, cell: str) -> dict[int, Trial]:
+        return {seed: self.trials[cell, seed] for seed in self.seeds(cell)}
+
+    def nodes(self, *cells: str) -> list[str]:
+        """The nodes that each of these cells evaluated (all cells if none is given: any of them), in order."""
+        found = [{node for trial in self.of(cell).values() for node, _ in trial.evaluations} for cell in cells]
+        everyone = {node for trial in self.trials.values() for node, _ in trial.evaluations}
+        known = [node.name for node in self.manifest.nodes]
+        shared = set.intersection(*found) if found else everyone
+        return [name for name in known if name in shared] + sorted(shared - set(known))
+
+    def node_label(self, node: str) -> str:
+        for known in self.manifest.nodes:
+            if known.name == node:
+                facts = ", ".join(fact for fact in (known.model, known.kind if known.kind != "full" else "") if fact)
+                return f"{node} ({facts})" if facts else node
+        return node
+
+    def sets(self) -> list[str]:
+        """The names of the evaluation sets, the held-out one first."""
+        names = {on for trial in self.trials.values() for _, on in trial.evaluations}
+        return sorted(names, key=lambda name: (name != HELD_OUT, name))
+
+    def values(self, cell: str, node: str, measure: Measure = "final", on: str = HELD_OUT) -> dict[int, float]:
+        """Seed → value of `Trial.measure`, without the seeds that have none."""
+        tail, target = self.manifest.tail, self.manifest.target
+        found = {
+            seed: trial.measure(node, measure, on, tail=tail, target=target) for seed, trial in self.of(cell).items()
+        }
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def steps(self, cell: str) -> int:
+        """The last step that any node of the cell evaluated or took."""
+        last = [
+            entry[-1]
+            for trial in self.of(cell).values()
+            for entry in (
+                *([e.step for e in curve] for curve in trial.evaluations.values()),
+                *(steps.step for steps in trial.steps.values()),
+            )
+            if entry
+        ]
+        return max(last, default=0)
+
+
+def read_results(out: Path) -> Results:
+    """Reads an experiment's directory.
+
+    Raises:
+        UsageError: there is no manifest that can be read, or no trial has finished.
+    """
+    manifest = read_manifest(out / "manifest.json")
+    entries: dict[tuple[str, int], TrialEntry] = {}
+    for entry in manifest.trials:
+        entries.setdefault((entry.cell, entry.seed), entry)
+    planned = [(cell.name, seed) for cell in manifest.cells for seed in manifest.seeds]
+    trials, missing = {}, []
+    for key in dict.fromkeys([*planned, *sorted(entries)]):
+        path = out / entries[key].directory / "events.jsonl" if key in entries else None
+        if path is None or not path.exists():
+            missing.append(Missing(*key, "not started"))
+            continue
+        trial = read_trial(path)
+        if trial.seconds is None:
+            missing.append(Missing(*key, "unfinished"))
+        else:
+            trials[key] = trial
+    if not trials:
+        raise UsageError(f"No trial of {out} has finished.", "Run the experiment further, then ask for its report.")
+    return Results(manifest, trials, missing)
+
+
+def read_trial(path: Path) -> Trial:
+    """Reads a trial's `events.jsonl`; its `seconds` are None if it has not ended."""
+    trial = Trial()
+    for event in _lines(path):
+        kind, node = event.get("event"), str(event.get("node", ""))
+        if kind == "evaluation":
+            numbers = [float(event.get(name, 0.0)) for name in ("time", "cpu", "generated", "trained")]
+            curve = trial.evaluations.setdefault((node, str(event["set"])), [])
+            curve.append(Evaluation(int(event["step"]), float(event["pass_at_1"]), *numbers))
+        elif kind == "step":
+            _add_step(trial.steps.setdefault(node, Steps()), event)
+        elif kind == "gradients":
+            gradient = Gradient(
+                int(event["step"]),
+                str(event["objective"]),
+                str(event["source"]),
+                float(event["cosine"]),
+                float(event["norm_ratio"]),
+            )
+            trial.gradients.setdefault(node, []).append(gradient)
+        elif kind == "end":
+            trial.seconds, trial.cpu = float(event.get("seconds", 0.0)), float(event.get("cpu", 0.0))
+    return trial
+
+
+def _add_step(steps: Steps, event: dict[str, Any]) -> None:
+    foreign = event.get("foreign") or {}
+    if not foreign.get("samples", event.get("foreign_groups", 0)):
+        foreign = {}  # figures of nothing are 0, which would pull the means down
+    steps.step.append(int(event["step"]))
+    steps.skipped += bool(event.get("skipped"))
+    for name, column in steps.columns.items():
+        column.append(float(foreign.get(name, math.nan)))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # a kill cut this line short
