@@ -1,0 +1,238 @@
+"""Which claims of an experiment its seeds bear out, by a rule that was fixed before the runs.
+
+For d = a−b of each seed (with a contrast (a−b)−(c−d)), averaged over the nodes that the claim is about:
+
+compare     the test for it                                    the tests against it
+greater     permutation, two-sided, if the mean of d is > 0    permutation if it is < 0, or TOST within ±margin
+less        the same with the signs exchanged
+same        TOST within ±margin                                permutation, if |mean of d| ≥ margin
+not worse   t test of mean of d > −margin, one-sided           permutation if it is < 0
+
+A claim is reproduced if the adjusted p of the test for it is below 0.05, else not reproduced if that of a test against
+it is, else inconclusive. The order matters: a difference that is significant but smaller than the margin still is
+"same", and a real gain that is smaller than the margin still is "greater"; the notes say so. For costs (time,
+generated) less is better, so "not worse" takes d with its sign exchanged, and there is no margin unless the claim
+states one in the cost's unit.
+
+Families. Holm (1979) needs only valid p values, not tests of one kind. So the p values *for* all claims of a family are
+adjusted together, whatever their kind: with 95 % none of the family is called reproduced wrongly. The p values
+*against* them are adjusted among themselves alike. A p whose sign condition fails is 1, which only makes it larger, as
+is one that could not be computed. Against "greater" the smaller of two p counts, which costs no further adjustment:
+both tests err only where a is better by the margin or more, and there a mean that is significantly below 0 is also
+significantly below the margin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from scipy import stats
+
+from ftis_node.lab.manifest import ALL, Claim
+from ftis_node.lab.results import Results
+from ftis_node.lab.statistics import (
+    EXACT_UP_TO,
+    FLIPS,
+    MARGIN,
+    Equivalence,
+    Interval,
+    equivalent,
+    holm,
+    paired_difference,
+    paired_permutation,
+)
+
+Verdict: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
+LEVEL = 0.05
+NO_TEST = Equivalence(math.nan, math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One claim's raw figures; what could not be computed is nan.
+
+    p: of the permutation test. margin: nan where none applies. sameness: TOST. p_not_worse: one-sided. p_for and
+    p_against: of the tests that decide, 1 where they cannot. floor: the least that p_for can be with so few seeds.
+    """
+
+    difference: Interval
+    p: float
+    margin: float
+    sameness: Equivalence
+    p_not_worse: float
+    p_for: float
+    p_against: float
+    floor: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A claim, its evidence, the p values that Holm's method adjusted within its family, and what follows.
+
+    floor: the least that `adjusted_for` can be with so few seeds and so many claims.
+    """
+
+    claim: Claim
+    evidence: Evidence
+    adjusted_for: float
+    adjusted_against: float
+    floor: float
+    verdict: Verdict
+    notes: tuple[str, ...]
+
+
+def judge(results: Results) -> list[Finding]:
+    """The finding of each claim of the manifest, in its order."""
+    claims = results.manifest.claims
+    evidence = [weigh(results, claim) for claim in claims]
+    families: dict[str, list[int]] = defaultdict(list)
+    for place, claim in enumerate(claims):
+        families[claim.family].append(place)
+
+    def adjust(of: Callable[[Evidence], float]) -> dict[int, float]:
+        adjusted = {}
+        for places in families.values():
+            found = holm({str(place): of(evidence[place]) for place in places})
+            adjusted.update({int(place): p for place, p in found.items()})
+        return adjusted
+
+    supports, refutes = adjust(lambda e: e.p_for), adjust(lambda e: e.p_against)
+    floors = adjust(lambda e: e.floor)
+    return [_finding(claim, evidence[i], supports[i], refutes[i], floors[i]) for i, claim in enumerate(claims)]
+
+
+def weigh(results: Results, claim: Claim) -> Evidence:
+    """The raw figures of one claim, before any adjustment for others."""
+    per_cell = _values(results, claim)
+    seeds = sorted(set.intersection(*(set(values) for values in per_cell)))
+    notes = _unpaired(results, claim, per_cell, seeds)
+    if not seeds:
+        return _untested(0, notes or ("no seed is finished in all of its cells",))
+    columns = [[values[seed] for seed in seeds] for values in per_cell]
+    if any(math.isinf(value) for column in columns for value in column):
+        return _untested(len(seeds), (_censored(results, claim, columns), *notes))
+    a, b = columns[0], columns[1]
+    if claim.contrast is not None:
+        a, b = _minus(a, b), _minus(columns[2], columns[3])
+    return _test(claim, a, b, notes)
+
+
+def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...]) -> Evidence:
+    difference, p = paired_difference(a, b), paired_permutation(a, b)
+    margin = claim.margin if claim.margin is not None else MARGIN if claim.measure == "final" else math.nan
+    has_margin = not math.isnan(margin)
+    sameness = equivalent(a, b, margin=margin) if has_margin else NO_TEST
+    better, other = (a, b) if claim.measure == "final" else (b, a)
+    p_not_worse = not_worse(better, other, margin=margin) if has_margin else math.nan
+    p_for, p_against = _decisive(claim, difference.mean, p, margin, sameness.p, p_not_worse)
+    if difference.n == 1:
+        notes = ("one seed: no interval and no test", *notes)
+    elif difference.low == difference.high:
+        notes = ("the difference is the same for all seeds: an interval without width is no certainty", *notes)
+    if not has_margin and claim.compare in ("same", "not worse"):
+        notes = (f"the claim states no margin for its {claim.measure}: sameness was not tested", *notes)
+    return Evidence(difference, p, margin, sameness, p_not_worse, p_for, p_against, _floor(claim, difference.n), notes)
+
+
+def not_worse(a: Sequence[float], b: Sequence[float], *, margin: float) -> float:
+    """p of the null that the mean of a−b is −margin or less: the one-sided paired t test of non-inferiority.
+
+    p < 0.05 exactly where the lower limit of the 90 % interval, a one-sided limit of 95 %, lies above −margin. nan for
+    one pair; 0 or 1 where the differences do not vary.
+    """
+    both = equivalent(a, b, margin=margin)
+    if math.isnan(both.p) or both.difference <= 0:
+        return both.p  # −margin is the nearer limit: TOST's p is that of this side
+    if both.low == both.high:
+        return 0.0
+    error = (both.high - both.low) / 2 / float(stats.t.ppf(0.95, len(a) - 1))
+    return float(stats.t.sf((both.difference + margin) / error, len(a) - 1))
+
+
+def _decisive(
+    claim: Claim, mean: float, p: float, margin: float, p_same: float, p_not_worse: float
+) -> tuple[float, float]:
+    """p for the claim and p against it, 1 where a sign condition fails or a test was impossible."""
+    p_same, p_not_worse = _or_one(p_same), _or_one(p_not_worse)
+    if claim.compare == "same":
+        return p_same, p if abs(mean) >= margin else 1.0
+    if claim.compare == "not worse":
+        worse = mean < 0 if claim.measure == "final" else mean > 0
+        return p_not_worse, p if worse else 1.0
+    as_claimed = mean > 0 if claim.compare == "greater" else mean < 0
+    return (p, p_same) if as_claimed else (1.0, min(p, p_same))
+
+
+def _finding(claim: Claim, evidence: Evidence, supports: float, refutes: float, floor: float) -> Finding:
+    verdict: Verdict = "inconclusive"
+    if supports < LEVEL:
+        verdict = "reproduced"
+    elif refutes < LEVEL:
+        verdict = "not reproduced"
+    notes = list(evidence.notes)
+    size, margin = abs(evidence.difference.mean), evidence.margin
+    if verdict == "reproduced" and claim.compare in ("greater", "less") and size < margin:
+        notes.append(f"the difference is smaller than the margin of {margin:g}")
+    if verdict == "reproduced" and claim.compare in ("same", "not worse") and evidence.p < LEVEL:
+        notes.append("there is a difference (p unadjusted), but within the margin")
+    if floor >= LEVEL and not math.isnan(evidence.p):
+        notes.append(f"too few seeds: no result could have made the adjusted p smaller than {floor:.3g}")
+    return Finding(claim, evidence, supports, refutes, floor, verdict, tuple(notes))
+
+
+def _values(results: Results, claim: Claim) -> list[dict[int, float]]:
+    """Seed → value, the mean over the claim's nodes, for each of its cells; a seed needs all of the nodes."""
+    shared = results.nodes(*claim.cells)
+    nodes = shared if claim.node == ALL else [node for node in shared if node == claim.node]
+    found = []
+    for cell in claim.cells:
+        by_node = [results.values(cell, node, claim.measure, claim.on) for node in nodes]
+        seeds = set.intersection(*(set(values) for values in by_node)) if by_node else set()
+        found.append({seed: sum(values[seed] for values in by_node) / len(by_node) for seed in seeds})
+    return found
+
+
+def _unpaired(results: Results, claim: Claim, per_cell: list[dict[int, float]], seeds: list[int]) -> tuple[str, ...]:
+    empty = [results.label(cell) for cell, values in zip(claim.cells, per_cell, strict=True) if not values]
+    if empty:
+        where = "" if claim.node == ALL else f" for node {claim.node}"
+        return (f"no value{where} on {claim.on} from {', '.join(dict.fromkeys(empty))}",)
+    left_out = sorted({seed for values in per_cell for seed in values} - set(seeds))
+    return (f"without the seeds {', '.join(map(str, left_out))}, which not all cells have",) if left_out else ()
+
+
+def _censored(results: Results, claim: Claim, columns: list[list[float]]) -> str:
+    counts = [
+        f"{results.label(cell)} {sum(map(math.isfinite, column))} of {len(column)}"
+        for cell, column in zip(claim.cells, columns, strict=True)
+    ]
+    return f"not tested: not every seed reached {results.manifest.target:g} ({', '.join(counts)})"
+
+
+def _untested(n: int, notes: tuple[str, ...]) -> Evidence:
+    difference = Interval(math.nan, math.nan, math.nan, n)
+    return Evidence(difference, math.nan, math.nan, NO_TEST, math.nan, 1.0, 1.0, 1.0, notes)
+
+
+def least_p(n: int) -> float:
+    """The smallest p that the permutation test of n pairs can have."""
+    return 2 / 2**n if n <= EXACT_UP_TO else 1 / (FLIPS + 1)
+
+
+def _floor(claim: Claim, n: int) -> float:
+    if claim.compare in ("same", "not worse"):
+        return 1.0 if n < 2 else 0.0
+    return least_p(n)
+
+
+def _minus(a: list[float], b: list[float]) -> list[float]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _or_one(p: float) -> float:
+    return 1.0 if math.isnan(p) else p
