@@ -1,0 +1,110 @@
+"""The files of a report: its page in Markdown, its tables as CSV, its figures as PNG and SVG.
+
+The same data give the same bytes: nothing written here holds a date, a version or a random identifier.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ftis_node.files import replace_text
+from ftis_node.lab.figures import save
+from ftis_node.lab.statistics import Interval
+
+NONE = "–"
+
+
+class Book:
+    """Collects the page's lines and writes tables and figures beside it."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._page: list[str] = []
+
+    def write(self, *paragraphs: str) -> None:
+        """Appends paragraphs (or headings, or tables) with an empty line after each."""
+        for paragraph in paragraphs:
+            self._page += [paragraph, ""]
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Appends a Markdown table."""
+        lines = [header, ["---"] * len(header), *rows]
+        self.write("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines))
+
+    def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Writes `name`.csv; what is nan or None is empty, and floats have six figures."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([_plain(value) for value in row] for row in rows)
+        replace_text(self.directory / f"{name}.csv", text.getvalue())
+
+    def picture(self, name: str, figure: Any, caption: str) -> None:
+        """Writes the figure as `name`.png and .svg and appends it with its caption."""
+        save(figure, self.directory / name)
+        self.write(f"![{name}]({name}.png)", f"*{caption}* ([SVG]({name}.svg))")
+
+    def close(self) -> Path:
+        """Writes report.md and returns its path."""
+        path = self.directory / "report.md"
+        replace_text(path, "\n".join(self._page).rstrip() + "\n")
+        return path
+
+
+def number(value: float, digits: int = 3) -> str:
+    return f"{value:.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
+
+
+def signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−") if math.isfinite(value) else NONE
+
+
+def short(value: float) -> str:
+    """Three significant figures, for what has no natural scale; whole numbers from 1000 on."""
+    if not math.isfinite(value):
+        return NONE
+    return (f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}").replace("-", "−")
+
+
+def probability(p: float) -> str:
+    if math.isnan(p):
+        return NONE
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def limits(low: float, high: float, digits: int = 3) -> str:
+    """The limits of a difference's interval, in brackets."""
+    return NONE if math.isnan(low) else f"[{signed(low, digits)}, {signed(high, digits)}]"
+
+
+def difference(interval: Interval, digits: int = 3) -> str:
+    """A mean difference with its interval."""
+    return f"{signed(interval.mean, digits)} {limits(interval.low, interval.high, digits)}"
+
+
+def level(interval: Interval, digits: int = 3) -> str:
+    """A mean with its interval."""
+    around = NONE if math.isnan(interval.low) else f"[{number(interval.low, digits)}, {number(interval.high, digits)}]"
+    return f"{number(interval.mean, digits)} {around}"
+
+
+def sentence_list(words: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def file_name(name: str) -> str:
+    """The name with what a file's name should not hold as hyphens."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return "" if value is None else value

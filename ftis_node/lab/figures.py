@@ -1,0 +1,281 @@
+"""How the lab draws: panels of lines with bands, dots with intervals, and a value against its effect.
+
+Colours are those of Okabe and Ito (2008), told apart by the colour-blind too; from the eighth line on the dashes
+differ. Figures are 8 inches wide: at 800 pixels their letters are those of the text around them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
+WIDTH = 8.0
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "figure.dpi": 130,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ftis",
+}
+Scale: TypeAlias = Literal["linear", "log", "pass", "share"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """x and y of equal length, with a band if `low` and `high` are given; nan is a gap.
+
+    label: "" is not in the legend. look: which colour (and dashes) it has; dashed: in spite of its look; grey: a line
+    to compare with.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    look: int
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    dashed: bool = False
+    grey: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes with its lines.
+
+    scale: "pass" lies within 0 to 1, "share" starts at 0, "log" is linear where the values are near one another.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    y: str = ""
+    scale: Scale = "linear"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The values of one method, a dot a seed, and their mean between its limits (nan for none)."""
+
+    label: str
+    values: Sequence[float]
+    mean: float
+    low: float
+    high: float
+    look: int
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """One line of a sweep: (value, mean, low, high) in order; value may be inf, limits may be nan."""
+
+    label: str
+    points: Sequence[tuple[float, float, float, float]] = field(default_factory=tuple)
+
+
+def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Draws in this module's style, whatever the machine's own matplotlibrc says."""
+
+    def styled(*arguments: Any, **named: Any) -> Any:
+        import matplotlib.style
+
+        with matplotlib.style.context(["default", STYLE]):
+            return draw(*arguments, **named)
+
+    return styled
+
+
+@drawn
+def save(figure: Any, stem: Path) -> None:
+    """Writes `stem`.png and `stem`.svg without date or version."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    # `savefig` would draw each of them twice.
+    FigureCanvasAgg(figure).print_png(stem.with_name(stem.name + ".png"), metadata={"Software": None})
+    figure.set_layout_engine("none")  # as the first drawing has laid it out
+    FigureCanvasSVG(figure).print_svg(stem.with_name(stem.name + ".svg"), metadata={"Date": None, "Creator": None})
+
+
+@drawn
+def panels(
+    parts: Sequence[Panel], *, columns: int, x: str, share: bool = False, height: float = 2.4, legend: bool = True
+) -> Any:
+    """Panels row by row, with one legend of all their lines below.
+
+    share: all panels have the same y axis. height: of a panel, in inches.
+    """
+    figure, grid = _axes(len(parts), columns, [height] * -(-len(parts) // columns), share)
+    for place, (axes, part) in enumerate(zip(grid, parts, strict=True)):
+        for line in part.lines:
+            _draw(axes, line)
+        axes.set_title(part.title)
+        if part.y and (place % columns == 0 or part.y != parts[place - 1].y):
+            axes.set_ylabel(part.y)
+        if place + columns >= len(parts):
+            axes.set_xlabel(x)
+        axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
+    for axes, part in zip(grid, parts, strict=True):
+        _scale(axes, part)  # after all is drawn: axes that are shared must hold all of it
+    if legend:
+        _legend(figure, grid)
+    return figure
+
+
+@drawn
+def dots(parts: Mapping[str, Sequence[Row]], *, x: str) -> Any:
+    """A panel a node side by side, a line a method from top to bottom: a dot a seed, a bar for mean and interval."""
+    columns = min(len(parts), 2)
+    counts = [len(rows) for rows in parts.values()]
+    heights = [0.9 + 0.3 * max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
+    figure, grid = _axes(len(parts), columns, heights, share=False)
+    labels = [[row.label for row in rows] for rows in parts.values()]
+    for place, (axes, (title, rows)) in enumerate(zip(grid, parts.items(), strict=True)):
+        for y, row in enumerate(rows):
+            colour = PALETTE[row.look % len(PALETTE)]
+            spread = y + 0.18 + 0.05 * (np.arange(len(row.values)) % 3)  # below the bar, so that neither hides
+            axes.plot(row.values, spread, "o", color=colour, alpha=0.55, markersize=3, markeredgewidth=0)
+            if not math.isnan(row.low):
+                axes.plot([row.low, row.high], [y, y], color=colour, linewidth=2)
+            axes.plot([row.mean], [y], "D", color=colour, markersize=5)
+        as_left = place % columns and labels[place] == labels[place - 1]
+        axes.set_yticks(range(len(rows)), [""] * len(rows) if as_left else labels[place])
+        axes.set_ylim(len(rows) - 0.4, -0.5)
+        axes.set_title(title)
+        axes.set_xlabel(x)
+        axes.set_xlim(_within_one(axes.get_xlim()))
+    return figure
+
+
+@drawn
+def sweep(
+    parts: Mapping[str, Sequence[Points]], *, x: str, y: str, log: bool, level: Mapping[str, float], named: str
+) -> Any:
+    """A panel a node: the effect against a value, a line a group of cells; see `axis_places` for inf and 0.
+
+    level: per panel, a level to compare with, drawn as a dashed line; named: what it is.
+    """
+    values = sorted({value for lines in parts.values() for line in lines for value, *_ in line.points})
+    places = axis_places(values, log=log)
+    reach = max(places.values()) - min(places.values()) or 1.0
+    columns = min(len(parts), 2)
+    figure, grid = _axes(len(parts), columns, [2.8] * -(-len(parts) // columns), share=True)
+    for place, (axes, (title, lines)) in enumerate(zip(grid, parts.items(), strict=True)):
+        if title in level:
+            axes.axhline(level[title], color="#777777", linestyle="--", linewidth=1, label=named)
+        for number, line in enumerate(lines):
+            shift = 0.012 * reach * (number - (len(lines) - 1) / 2)  # so that the bars do not hide one another
+            xs = [places[value] + shift for value, *_ in line.points]
+            means, low, high = (np.array([point[i] for point in line.points]) for i in (1, 2, 3))
+            colour, dash = look(number)
+            axes.plot(xs, means, marker="o", markersize=4, color=colour, linestyle=dash, label=line.label or None)
+            axes.vlines(xs, low, high, color=colour, linewidth=1.2)
+        axes.set_xticks([places[value] for value in values], [_tick(value) for value in values])
+        axes.set_xlim(min(places.values()) - 0.06 * reach, max(places.values()) + 0.06 * reach)
+        axes.set_title(title)
+        axes.set_xlabel(x)
+        if place % columns == 0:
+            axes.set_ylabel(y)
+    for axes in grid:
+        axes.set_ylim(_within_one(axes.get_ylim()))
+    _legend(figure, grid)
+    return figure
+
+
+def axis_places(values: Sequence[float], *, log: bool) -> dict[float, float]:
+    """Where each value stands: itself or its log10; inf a step to the right of all, with `log` 0 one to the left."""
+    finite = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    at = {value: math.log10(value) if log else value for value in finite}
+    ordered = sorted(at.values())
+    step = (ordered[-1] - ordered[0]) / (len(ordered) - 1) if len(ordered) > 1 and ordered[-1] > ordered[0] else 1.0
+    left, right = (ordered[0], ordered[-1]) if ordered else (0.0, 0.0)
+    return {value: at.get(value, right + step if value > 0 else left - step) for value in values}
+
+
+def look(number: int) -> tuple[str, Any]:
+    """Colour and dashes of the n-th line."""
+    return PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
+
+
+def _axes(count: int, columns: int, heights: Sequence[float], share: bool) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
+    grid = list(figure.subplots(len(heights), columns, sharey=share, squeeze=False, height_ratios=heights).flat)
+    for axes in grid[count:]:
+        axes.remove()
+    return figure, grid[:count]
+
+
+def _draw(axes: Any, line: Line) -> None:
+    colour, dash = look(line.look)
+    if line.grey:
+        axes.plot(line.x, line.y, color="#999999", linewidth=1, label=line.label)
+        return
+    few = len(line.x) <= 15
+    axes.plot(
+        line.x,
+        line.y,
+        color=colour,
+        linestyle=(0, (4, 1.5)) if line.dashed else dash,
+        linewidth=1.1 if line.dashed else 1.5,
+        marker="o" if few and not line.dashed else None,
+        markersize=2.5,
+        label=line.label,
+    )
+    if len(line.low):
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
+
+
+def _scale(axes: Any, part: Panel) -> None:
+    values = np.array([y for line in part.lines for y in line.y if math.isfinite(y)])
+    if part.scale == "pass":
+        axes.set_ylim(_within_one(axes.get_ylim()))
+    elif part.scale == "share":
+        axes.set_ylim(0, 1.05 * float(values.max(initial=0)) or 1.0)
+    elif part.scale == "log" and values.size and values.max() > 20 * max(float(np.abs(values).min()), 1e-12):
+        if values.min() > 0:
+            axes.set_yscale("log")
+        else:
+            axes.set_yscale("symlog", linthresh=max(float(np.median(np.abs(values))), 1e-6))
+
+
+def _within_one(limits: tuple[float, float]) -> tuple[float, float]:
+    """Axis limits without the part where no share can lie, which intervals of few seeds reach far into."""
+    return max(limits[0], -0.02), min(limits[1], 1.02)
+
+
+def _legend(figure: Any, grid: Sequence[Any]) -> None:
+    handles: dict[str, Any] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        longest = max(map(len, handles))
+        rows = -(-len(handles) // max(1, int(110 / (longest + 8))))
+        columns = -(-len(handles) // rows)
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.5)
+
+
+def _tick(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:g}"
+
+
+def looks(names: Sequence[str]) -> dict[str, int]:
+    """Name → number of its look."""
+    return dict(zip(names, itertools.count()))

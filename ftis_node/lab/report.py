@@ -1,0 +1,224 @@
+"""The report of an experiment: what was run, which claims its seeds bear out, and the tables and figures behind it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ftis_node.files import replace_text
+from ftis_node.lab import book as say
+from ftis_node.lab import outcomes, sweeps, training
+from ftis_node.lab.book import Book
+from ftis_node.lab.claims import LEVEL, Finding, judge
+from ftis_node.lab.results import Results, read_results
+from ftis_node.lab.statistics import MARGIN
+
+RULE = f"""\
+How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences.
+
+* *greater*, *less*: reproduced if the permutation test of d is significant with the sign claimed; not reproduced if it
+  is significant with the other sign, or if two one-sided t tests (TOST) show that d lies within the margin.
+* *same*: reproduced if TOST shows that d lies within the margin, even if it is not 0; not reproduced if the permutation
+  test is significant and the mean of d is as large as the margin.
+* *not worse*: reproduced if the lower one-sided 95 % limit of d is above −margin; not reproduced if d is significantly
+  below 0.
+* All others are inconclusive, which is no evidence of sameness.
+
+The margin is {MARGIN:g} of pass@1. "Significant" is p < {LEVEL:g} after Holm's adjustment within the claim's family:
+the tests that can bear a family's claims out are adjusted together, of whatever kind, and so are those that can speak
+against them. *p* is the permutation test's, two-sided and unadjusted; *p for* and *p against* are the adjusted ones
+that decide. For costs (time, own completions) less is better and the margin does not apply."""
+
+
+def write_report(out: Path, destination: Path | None = None) -> Path:
+    """Writes report.md, its figures (PNG, SVG), tables (CSV) and summary.json; returns the path of report.md.
+
+    Works on the trials that have finished and names the others. The same trials give the same bytes.
+
+    Args:
+        out: the experiment's directory, with `manifest.json`.
+        destination: where to write; by default `report` in `out`.
+
+    Raises:
+        UsageError: `out` holds no manifest, or no trial has finished.
+    """
+    results = read_results(out)
+    findings = judge(results)
+    book = Book(destination or out / "report")
+    _head(results, book)
+    _claims(findings, results, book)
+    outcomes.curves(results, book)
+    outcomes.finals(results, book)
+    outcomes.differences(results, book)
+    outcomes.gains(results, book)
+    foreign = training.Foreign(results)
+    training.weights(foreign, book)
+    training.divergence(foreign, book)
+    training.gradients(results, book)
+    outcomes.costs(results, book)
+    sweeps.swept(results, book)
+    _summary(findings, results, book)
+    return book.close()
+
+
+def _head(results: Results, book: Book) -> None:
+    manifest = results.manifest
+    book.write(f"# {manifest.title or manifest.name}")
+    if manifest.about:
+        book.write(manifest.about.strip())
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    facts = [f"experiment `{manifest.name}`", f"commit `{manifest.commit[:12]}`" if manifest.commit else "", versions]
+    seconds = sum(trial.seconds or 0.0 for trial in results.trials.values())
+    book.write(
+        f"Run: {'; '.join(fact for fact in facts if fact)}; {len(results.trials)} finished trials of "
+        f"{len(results.trials) + len(results.missing)}, {seconds / 3600:.2g} hours in all; "
+        f"seeds {', '.join(map(str, manifest.seeds))}."
+    )
+    book.write(f"Nodes: {'; '.join(results.node_label(node) for node in results.nodes())}.")
+    rows = []
+    for cell in manifest.cells:
+        values = ", ".join(f"{key} {value}" for key, value in cell.values.items())
+        nodes, steps = " ".join(results.nodes(cell.name)), results.steps(cell.name)
+        seeds = f"{len(results.seeds(cell.name))} of {len(manifest.seeds)}"
+        done = (nodes, str(steps)) if results.seeds(cell.name) else (say.NONE, say.NONE)
+        how = ", ".join(part for part in (cell.collaboration, cell.pace) if part)
+        rows.append((cell.name, results.label(cell.name), how, values or say.NONE, *done, seeds))
+    book.table(["name", "cell", "collaboration, pace", "values", "nodes", "steps", "seeds finished"], rows)
+    _missing(results, book)
+
+
+def _missing(results: Results, book: Book) -> None:
+    if not results.missing:
+        return
+    by_cell: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for missing in results.missing:
+        by_cell[missing.cell, missing.why].append(str(missing.seed))
+    told = [f"{results.label(cell)}: seeds {', '.join(seeds)} {why}" for (cell, why), seeds in by_cell.items()]
+    book.write(
+        f"**{len(results.missing)} trials are missing** ({'; '.join(told)}). Cells are compared on the seeds that both "
+        "have finished."
+    )
+
+
+def _claims(findings: list[Finding], results: Results, book: Book) -> None:
+    book.write("## Claims")
+    if not findings:
+        book.write("The experiment states none.")
+        return
+    verdicts = [finding.verdict for finding in findings]
+    counts = [f"{verdicts.count(v)} {v}" for v in ("reproduced", "not reproduced", "inconclusive") if v in verdicts]
+    book.write(f"Of {len(findings)} claims: {say.sentence_list(counts)}.")
+    header = [
+        "",
+        "claim",
+        "test",
+        "verdict",
+        "difference [95 %]",
+        "n",
+        "p",
+        "p for",
+        "p against",
+        "sameness: TOST p [90 %]",
+    ]
+    book.table(header, [_claim_row(place, finding, results) for place, finding in enumerate(findings, 1)])
+    for place, finding in enumerate(findings, 1):
+        if finding.notes:
+            book.write(f"({place}) {'; '.join(finding.notes)}.")
+    weak = [str(place) for place, f in enumerate(findings, 1) if f.floor >= LEVEL and not math.isnan(f.evidence.p)]
+    if weak:
+        book.write(
+            f"**Too few seeds** for the claims {', '.join(weak)}: with so few, and so many claims in the family, no "
+            f"result could have made their adjusted p smaller than {LEVEL:g}."
+        )
+    book.write(RULE)
+    rows = [_flat(row) for row in _claim_facts(findings)]
+    book.csv("claims", tuple(rows[0]), [tuple(row.values()) for row in rows])
+
+
+def _claim_row(place: int, finding: Finding, results: Results) -> list[str]:
+    claim, evidence = finding.claim, finding.evidence
+    digits = 3 if claim.measure == "final" else 1
+    test = f"{claim.family}: {_formula(finding, results)}"
+    same = evidence.sameness
+    sameness = f"{say.probability(same.p)} {say.limits(same.low, same.high)}" if not math.isnan(same.p) else say.NONE
+    tested = not math.isnan(evidence.p)
+    return [
+        str(place),
+        f"{claim.text} ({claim.source})",
+        test,
+        f"**{finding.verdict}**",
+        say.difference(evidence.difference, digits) if tested else say.NONE,
+        str(evidence.difference.n),
+        say.probability(evidence.p),
+        say.probability(finding.adjusted_for) if tested else say.NONE,
+        say.probability(finding.adjusted_against) if tested else say.NONE,
+        sameness,
+    ]
+
+
+def _formula(finding: Finding, results: Results) -> str:
+    claim = finding.claim
+    a, b, *rest = (results.label(cell) for cell in claim.cells)
+    sides = f"({a} − {b}) − ({rest[0]} − {rest[1]})" if rest else f"{a} − {b}"
+    where = "all nodes" if claim.node == "all" else f"node {claim.node}"
+    return f"{sides} {claim.compare}; {claim.measure}, {where}, {claim.on}"
+
+
+def _claim_facts(findings: list[Finding]) -> list[dict[str, Any]]:
+    return [
+        {
+            **finding.claim.model_dump(by_alias=True),
+            "verdict": finding.verdict,
+            "difference": asdict(finding.evidence.difference),
+            "p": finding.evidence.p,
+            "margin_used": finding.evidence.margin,
+            "sameness": asdict(finding.evidence.sameness),
+            "p_not_worse": finding.evidence.p_not_worse,
+            "p_for": finding.evidence.p_for,
+            "p_against": finding.evidence.p_against,
+            "adjusted_for": finding.adjusted_for,
+            "adjusted_against": finding.adjusted_against,
+            "least_possible": finding.floor,
+            "notes": list(finding.notes),
+        }
+        for finding in findings
+    ]
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """Nested figures as columns of their own, lists as text."""
+    row: dict[str, Any] = {}
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            row |= {f"{key}_{name}": part for name, part in value.items()}
+        else:
+            row[key] = "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return row
+
+
+def _summary(findings: list[Finding], results: Results, book: Book) -> None:
+    manifest = results.manifest
+    summary = {
+        "schema": 1,
+        "name": manifest.name,
+        "commit": manifest.commit,
+        "file_sha256": manifest.file_sha256,
+        "finished": {cell: results.seeds(cell) for cell in results.cells},
+        "missing": [asdict(missing) for missing in results.missing],
+        "claims": _claim_facts(findings),
+        "final": outcomes.final_values(results),
+    }
+    replace_text(book.directory / "summary.json", json.dumps(_finite(summary), indent=1, ensure_ascii=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither nan nor inf: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,125 @@
+"""Writes what the lab's runner would have left on disk, with effects that a test knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftis_node.lab.results import ESTIMATES, FOREIGN
+
+STEPS = 20
+EVERY = 5
+TAIL = 2
+
+
+class Laboratory:
+    """An experiment in the making; `write` puts it on disk."""
+
+    def __init__(self, out: Path, *, seeds: int = 8, target: float = 0.7, steps: int = STEPS) -> None:
+        self.out, self.seeds, self.target, self.steps = out, list(range(seeds)), target, steps
+        self.cells: list[dict[str, Any]] = []
+        self.claims: list[dict[str, Any]] = []
+        self.trials: list[dict[str, Any]] = []
+        self.nodes: dict[str, None] = {}
+
+    def cell(
+        self,
+        name: str,
+        finals: Mapping[str, float | Sequence[float]],
+        *,
+        foreign: bool = False,
+        gradients: bool = False,
+        harder: bool = False,
+        absent: Sequence[int] = (),
+        unfinished: Sequence[int] = (),
+        **facts: Any,
+    ) -> Laboratory:
+        """A cell whose seeds end at exactly these pass@1 (one for all, or one a seed)."""
+        self.cells.append(
+            {"name": name, "label": name.upper(), "collaboration": "vertical", "pace": "lockstep"} | facts
+        )
+        self.nodes |= dict.fromkeys(finals)
+        for seed in self.seeds:
+            if seed in absent:
+                continue
+            ends = {node: value if isinstance(value, float) else value[seed] for node, value in finals.items()}
+            directory = Path("trials") / f"{name}-{seed}"
+            (self.out / directory).mkdir(parents=True)
+            lines = [line for node, end in ends.items() for line in self._node(node, end, seed, foreign, harder)]
+            lines += [line for node in ends if gradients for line in _gradients(node, seed)]
+            lines += [] if seed in unfinished else [{"event": "end", "seconds": 60.0, "cpu": 50.0}]
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (self.out / directory / "events.jsonl").write_text(text + '{"event": "cut sho')
+            self.trials.append({"id": f"{name}{seed}", "cell": name, "seed": seed, "directory": str(directory)})
+        return self
+
+    def claim(self, compare: str, a: str, b: str, **facts: Any) -> Laboratory:
+        self.claims.append(
+            {"text": f"{a} {compare} {b}", "source": "paper", "family": "one", "compare": compare} | facts
+        )
+        self.claims[-1] |= {"a": a, "b": b}
+        return self
+
+    def write(self) -> Path:
+        nodes = [{"name": node, "model": f"tiny-{node.lower()}", "kind": "full"} for node in self.nodes]
+        manifest = {"schema": 1, "name": "made-up", "title": "Made up", "about": "Of *no* import.", "commit": "abc"}
+        manifest |= {"versions": {"torch": "2"}, "file_sha256": "", "started": "2026-01-01T00:00:00", "tail": TAIL}
+        manifest |= {"seeds": self.seeds, "target": self.target, "nodes": nodes, "cells": self.cells}
+        manifest |= {"trials": self.trials, "claims": self.claims}
+        self.out.mkdir(exist_ok=True)
+        (self.out / "manifest.json").write_text(json.dumps(manifest))
+        return self.out
+
+    def _node(self, node: str, end: float, seed: int, foreign: bool, harder: bool) -> list[dict[str, Any]]:
+        lines: list[dict[str, Any]] = []
+        flat = self.steps - (TAIL - 1) * EVERY  # from here on at its end, so that the mean of the tail is the end
+        for step in range(self.steps + 1):
+            spent = {"time": 2.0 * step, "cpu": 1.5 * step, "generated": 144 * step, "trained": 288 * step}
+            head = {"node": node, "step": step, **spent}
+            if step % EVERY == 0:
+                right = 0.2 + (end - 0.2) * min(1.0, step / flat)
+                rates = {"pass_at_1": right, "formatted": 0.9, "lenient": right, "prompts": 500}
+                lines.append({"event": "evaluation", **head, "set": "held-out", **rates})
+            if harder and step in (0, self.steps):
+                lines.append({"event": "evaluation", **head, "set": "harder", "pass_at_1": end / 2})
+            if step:
+                figures = _foreign(seed, step) if foreign else None
+                groups = 12 if foreign else 0
+                lines.append({"event": "step", **head, "foreign_groups": groups, "own": {}, "foreign": figures})
+        return lines
+
+
+def _foreign(seed: int, step: int) -> dict[str, float]:
+    draw = np.random.default_rng([seed, step])
+    figures = dict.fromkeys(FOREIGN, 0.0) | {"samples": 144.0, "ess": 0.5 + 0.1 * draw.random(), "truncated": 0.02}
+    for kind, most in (("ratio", 1e4), ("weight", 2.0)):
+        sizes = zip(("p1", "p50", "p99", "max"), (0.01, 0.9, 8.0, 900.0), strict=True)
+        figures |= {f"{kind}_{q}": min(most, size * float(draw.lognormal(0, 0.3))) for q, size in sizes}
+    figures |= {name: float(draw.lognormal(-1, 0.5)) for name in ESTIMATES}
+    figures["k3_reverse"] *= 1000 * float(draw.lognormal())
+    return figures | {
+        "negatives": 80.0,
+        "filtered": 20.0,
+        "filtered_fraction": 0.2 + 0.1 * draw.random(),
+        "loss_share": 0.4,
+    }
+
+
+def _gradients(node: str, seed: int) -> list[dict[str, Any]]:
+    draw = np.random.default_rng(seed)
+    head = {"event": "gradients", "node": node, "source": "foreign", "groups": 12, "own_groups": 96}
+    return [
+        {
+            **head,
+            "step": step,
+            "objective": name,
+            "cosine": cosine + 0.1 * draw.normal(),
+            "norm_ratio": 0.5 + draw.random(),
+        }
+        for step in (5, 10, 15, 20)
+        for name, cosine in (("nois", 0.1), ("ftis", 0.5))
+    ]

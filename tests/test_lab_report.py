@@ -1,0 +1,185 @@
+"""The report says what was run, what is missing, and what follows; the same trials give the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from ftis_node.errors import UsageError
+from ftis_node.lab.figures import axis_places
+from ftis_node.lab.report import write_report
+from ftis_node.lab.results import read_results
+from ftis_node.lab.sweeps import sweeps
+from ftis_node.lab.training import Foreign
+from tests.helpers_lab_report import Laboratory
+
+SPREAD = [-0.02, 0.0, 0.02, 0.01, -0.01, 0.005]
+
+
+def around(mean: float) -> list[float]:
+    return [mean + spread for spread in SPREAD]
+
+
+def laboratory(out: Path) -> Laboratory:
+    lab = Laboratory(out, seeds=6, target=0.5)
+    lab.cell("alone", {"A": around(0.7), "B": around(0.4)}, harder=True, collaboration="alone")
+    lab.cell("unshared", {"A": around(0.6), "B": around(0.3)}, harder=True)
+    values = {"divergence": "k1", "threshold": 1.0}
+    lab.cell("f-tis", {"A": around(0.7), "B": around(0.45)}, foreign=True, gradients=True, values=values, absent=[2])
+    lab.cell("nois", {"A": 0.2, "B": 0.1}, foreign=True, unfinished=[4], absent=[5])
+    return lab.claim("less", "nois", "alone").claim("same", "f-tis", "alone", node="A", family="two")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(laboratory(tmp_path_factory.mktemp("lab")).write())
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_head_names_what_was_run_and_what_is_missing(report: Path) -> None:
+    text = report.read_text()
+    assert text.startswith("# Made up\n\nOf *no* import.\n")
+    assert "**3 trials are missing** (F-TIS: seeds 2 not started; NOIS: seeds 4 unfinished; NOIS: seeds 5 not" in text
+    assert "| f-tis | F-TIS | vertical, lockstep | divergence k1, threshold 1.0 | A B | 20 | 5 of 6 |" in text
+
+
+def test_the_claims_come_first_and_with_their_rule(report: Path) -> None:
+    headings = re.findall(r"^## (.*)$", report.read_text(), re.MULTILINE)
+    assert headings == [
+        "Claims",
+        "Validation curves",
+        "Final pass@1",
+        "Differences to ALONE",
+        "Who gains by sharing",
+        "Importance weights of foreign samples",
+        "Divergence and filter",
+        "Gradients on foreign samples",
+        "Cost of reaching pass@1 = 0.5",
+    ]
+    assert "How a claim is decided" in report.read_text()
+    assert "**Too few seeds** for the claims 1:" in report.read_text()  # four pairs cannot reach 0.05
+
+
+def test_every_picture_and_table_that_the_page_names_is_there(report: Path) -> None:
+    named = re.findall(r"\]\(([^)]*)\)", report.read_text())
+    assert len(named) == 2 * 8
+    for name in named:
+        assert (report.parent / name).stat().st_size > 1000
+    for table in ("claims", "curves", "final", "differences", "gains", "foreign", "gradients", "target"):
+        assert rows(report.parent / f"{table}.csv")
+
+
+def test_final_values_are_means_of_the_tail_with_students_interval(report: Path) -> None:
+    (row,) = [
+        r for r in rows(report.parent / "final.csv") if (r["set"], r["node"], r["cell"]) == ("held-out", "A", "alone")
+    ]
+    spread = math.sqrt(sum((s - sum(SPREAD) / 6) ** 2 for s in SPREAD) / 5 / 6)
+    mean = 0.7 + sum(SPREAD) / 6
+    assert float(row["mean"]) == pytest.approx(mean, abs=1e-5)
+    assert float(row["low"]) == pytest.approx(mean - 2.570582 * spread, abs=1e-5)  # t(5, 0.975) of the tables
+    assert (row["start"], row["n"]) == ("0.2", "6")
+
+
+def test_words_say_who_gains_and_who_loses(report: Path) -> None:
+    text = report.read_text()
+    assert "By itself (ALONE, held-out) ends A at 0.701 and B at 0.401." in text
+    assert re.search(r"\*\*A\*\* against UNSHARED \(by unadjusted.*\): gains with F-TIS; loses with NOIS\.", text)
+
+
+def test_costs_tell_how_many_seeds_reached_the_target(report: Path) -> None:
+    found = {(r["node"], r["cell"], r["cost"]): r for r in rows(report.parent / "target.csv")}
+    assert found["A", "alone", "time"]["reached"] == "6"
+    assert float(found["A", "alone", "time"]["mean"]) == pytest.approx(2 * 15 * 0.3 / 0.5, rel=0.02)
+    assert (found["B", "alone", "time"]["reached"], found["B", "alone", "time"]["mean"]) == ("0", "")
+
+
+def test_the_summary_is_json_with_the_numbers_of_the_claims(report: Path) -> None:
+    summary = json.loads((report.parent / "summary.json").read_text())
+    less, same = summary["claims"]
+    assert less["difference"]["n"] == 4
+    assert same["verdict"] == "reproduced"
+    assert summary["missing"][0] == {"cell": "f-tis", "seed": 2, "why": "not started"}
+
+
+def test_the_same_trials_give_the_same_bytes(report: Path, tmp_path: Path) -> None:
+    again = write_report(report.parent.parent, tmp_path / "again").parent
+    files = sorted(path.name for path in report.parent.iterdir())
+    assert files == sorted(path.name for path in again.iterdir())
+    for name in files:
+        assert (report.parent / name).read_bytes() == (again / name).read_bytes(), name
+
+
+def test_pictures_keep_letters_as_text_and_hold_no_date(report: Path) -> None:
+    picture = (report.parent / "validation.svg").read_text()
+    assert ">step of the node</text>" in picture
+    assert "dc:date" not in picture
+
+
+def test_one_seed_without_peers_makes_a_report_without_intervals(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path / "lab", seeds=1).cell("only", {"A": 0.5}).claim("same", "only", "only")
+    text = write_report(lab.write()).read_text()
+    assert "| ONLY | 0.200 → 0.500 – | 1 |" in text
+    assert "No cell trained on foreign samples." in text
+    assert "There is nothing to compare." in text
+    assert "nan" not in text
+
+
+def test_a_directory_without_results_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no manifest\.json.*lab run"):
+        write_report(tmp_path)
+    lab = Laboratory(tmp_path, seeds=2).cell("only", {"A": 0.5}, unfinished=[0], absent=[1])
+    with pytest.raises(UsageError, match=r"No trial .* has finished.*Run"):
+        write_report(lab.write())
+    assert not (tmp_path / "report").exists()
+    (tmp_path / "manifest.json").write_text('{"schema": 2}')
+    with pytest.raises(UsageError, match="no manifest of an experiment"):
+        write_report(tmp_path)
+
+
+def test_swept_numbers_are_found_in_cells_that_are_equal_otherwise(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path, seeds=2).cell("alone", {"A": 0.5})
+    for divergence in ("k1", "k3"):
+        for threshold in (5, 0.5, "none"):
+            values = {"divergence": divergence, "threshold": threshold}
+            lab.cell(f"f-tis {divergence} {threshold}", {"A": 0.5, "B": 0.5}, values=values)
+    four = dict.fromkeys("ABCD", 0.5)
+    lab.cell("four", four, values={"divergence": "k1", "threshold": 5})
+    nodes, threshold = sweeps(read_results(lab.write()))
+    assert (nodes.key, nodes.log) == ("nodes", False)
+    assert nodes.groups == {"": [(2.0, "f-tis k1 5"), (4.0, "four")]}
+    assert (threshold.key, threshold.log) == ("threshold", True)
+    assert threshold.groups["divergence k3"] == [(0.5, "f-tis k3 0.5"), (5, "f-tis k3 5"), (math.inf, "f-tis k3 none")]
+
+
+def test_cells_that_say_the_same_values_are_told_apart_by_name(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path, seeds=1)
+    for method in ("tis", "vis"):
+        for share in (0.25, 0.5):
+            lab.cell(f"{method} own_share={share}", {"A": 0.5}, values={"own_share": share})
+    (found,) = sweeps(read_results(lab.write()))
+    assert sorted(found.groups) == ["cell tis", "cell vis"]
+    assert [value for value, _ in found.groups["cell tis"]] == [0.25, 0.5]
+
+
+def test_no_limit_and_zero_have_places_beside_the_others() -> None:
+    assert axis_places([0, 1, 10, 100, math.inf], log=True) == {0: -1, 1: 0, 10: 1, 100: 2, math.inf: 3}
+    assert axis_places([0, 0.25, 0.5], log=False) == {0: 0, 0.25: 0.25, 0.5: 0.5}
+    assert axis_places([math.inf], log=True) == {math.inf: 1}
+
+
+def test_long_trainings_are_drawn_in_few_points(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path, seeds=1, steps=400).cell("long", {"A": 0.5}, foreign=True)
+    line = Foreign(read_results(lab.write())).line("long", "A", "ess")
+    assert line is not None
+    assert len(line.x) == 40
+    assert sum(line.x) / 40 == pytest.approx(200.5)
+    assert 0.5 < min(line.y) < max(line.y) < 0.6

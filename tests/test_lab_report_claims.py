@@ -1,0 +1,186 @@
+"""A claim's verdict follows from the seeds by the rule that the report states."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ftis_node.lab.claims import Finding, judge, not_worse
+from ftis_node.lab.results import read_results
+from tests.helpers_lab_report import Laboratory
+
+SPREAD = [-0.012, 0.009, -0.004, 0.011, -0.008, 0.002, 0.007, -0.005]  # of mean 0: what seeds differ by
+
+
+def around(mean: float, scale: float = 1.0) -> list[float]:
+    return [mean + scale * spread for spread in SPREAD]
+
+
+def judged(lab: Laboratory) -> list[Finding]:
+    return judge(read_results(lab.write()))
+
+
+@pytest.mark.parametrize(
+    ("compare", "shift", "scale", "verdict"),
+    [
+        ("greater", 0.1, 1, "reproduced"),
+        ("greater", 0.02, 1, "reproduced"),  # smaller than the margin, but there
+        ("greater", 0.0, 1, "not reproduced"),  # as good as the same
+        ("greater", -0.1, 1, "not reproduced"),
+        ("greater", 0.03, 8, "inconclusive"),
+        ("less", -0.1, 1, "reproduced"),
+        ("less", 0.0, 1, "not reproduced"),
+        ("less", 0.1, 1, "not reproduced"),
+        ("less", -0.03, 8, "inconclusive"),
+        ("same", 0.0, 1, "reproduced"),
+        ("same", 0.015, 1, "reproduced"),  # significantly different, but within the margin
+        ("same", 0.1, 1, "not reproduced"),
+        ("same", -0.1, 1, "not reproduced"),
+        ("same", 0.027, 1, "inconclusive"),  # significantly different, and perhaps beyond the margin
+        ("same", 0.0, 8, "inconclusive"),
+        ("not worse", 0.2, 8, "reproduced"),
+        ("not worse", 0.0, 1, "reproduced"),
+        ("not worse", -0.015, 1, "reproduced"),
+        ("not worse", -0.1, 1, "not reproduced"),
+        ("not worse", 0.0, 8, "inconclusive"),
+    ],
+)
+def test_each_verdict(tmp_path: Path, compare: str, shift: float, scale: float, verdict: str) -> None:
+    lab = Laboratory(tmp_path).cell("base", {"A": 0.5}).cell("method", {"A": around(0.5 + shift, scale)})
+    (finding,) = judged(lab.claim(compare, "method", "base"))
+    assert finding.verdict == verdict
+    assert finding.evidence.difference.mean == pytest.approx(shift)
+
+
+def test_a_small_gain_is_said_to_be_small(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path).cell("base", {"A": 0.5}).cell("method", {"A": around(0.52)})
+    greater, same = judged(lab.claim("greater", "method", "base").claim("same", "method", "base"))
+    assert "smaller than the margin" in " ".join(greater.notes)
+    assert "within the margin" in " ".join(same.notes)
+
+
+def test_non_inferiority_is_the_one_sided_t_test() -> None:
+    draw = np.random.default_rng(1)
+    for shift in (-0.05, -0.01, 0.0, 0.02, 0.3):
+        a, b = draw.normal(0.5 + shift, 0.05, 7), draw.normal(0.5, 0.05, 7)
+        oracle = stats.ttest_1samp(a - b, -0.03, alternative="greater").pvalue
+        assert not_worse(list(a), list(b), margin=0.03) == pytest.approx(oracle)
+    assert not_worse([0.5] * 3, [0.5] * 3, margin=0.03) == 0
+    assert not_worse([0.9] * 3, [0.5] * 3, margin=0.03) == 0
+    assert not_worse([0.4] * 3, [0.5] * 3, margin=0.03) == 1
+    assert math.isnan(not_worse([0.9], [0.5], margin=0.03))
+
+
+def test_the_mean_over_nodes_is_of_those_that_both_cells_have(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path).cell("two", {"A": 0.5, "B": 0.3}).cell("three", {"A": 0.6, "B": 0.5, "C": 0.0})
+    every, one, none = judged(
+        lab.claim("greater", "three", "two")
+        .claim("greater", "three", "two", node="B")
+        .claim("greater", "three", "two", node="C")
+    )
+    assert every.evidence.difference.mean == pytest.approx(0.15)
+    assert one.evidence.difference.mean == pytest.approx(0.2)
+    assert (none.verdict, none.evidence.difference.n) == ("inconclusive", 0)
+    assert "node C" in none.notes[0]
+
+
+def test_a_contrast_is_a_difference_of_differences(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path).cell("a", {"A": 0.7}).cell("b", {"A": 0.5}).cell("c", {"A": 0.6}).cell("d", {"A": 0.55})
+    (finding,) = judged(lab.claim("greater", "a", "b", contrast=["c", "d"]))
+    assert finding.evidence.difference.mean == pytest.approx(0.15)
+    assert finding.verdict == "reproduced"
+    assert "no certainty" in finding.notes[0]  # nothing varied
+
+
+def test_only_seeds_that_both_cells_finished_are_compared(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path)
+    lab.cell("base", {"A": 0.5}, absent=[0]).cell(
+        "method", {"A": [0.0, *around(0.7)[1:6], 0.0, 0.0]}, unfinished=[6, 7]
+    )
+    (finding,) = judged(lab.claim("greater", "method", "base"))
+    assert finding.evidence.difference.n == 5
+    assert finding.evidence.difference.mean == pytest.approx(0.2, abs=0.01)
+    assert "0, 6, 7" in finding.notes[0]
+
+
+def test_too_few_seeds_are_told(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path, seeds=5).cell("base", {"A": 0.5}).cell("method", {"A": around(0.8)})
+    lab.claim("greater", "method", "base").claim("not worse", "method", "base", family="other")
+    greater, other = judged(lab)
+    assert greater.verdict == "inconclusive"
+    assert greater.evidence.p == greater.floor == 2 / 32
+    assert "too few seeds" in greater.notes[-1]
+    assert (other.verdict, other.floor) == ("reproduced", 0.0)
+
+
+def test_holm_adjusts_all_kinds_of_a_family_together(tmp_path: Path) -> None:
+    lab = (
+        Laboratory(tmp_path)
+        .cell("base", {"A": 0.5})
+        .cell("method", {"A": around(0.9)})
+        .cell("twin", {"A": around(0.5)})
+    )
+    greater, same, apart = judged(
+        lab.claim("greater", "method", "base")
+        .claim("same", "twin", "base")
+        .claim("greater", "method", "base", family="alone")
+    )
+    assert same.evidence.p_for < greater.evidence.p_for == 2 / 256
+    assert same.adjusted_for == pytest.approx(2 * same.evidence.p_for)
+    assert greater.adjusted_for == greater.evidence.p_for == apart.adjusted_for  # the last of its family
+    assert greater.adjusted_against == same.adjusted_against == 1
+
+
+def test_one_seed_decides_nothing(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path, seeds=1).cell("base", {"A": 0.5}).cell("method", {"A": 0.9})
+    for compare in ("greater", "less", "same", "not worse"):
+        lab.claim(compare, "method", "base")
+    for finding in judged(lab):
+        assert finding.verdict == "inconclusive"
+        assert math.isnan(finding.evidence.difference.low)
+        assert "one seed" in finding.notes[0]
+
+
+def costly(tmp_path: Path, **facts: Any) -> Laboratory:
+    lab = Laboratory(tmp_path, target=0.5).cell("slow", {"A": around(0.6)}).cell("fast", {"A": around(0.9)})
+    return lab.cell("never", {"A": 0.3}, **facts)
+
+
+@pytest.mark.parametrize(("measure", "per_step"), [("time", 2.0), ("generated", 144.0)])
+def test_costs_are_compared_where_all_seeds_reached_the_target(tmp_path: Path, measure: str, per_step: float) -> None:
+    lab = (
+        costly(tmp_path).claim("less", "fast", "slow", measure=measure).claim("less", "fast", "never", measure=measure)
+    )
+    reached, censored = judged(lab)
+    # the curve rises from 0.2 to its end in 15 steps, so it is at 0.5 after 15·0.3/(end − 0.2)
+    steps = np.mean(
+        [4.5 / (fast - 0.2) - 4.5 / (slow - 0.2) for fast, slow in zip(around(0.9), around(0.6), strict=True)]
+    )
+    assert reached.evidence.difference.mean == pytest.approx(per_step * steps)
+    assert reached.verdict == "reproduced"
+    assert censored.verdict == "inconclusive"
+    assert "FAST 8 of 8, NEVER 0 of 8" in censored.notes[0]
+
+
+def test_a_cost_has_no_margin_unless_the_claim_states_one(tmp_path: Path) -> None:
+    lab = costly(tmp_path)
+    without, within = judged(
+        lab.claim("not worse", "fast", "slow", measure="time").claim(
+            "not worse", "fast", "slow", measure="time", margin=1.0
+        )
+    )
+    assert without.verdict == "inconclusive"
+    assert "no margin" in without.notes[0]
+    assert within.verdict == "reproduced"  # less time is better
+
+
+def test_another_set_is_judged_by_its_own_evaluations(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path).cell("a", {"A": around(0.8)}, harder=True).cell("b", {"A": 0.6}, harder=True)
+    harder, unknown = judged(lab.claim("greater", "a", "b", set="harder").claim("greater", "a", "b", set="unheard of"))
+    assert harder.evidence.difference.mean == pytest.approx(0.1)
+    assert unknown.evidence.difference.n == 0
