@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, demo, fit, join, local, run
+from ftis_node.cli import bench, demo, eval, fit, join, local, run
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ def root(
 
 
 app.command("demo")(demo.demo)
+app.command("eval")(eval.evaluate)
 app.command("fit")(fit.fit)
 app.command("join")(join.join)
 app.command("status")(local.status)

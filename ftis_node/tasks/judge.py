@@ -13,7 +13,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -107,23 +106,11 @@ class Judge:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._connection = ours
-        # -P: the folder of the script, and the one a person happens to be in, hold no modules for it. A session of its
-        # own: Ctrl-C is for the parent.
-        arguments = (str(os.getpid()), str(self._seconds), str(self._memory))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD), *arguments],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0"},
-                cwd="/",
-                start_new_session=True,
-            )
         self.started += 1
-        began = time.monotonic()
-        ours.settimeout(_START_SECONDS)
         try:
+            with theirs:
+                self._process = self._spawn(theirs)
+            ours.settimeout(_START_SECONDS)
             ready = ours.recv(1)
         except OSError:
             ready = b""
@@ -133,7 +120,20 @@ class Judge:
         if ready != b"R":
             self.close()
             raise UserError(
-                f"The process that runs math-verify did not start ({time.monotonic() - began:.0f} s).",
-                "Try in Python whether `import math_verify` works, and that 1 GiB of memory is free.",
+                "The process that runs math-verify did not start.",
+                f"Try whether Python can `import math_verify`, within {self._memory >> 20} MiB of memory.",
             )
         return ours
+
+    def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
+        # -P: neither the script's folder nor the one a person happens to be in has modules for it. A session of its
+        # own: Ctrl-C is for the parent.
+        return subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD), str(os.getpid()), str(self._seconds), str(self._memory)],
+            stdin=connection.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0"},
+            cwd="/",
+            start_new_session=True,
+        )

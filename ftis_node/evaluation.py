@@ -1,0 +1,193 @@
+"""Greedy pass@1: what a policy makes of questions, scored and counted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy import stats
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.learner.memory import free_memory, out_of_memory
+from ftis_node.packet import Completion
+from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.geometry import geometry_of
+from ftis_node.policy.memory import FRAGMENTATION, Device, Setup, Workload, estimate
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.tokenizer import prompt_ids
+from ftis_node.tasks import Example, Score, Scorer, Task
+
+LARGEST_BATCH = 256
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One question, what the policy said, and the verdict on it. `tokens` counts a sampled end token too."""
+
+    example: Example
+    text: str
+    tokens: int
+    finished: bool
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Counts over all questions; `batch` is how many fitted into memory side by side."""
+
+    prompts: int
+    correct: int
+    formatted: int
+    lenient: int
+    finished: int
+    tokens: int
+    seconds: float
+    batch: int
+
+    def figures(self) -> dict[str, Any]:
+        """Rates from 0 to 1, the 95 % interval of pass@1 as `low` and `high`, and the counts they come from."""
+        count = max(1, self.prompts)
+        low, high = wilson(self.correct, self.prompts)
+        return {
+            "pass_at_1": self.correct / count,
+            "low": low,
+            "high": high,
+            "formatted": self.formatted / count,
+            "lenient": self.lenient / count,
+            "finished": self.finished / count,
+            "correct": self.correct,
+            "prompts": self.prompts,
+            "mean_tokens": self.tokens / count,
+            "seconds": self.seconds,
+            "batch": self.batch,
+        }
+
+
+def wilson(correct: int, count: int, level: float = 0.95) -> tuple[float, float]:
+    """The interval of a rate that was `correct` of `count` (Wilson 1927, eq. 5); of none it is anything."""
+    if count == 0:
+        return 0.0, 1.0
+    interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def evaluate(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    examples: Sequence[Example],
+    scorer: Scorer,
+    sampling: Sampling,
+    *,
+    batch: int = LARGEST_BATCH,
+    tell: Callable[[Sequence[Judged]], None] | None = None,
+) -> Outcome:
+    """One completion of every prompt, scored against its example.
+
+    An unfinished completion is wrong and without format, whatever it says; it may be lenient.
+
+    Args:
+        prompts: token ids, none empty.
+        batch: how many are generated side by side; halved when they do not fit into memory.
+        tell: called with what became of each batch.
+
+    Raises:
+        FtisError: a single prompt does not fit into memory, or the weights have diverged.
+    """
+    began = time.perf_counter()
+    correct = formatted = lenient = finished = tokens = start = 0
+    while start < len(prompts):
+        completions, batch = _sample(policy, prompts[start:], sampling, batch)
+        judged = [
+            judge(policy.tokenizer, completion, example, scorer)
+            for completion, example in zip(completions, examples[start:], strict=False)
+        ]
+        start += len(judged)
+        correct += sum(one.score.reward == 1.0 for one in judged)
+        formatted += sum(one.score.formatted for one in judged)
+        lenient += sum(one.score.lenient for one in judged)
+        finished += sum(one.finished for one in judged)
+        tokens += sum(one.tokens for one in judged)
+        if tell is not None:
+            tell(judged)
+    seconds = time.perf_counter() - began
+    return Outcome(len(prompts), correct, formatted, lenient, finished, tokens, seconds, batch)
+
+
+def judge(tokenizer: PreTrainedTokenizerBase, completion: Completion, example: Example, scorer: Scorer) -> Judged:
+    """The verdict on one completion."""
+    text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
+    score = scorer(text, example.answer)
+    if not completion.finished:
+        score = Score(reward=0.0, formatted=False, lenient=score.lenient)
+    return Judged(example, text, len(completion.token_ids), completion.finished, score)
+
+
+def tokenised(policy: Policy, task: Task, examples: Sequence[Example], completion_tokens: int) -> list[list[int]]:
+    """The prompts of `examples` as token ids.
+
+    Raises:
+        UsageError: the tokenizer cannot write one, or the model has no room for it and its completion.
+    """
+    prompts = [prompt_ids(policy.tokenizer, task.template, example.question) for example in examples]
+    if not all(prompts):
+        raise UsageError(
+            f"The tokenizer of {policy.name} makes no token of a prompt of {task.name}.", "Use another model or task."
+        )
+    room = getattr(policy.causal_lm.config, "max_position_embeddings", None)
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    if room is not None and longest + completion_tokens > room:
+        raise UsageError(
+            f"{policy.name} has room for {room} tokens, but the longest prompt has {longest} and a completion may have "
+            f"{completion_tokens}.",
+            "Use fewer --completion-tokens, or a model with a longer context.",
+        )
+    return prompts
+
+
+def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, budget: int) -> int:
+    """How many sequences of these lengths may be generated side by side in `budget` bytes; at least 1."""
+    shape = geometry_of(policy.causal_lm.config, policy.name)
+    width = policy.dtype.itemsize
+    device: Device = "cuda" if policy.device.type == "cuda" else "cpu"
+    workload = Workload(prompt_tokens, completion_tokens, group=1, batch_groups=1)
+    batch = LARGEST_BATCH
+    while batch > 1:
+        setup = Setup(
+            lora=False,
+            dtype="bfloat16" if width == 2 else "float32",
+            optimiser="adamw",
+            gradient_checkpointing=False,
+            micro_batch_tokens=workload.longest,
+            generation_batch=batch,
+            lora_rank=1,
+            lora_targets=(),
+        )
+        memory = estimate(shape, workload, setup, device)
+        if memory.kv_cache + memory.sampling <= budget * (1 - FRAGMENTATION):
+            break
+        batch //= 2
+    return batch
+
+
+def _sample(
+    policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: int
+) -> tuple[list[Completion], int]:
+    """Completions of the first prompts, as many as fit; and how many that may be."""
+    while True:
+        try:
+            groups = generate(policy, prompts[:batch], group=1, sampling=sampling, batch=batch)
+            return [group[0] for group in groups], batch
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        free_memory()  # out here: the error's traceback holds the tensors that were there
+        if batch == 1 or len(prompts) == 1:
+            raise FtisError("A single prompt with its completion does not fit into memory.")
+        batch = min(batch, len(prompts)) // 2
+        logger.warning("Out of memory: %d prompts are answered side by side now.", batch)

@@ -1,0 +1,289 @@
+"""Evaluation: of models, of checkpoints as the engine writes them, and of what is neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from ftis_node.cli import app
+from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.evaluation import Judged, batch_that_fits, evaluate, judge, tokenised, wilson
+from ftis_node.packet import Completion
+from ftis_node.policy.generate import Sampling
+from ftis_node.policy.policy import Policy
+from ftis_node.run import RunFile, dump_run_file, make_run
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.tasks import Example, Score, load_evaluation, scoring
+from ftis_node.trained import WEIGHTS, find_checkpoint, load_trained, settings_for
+from ftis_node.worker.engine import Engine
+from tests.daemons import ENVIRONMENT, command
+from tests.helpers_models import arithmetic_run, arithmetic_settings, tiny_policy
+
+TASK = load_evaluation("arithmetic")
+CAP = Sampling(16, 1.0, (1,), greedy=True)
+
+
+def run_eval(*args: str) -> Any:
+    """The object that `eval --json` prints."""
+    ended = CliRunner().invoke(app, ["eval", *args, "--device", "cpu", "--json"], catch_exceptions=False)
+    assert ended.exit_code == 0
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 1
+    return json.loads(lines[0])
+
+
+def refused(*args: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        CliRunner().invoke(app, ["eval", *args, "--device", "cpu"], catch_exceptions=False, standalone_mode=False)
+    return caught.value
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A home with the checkpoint of an engine whose weights were changed; and that engine's own evaluation."""
+    lora = request.param == "lora"
+    path = tmp_path_factory.mktemp(request.param)
+    engine = Engine()
+    facts = engine.load(arithmetic_settings(lora=lora, eval_prompts=200), "arithmetic", None, None)
+    run = arithmetic_run(facts)
+    engine.open(run)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        for name, parameter in engine._policy.model.named_parameters():
+            if parameter.requires_grad and ("lora_B" in name or "v_proj" in name):
+                parameter += torch.randn_like(parameter) * 0.05
+    checkpoints = Checkpoints(path / "checkpoints")
+    for step in (3, 12):
+        directory = checkpoints.begin(step)
+        engine.save(str(directory))
+        checkpoints.commit(directory, {"model": f"tiny-a ({request.param})", "progress": {"step": step}})
+    (path / "run.toml").write_text(dump_run_file(RunFile(run=make_run(**run | {"eos": tuple(run["eos"])}))))
+    return path, engine.evaluate()
+
+
+def test_a_model_by_its_name() -> None:
+    figures = run_eval("--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "50")
+    assert (figures["model"], figures["task"], figures["prompts"]) == ("tiny-a", "arithmetic", 50)
+    assert figures["checkpoint"] is figures["step"] is figures["trained"] is None
+    assert 0 <= figures["low"] <= figures["pass_at_1"] <= figures["high"] <= 1
+    assert figures["pass_at_1"] == figures["correct"] / 50 <= min(figures["formatted"], figures["lenient"])
+    assert figures["data"] == TASK.data
+    assert figures.keys() >= {"finished", "mean_tokens", "seconds", "batch", "device", "dtype", "reward"}
+
+
+def test_a_home_and_its_checkpoint_give_what_the_engine_gave(home: tuple[Path, dict[str, Any]]) -> None:
+    path, own = home
+    figures = run_eval("--checkpoint", str(path), "--task", "arithmetic", "--prompts", "200")
+    assert (figures["model"], figures["step"]) == ("tiny-a", 12)
+    assert figures["checkpoint"] == str(path / "checkpoints" / "step-00000012")
+    shared = ("pass_at_1", "formatted", "lenient", "prompts")
+    assert {key: figures[key] for key in shared} == {key: own[key] for key in shared}
+    untrained = run_eval("--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "200")
+    assert untrained["pass_at_1"] != own["pass_at_1"]
+    for name in (path / "checkpoints", path / "checkpoints" / "step-00000012"):
+        assert find_checkpoint(str(name)) == find_checkpoint(str(path))
+
+
+def test_the_weights_come_back_exactly(home: tuple[Path, dict[str, Any]]) -> None:
+    found = find_checkpoint(str(home[0]))
+    assert found is not None
+    settings, origins = settings_for(found, found.model, {"device": "cpu"}, "")
+    policy = load_trained(settings, found)
+    saved = load_file(found.path / WEIGHTS)
+    trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    assert trained.keys() == saved.keys()
+    assert all(torch.equal(trained[name], saved[name]) for name in saved)
+    assert settings.lora == (policy.kind == "lora") == found.lora
+    if found.lora:
+        assert (settings.lora_rank, settings.lora_alpha, origins["lora_rank"]) == (16, 16, "checkpoint")
+        assert origins["lora_alpha"] == "profile arithmetic"
+
+
+def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    found = find_checkpoint(str(home[0]))
+    assert found is not None
+    if not found.lora:
+        assert settings_for(found, "tiny-a", {}, "")[1]["lora"] == "checkpoint"
+        return
+    assert settings_for(found, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
+    checkpoints = Checkpoints(tmp_path)
+    directory = checkpoints.begin(1)
+    save_file(load_file(found.path / WEIGHTS), directory / WEIGHTS, metadata={"lora_alpha": "40"})
+    checkpoints.commit(directory, {"model": "tiny-a (lora)"})
+    other = find_checkpoint(str(tmp_path))
+    assert other is not None and other.task == "" and other.step is None
+    settings, origins = settings_for(other, "tiny-a", {}, "gsm8k")
+    assert (settings.lora_alpha, origins["lora_alpha"], settings.lora_rank) == (40, "checkpoint", 16)
+    assert settings_for(other, "tiny-a", {"lora_alpha": "5"}, "")[0].lora_alpha == 5
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_stays_where_it_is(
+    home: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    path = shutil.copytree(home[0], tmp_path / "home")
+    newest, older = (path / "checkpoints" / f"step-{step:08d}" for step in (12, 3))
+    with (newest / WEIGHTS).open("r+b") as file:
+        file.seek(-8, 2)
+        file.write(b"\xff" * 8)
+    before = sorted(path.rglob("*"))
+    found = find_checkpoint(str(path))
+    assert found is not None and (found.step, found.skipped) == (3, (newest,))
+    error = refused("--checkpoint", str(newest), "--task", "arithmetic")
+    assert "damaged" in error.what and "another checkpoint" in error.fix
+    (older / "checkpoint.json").unlink()
+    assert "Every checkpoint" in refused("--checkpoint", str(path), "--task", "arithmetic").what
+    assert {*before} - {*path.rglob("*")} == {older / "checkpoint.json"}
+
+
+def test_a_checkpoint_of_another_model(home: tuple[Path, dict[str, Any]]) -> None:
+    error = refused("--checkpoint", str(home[0]), "--task", "arithmetic", "--model", "tiny-c")
+    assert isinstance(error, UsageError)
+    assert "does not fit tiny-c" in error.what and "--model" in error.fix
+
+
+WRONG = {
+    "an unknown model": (("tiny-q", "arithmetic"), "no model 'tiny-q'"),
+    "an unknown task": (("tiny-a", "chess"), "no task 'chess'"),
+    "a folder of something else": (("{tmp}", "arithmetic"), "neither a model nor a checkpoint"),
+    "a home before its first step": (("{tmp}/young", "arithmetic"), "no checkpoint yet"),
+    "a checkpoint that is gone": (("{tmp}/step-00000004", "arithmetic"), "no checkpoint"),
+    "a model of a model": (("tiny-a", "arithmetic", "--model", "tiny-b"), "no checkpoint"),
+    "a file that is missing": (("tiny-a", "gsm8k", "--data", "{tmp}/none.jsonl"), "Cannot read"),
+    "an output that cannot be written": (("tiny-a", "arithmetic", "--out", "{tmp}"), "cannot be written"),
+    "a context that is too short": (("tiny-a", "arithmetic", "--completion-tokens", "100000"), "room for"),
+    "an unknown setting": (("tiny-a", "arithmetic", "--set", "lora_alfa=3"), "lora_alfa"),
+    "a setting without a value": (("tiny-a", "arithmetic", "--set", "lora_alpha"), "no value"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_is_told_in_two_sentences(mistake: str, tmp_path: Path) -> None:
+    (tmp_path / "young" / "checkpoints").mkdir(parents=True)
+    (checkpoint, task, *rest), what = WRONG[mistake]
+    flags = ["--checkpoint", checkpoint, "--task", task, *rest]
+    error = refused(*(flag.replace("{tmp}", str(tmp_path)) for flag in flags))
+    assert what in error.what
+    assert error.fix
+
+
+def test_every_completion_is_written_down(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    figures = run_eval(
+        "--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "30", "--out", str(out), "--batch", "7"
+    )
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["question"] for row in rows] == [example.question for example in TASK.held_out[:30]]
+    assert sum(row["reward"] for row in rows) == figures["correct"]
+    assert rows[0].keys() == {"question", "gold", "completion", "tokens", "finished", "reward", "formatted", "lenient"}
+
+
+def test_mathematics_is_evaluated_too(tmp_path: Path) -> None:
+    data = tmp_path / "m.jsonl"
+    data.write_text(
+        "".join(json.dumps({"problem": f"{i}+1=", "answer": rf"\frac{{{i}}}{{7}}"}) + "\n" for i in range(4))
+    )
+    figures = run_eval(
+        *("--checkpoint", "tiny-a", "--task", "math500", "--data", str(data), "--completion-tokens", "20")
+    )
+    assert (figures["task"], figures["reward"], figures["prompts"]) == ("math500", "math", 4)
+
+
+def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
+    flags = ("--checkpoint", "tiny-a", "--task", "arithmetic", "--batch", "1", "--out", str(tmp_path / "o.jsonl"))
+    with subprocess.Popen(
+        command("eval", *flags, "--device", "cpu"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | ENVIRONMENT,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not ((tmp_path / "o.jsonl").exists() and (tmp_path / "o.jsonl").stat().st_size):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert output == "" and "Traceback" not in errors
+
+
+# The parts
+
+
+def test_wilson_s_interval() -> None:
+    low, high = wilson(8, 10)  # Agresti and Coull 1998 and every table
+    assert (low, high) == (pytest.approx(0.4901625, abs=1e-6), pytest.approx(0.9433178, abs=1e-6))
+    assert wilson(0, 20)[0] == 0.0 and 0 < wilson(0, 20)[1] < 0.2
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def questions(policy: Policy, count: int) -> tuple[list[list[int]], Sequence[Example]]:
+    examples = TASK.held_out[:count]
+    return tokenised(policy, TASK, examples, 16), examples
+
+
+def test_what_is_told_adds_up_and_does_not_hang_on_the_batch() -> None:
+    policy = tiny_policy()
+    prompts, examples = questions(policy, 20)
+    told: list[Judged] = []
+    with scoring("integer") as scorer:
+        one = evaluate(policy, prompts, examples, scorer, CAP, batch=3, tell=told.extend)
+        other = evaluate(policy, prompts, examples, scorer, CAP)
+    assert [judged.example for judged in told] == list(examples)
+    assert one.tokens == sum(judged.tokens for judged in told) == other.tokens
+    assert (one.correct, one.formatted, one.lenient, one.finished) == (
+        *(other.correct, other.formatted, other.lenient),
+        sum(judged.finished for judged in told),
+    )
+    assert evaluate(policy, [], [], scorer, CAP).figures()["pass_at_1"] == 0.0
+
+
+def test_an_unfinished_completion_is_wrong_but_may_be_lenient() -> None:
+    policy = tiny_policy()
+    ids = torch.tensor(policy.tokenizer.encode("<think></think><answer>3</answer>")).numpy()
+    for finished in (True, False):
+        completion = Completion(ids, ids * 0.0, finished)
+        with scoring("integer") as scorer:
+            verdict = judge(policy.tokenizer, completion, Example("1+2=", "3"), scorer).score
+        assert verdict == Score(float(finished), formatted=finished, lenient=True)
+
+
+def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ftis_node import evaluation
+
+    policy, whole = tiny_policy(), evaluation.generate
+    sizes: list[int] = []
+
+    def small(policy: Policy, prompts: Any, **rest: Any) -> Any:
+        sizes.append(len(prompts))
+        if len(prompts) > 4:
+            raise torch.OutOfMemoryError("no")
+        return whole(policy, prompts, **rest)
+
+    monkeypatch.setattr(evaluation, "generate", small)
+    prompts, examples = questions(policy, 10)
+    with scoring("integer") as scorer:
+        outcome = evaluate(policy, prompts, examples, scorer, CAP, batch=100)
+        assert sizes == [10, 5, 2, 2, 2, 2, 2] and outcome.batch == 2
+        monkeypatch.setattr(evaluation, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+        with pytest.raises(FtisError, match="single prompt"):
+            evaluate(policy, prompts, examples, scorer, CAP)
+
+
+def test_a_batch_is_chosen_for_the_memory_there_is() -> None:
+    policy = tiny_policy()
+    sizes = [batch_that_fits(policy, 64, 64, budget) for budget in (0, 1 << 20, 1 << 23, 1 << 40)]
+    assert sizes[0] == 1 and sizes[-1] == 256
+    assert sizes == sorted(sizes)
