@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, demo, eval, fit, join, local, run
+from ftis_node.cli import bench, demo, eval, fit, join, lab, local, run
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ app.command("stop")(local.stop)
 app.command("id")(local.show_id)
 app.add_typer(run.app, name="run")
 app.add_typer(bench.app, name="bench")
+app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:

@@ -1,0 +1,195 @@
+"""From a daemon's event log to the steps that led to its present weights; what was lost on the way is left out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.settings import Settings
+
+EVENTS = ("started", "resumed", "restored", "step")
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Start(_Line):
+    """What a compute process was started with. `fresh`: with the model's own weights, not a checkpoint's."""
+
+    event: Literal["started"]
+    step: int = Field(ge=0)
+    fresh: bool
+    directory: str
+    task: str
+    data: str | None
+    eval_data: str | None
+    run: str
+    kind: str
+    settings: Settings
+    device: str
+    threads: int = Field(ge=1)
+    versions: dict[str, str]
+
+
+class Resumed(_Line):
+    """The weights of a checkpoint came back, and so did its count of steps."""
+
+    event: Literal["resumed"]
+    step: int = Field(ge=0)
+
+
+class Restored(_Line):
+    """The weights of an older step came back; the count of steps went on."""
+
+    event: Literal["restored"]
+    step: int = Field(ge=0)
+    weights_of_step: int = Field(ge=0)
+
+
+class Batch(_Line):
+    """Digests (hex) of a step's packets, in the order in which they were trained on."""
+
+    own: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Raises ValueError for what is no hex."""
+        return [bytes.fromhex(digest) for digest in (*self.own, *self.foreign)]
+
+
+class LoggedStep(_Line):
+    """A step's line, as far as a replay needs it."""
+
+    event: Literal["step"]
+    step: int = Field(ge=1)
+    batch: Batch
+    micro_batch_tokens: int = Field(ge=1)
+    loss: float
+    gradient_norm: float
+    own_reward: float | None
+    foreign_reward: float | None
+    skipped: str | None
+
+
+@dataclass(frozen=True)
+class Link:
+    """What made the weights of the count `step` of those of the count `after`.
+
+    step: a step was taken, or (where `logged` is None) nothing but the count, or the process, is another.
+    """
+
+    step: int
+    after: int
+    start: Start
+    logged: LoggedStep | None = None
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """links: the first is a fresh start. void: steps that were logged and whose weights were lost.
+    whole: to the daemon's last.
+    """
+
+    links: Sequence[Link]
+    void: int
+    whole: bool
+
+
+def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Lineage:
+    """The chain from a fresh start to the weights after step `until`, by default the latest.
+
+    Args:
+        events: those of the kinds `EVENTS`, in their order.
+
+    Raises:
+        UserError: the log is of a version that did not write down what a replay needs, or lacks a step.
+        UsageError: there is no step `until`.
+    """
+    chain: list[tuple[int, int, Start, Mapping[str, Any] | None]] = []  # as `Link`, with lines that were not read yet
+    start: Start | None = None
+    logged = 0
+    for event in events:
+        if event["event"] == "step":
+            logged += 1
+            if start is not None:
+                count = _count(event)
+                chain.append((count, count - 1, start, event))
+            continue
+        if event["event"] == "started":
+            start = _read(Start, event)
+            keep = -1 if start.fresh else start.step
+            count = after = start.step
+        elif event["event"] == "resumed":
+            keep = count = after = _read(Resumed, event).step
+        else:
+            line = _read(Restored, event)
+            keep = after = line.weights_of_step
+            count = line.step
+        chain = [link for link in chain if link[0] <= keep]
+        if start is not None:
+            chain.append((count, after, start, None))
+    if not chain or not chain[0][2].fresh or any(event and "batch" not in event for *_, event in chain):
+        raise UserError(
+            "This home was written by a version that kept no step log.",
+            "Homes that were begun with this version, or a later one, can be replayed.",
+        )
+    void = logged - sum(event is not None for *_, event in chain)
+    whole, chain = chain, _until(chain, until)
+    for (before, *_), (_, after, *_) in itertools.pairwise(chain):
+        if after != before:
+            raise UserError(
+                f"The log has no line for step {before + 1}.",
+                "Without it nothing after that step can be replayed; restore metrics.jsonl, or use --until.",
+            )
+    links = [
+        Link(step, after, start, _read(LoggedStep, event) if event else None) for step, after, start, event in chain
+    ]
+    return Lineage(links, void, len(chain) == len(whole))
+
+
+_Chain = list[tuple[int, int, Start, Mapping[str, Any] | None]]
+_Model = TypeVar("_Model", bound=_Line)
+
+
+def _until(chain: _Chain, until: int | None) -> _Chain:
+    if until is None:
+        return chain
+    cut = [link for link in chain if link[0] <= until]
+    if not cut or cut[-1][0] != until:
+        raise UsageError(
+            f"There is no step {until} on the way to this home's weights.",
+            f"Give --until a step from {chain[0][0]} to {chain[-1][0]}.",
+        )
+    return cut
+
+
+def _count(event: Mapping[str, Any]) -> int:
+    count = event.get("step")
+    if not isinstance(count, int):
+        raise _damaged(event, f"its step is {count!r}")
+    return count
+
+
+def _read(model: type[_Model], event: Mapping[str, Any]) -> _Model:
+    try:
+        line = model.model_validate(event)
+        if isinstance(line, LoggedStep):
+            _ = line.batch.digests
+    except (ValidationError, ValueError) as error:
+        told = error.errors()[0] if isinstance(error, ValidationError) else None
+        raise _damaged(event, f"{told['loc']}: {told['msg']}" if told else str(error)) from error
+    return line
+
+
+def _damaged(event: Mapping[str, Any], why: str) -> UserError:
+    return UserError(
+        f"The log's line {event['event']!r} of step {event.get('step')} cannot be used ({why}).",
+        "Restore metrics.jsonl as the daemon wrote it.",
+    )

@@ -1,0 +1,387 @@
+"""A daemon's training once more, from its step log and its stored packets, to the same weights.
+
+On a CPU every figure and every weight is the same bit for bit. The home is only read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.lab.compared import FIGURES, Differences, identical, max_difference
+from ftis_node.lab.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
+from ftis_node.observe.metrics import MetricsLog, read_events, versions
+from ftis_node.packet import Group
+from ftis_node.pool import Scored
+from ftis_node.run import Run, load_run_file
+from ftis_node.stepping import OwnGroup, describe, messages
+from ftis_node.stepping import Progress as Taken
+from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
+from ftis_node.store.home import Home
+from ftis_node.store.packets import StoredPackets
+from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import pack_completions
+
+SILENT_SECONDS = 2.0
+_WEIGHTS, _OPTIMISER = "trainable.safetensors", "optimiser.safetensors"  # as Engine.save writes them
+
+NO_GPU_IS_EXACT = (
+    "A GPU adds up in another order each time: expect losses and norms to agree to three or four digits in fp32 and "
+    "to two in bfloat16 at first, and to fewer as the differences of many steps add up; never bit for bit."
+)
+
+
+def replay(home: Path, *, until: int | None = None, out: Path | None = None) -> dict[str, Any]:
+    """Takes the steps of the daemon of `home` again and compares with what it logged and saved.
+
+    Args:
+        until: the last step to take, by default the latest.
+        out: a new directory for `replay.jsonl` (a line a step, with full diagnostics) and a checkpoint of the weights.
+
+    Returns what `ftis-node lab replay --json` prints.
+
+    Raises:
+        UsageError: there is no such home or step, a daemon is running on it, or `out` cannot be used.
+        UserError: the log, a packet, the data or the model are not there any more, or damaged. If it is about a later
+            step, those before it were replayed, and `out` holds them.
+    """
+    began = time.monotonic()
+    place = Home(home)
+    if not place.metrics.exists():
+        raise UsageError(f"{home} is no home of a daemon that has trained: it has no metrics.jsonl.", "Name another.")
+    if out is not None:
+        _refuse_out(out, home)
+    with _unused(place):
+        line = lineage(read_events(place.metrics, *EVENTS), until)
+        packets = StoredPackets(place.store)
+        try:
+            gap = _first_gap(line, packets)
+            if gap and not any(link.logged for link in line.links[: gap.before]):
+                raise gap.error(place.store, None)
+            done = _Replay(place, line, packets, out).go(gap.before if gap else len(line.links), began)
+        finally:
+            packets.close()
+    if gap:
+        raise gap.error(place.store, done)
+    return done
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """The first step whose packets are not all there. before: links that can be followed."""
+
+    before: int
+    step: int
+    digests: Sequence[bytes]
+    packets: int
+
+    def error(self, store: Path, report: dict[str, Any] | None) -> UserError:
+        what = (
+            f"Step {self.step} cannot be replayed: {len(self.digests)} of its {self.packets} packets are no longer "
+            f"in {store} ({self.digests[0].hex()[:16]}…)."
+        )
+        quota = "Give `join` a larger packet_quota_mb for a training that is to be replayed."
+        if report is None:
+            return UserError(what, quota)
+        agree = "agree with the log" if report["identical"] else f"differ first at {report['first_difference']}"
+        return UserError(what, f"The {report['steps']} steps before it were replayed and {agree}. {quota}")
+
+
+def _first_gap(line: Lineage, packets: StoredPackets) -> _Gap | None:
+    for place, link in enumerate(line.links):
+        digests = link.logged.batch.digests if link.logged else []
+        missing = [digest for digest in digests if not packets.holds(digest)]
+        if missing:
+            return _Gap(place, link.step, missing, len(digests))
+    return None
+
+
+class _Replay:
+    """One replay: an engine, and what came of it so far."""
+
+    def __init__(self, home: Home, line: Lineage, packets: StoredPackets, out: Path | None) -> None:
+        self._home = home
+        self._line = line
+        self._packets = packets
+        self._out = out
+        self._run: Run = load_run_file(home.run_file).run
+        self._engine: Engine
+        self._context: AdmissionContext
+        self._start: Start = line.links[0].start
+        self._updates = 0  # as the engine counts them
+        self._taken = Taken()
+        self._differences = Differences()
+        self._compared: list[dict[str, Any]] = []
+        self._notes: list[str] = []
+        self._checkpoints = self._on_disk(home.checkpoints)
+
+    def go(self, count: int, began: float) -> dict[str, Any]:
+        """Follows the first `count` links, and reports."""
+        links = self._line.links[:count]
+        whole = self._line.whole and count == len(self._line.links)
+        threads = torch.get_num_threads()
+        log = _log(self._out)
+        try:
+            self._load(links[0].start)
+            self._taken.step = links[0].step
+            self._compare_checkpoint(links[0].step)
+            with _progress(sum(link.logged is not None for link in links), began) as tell:
+                for link in links[1:]:
+                    if link.logged is None:
+                        self._go_over(link)
+                    else:
+                        self._step(link.logged, log)
+                        tell(link.step)
+                    self._compare_checkpoint(link.step)
+            if self._out is not None:
+                self._save(self._out)
+        finally:
+            torch.set_num_threads(threads)
+            if log is not None:
+                log.close()
+        return self._report(links, whole, time.monotonic() - began)
+
+    # --- the engine -----------------------------------------------------------------------------------------------
+
+    def _load(self, start: Start) -> None:
+        """An engine as that start had it, with the model's own weights.
+
+        Raises:
+            UserError: it cannot be had, or its data or tokenizer are not those that were trained with.
+        """
+        if start.run != self._run.id.hex():
+            raise UserError(f"{self._home.run_file} is of another run than the log.", "Restore it as it was.")
+        settings = start.settings.model_dump(mode="json") | {"device": self._device(start)}
+        relative = Path(start.directory) / start.settings.model
+        if relative.is_dir():
+            settings["model"] = str(relative)
+        data = start.data or (str(Path(start.directory) / start.task) if start.task.endswith(".jsonl") else None)
+        caps = {name: getattr(self._run, name) for name in ("prompt_tokens", "completion_tokens", "group")}
+        torch.set_num_threads(start.threads)  # the order of sums depends on it
+        self._engine = Engine()
+        facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps)
+        if facts["data"] != self._run.data or facts["tokenizer"] != self._run.tokenizer:
+            raise UserError(
+                f"The data of {start.task} or the tokenizer of {start.settings.model} are not what they were.",
+                "Put back the file or the model that the daemon was started with.",
+            )
+        opened = self._engine.open(self._run.model_dump(mode="json"))
+        self._context = AdmissionContext(run=self._run, prompt_digests=opened["prompt_digests"])
+        self._start, self._updates = start, 0
+
+    def _device(self, start: Start) -> str:
+        if start.device == "cpu" or torch.cuda.is_available():
+            return start.device
+        self._note(f"The daemon trained on {start.device}, which is not to be had here; replayed on the CPU.")
+        return "cpu"
+
+    def _go_over(self, link: Link) -> None:
+        """To another process's settings, or another count of steps, with the same weights, optimiser and gate."""
+        torch.set_num_threads(link.start.threads)
+        other = _made_of(link.start) != _made_of(self._start)
+        if not other and link.step == self._updates:
+            return
+        with tempfile.TemporaryDirectory(prefix="ftis-") as directory:
+            self._engine.save(directory)
+            if other:
+                del self._engine  # first: two models may be too many
+                self._load(link.start)
+            self._engine.restore(directory, steps=link.step)
+        self._start, self._updates = link.start, link.step
+        self._taken.step = link.step
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def _step(self, logged: LoggedStep, log: MetricsLog | None) -> None:
+        own, foreign = [], []
+        for digest in logged.batch.own:
+            group = self._group(bytes.fromhex(digest))
+            own.append(OwnGroup(group, pack_completions(list(group.packet.completions())), self._rewards(group)))
+        for digest in logged.batch.foreign:
+            group = self._group(bytes.fromhex(digest))
+            foreign.append(Scored(group, self._rewards(group), born=0.0))
+        groups = messages(own, foreign, horizontal=self._run.parts > 1)
+        report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
+        batch = describe(own, foreign)
+        self._taken.add_step(len(own), batch["authors"], report)
+        self._updates += 1
+        line = {"step": logged.step, **batch, **report}
+        same = self._differences.compare(logged, line)
+        if log is not None:
+            log.write("step", **line, logged={name: getattr(logged, name) for name in FIGURES}, identical=same)
+
+    def _group(self, digest: bytes) -> Group:
+        found = self._packets.read(digest)
+        verdict = admit(self._context, *found, digest=digest) if found else None
+        if verdict is None or isinstance(verdict, Rejection):
+            why = f": {verdict.reason}, {verdict.detail}" if verdict else ""
+            raise UserError(
+                f"The packet {digest.hex()[:16]}… in {self._home.store} is damaged{why}.",
+                "Replay a sound copy of the home, or the steps before with --until.",
+            )
+        return verdict
+
+    def _rewards(self, group: Group) -> tuple[float, ...]:
+        """By the packet's own text; what the daemon once gave is not asked for."""
+        completions = pack_completions(list(group.packet.completions()))
+        return tuple(self._engine.score(group.row, completions)["rewards"])
+
+    # --- weights --------------------------------------------------------------------------------------------------
+
+    def _on_disk(self, path: Path) -> dict[int, Path]:
+        """Whole checkpoints by step. Not by `Checkpoints`, which clears up as it opens."""
+        found = {}
+        for entry in sorted(path.glob("step-*")):
+            if entry.is_dir() and not entry.suffix:
+                try:
+                    found[int(verify(entry)["progress"]["step"])] = entry
+                except CheckpointError as error:
+                    self._note(f"{error} It was not compared.")
+        return found
+
+    def _compare_checkpoint(self, step: int) -> None:
+        """With what the daemon saved after that step, if it still lies there."""
+        directory = self._checkpoints.pop(step, None)
+        if directory is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
+            self._engine.save(scratch)
+            pairs = [(load_file(directory / name), load_file(Path(scratch) / name)) for name in (_WEIGHTS, _OPTIMISER)]
+        same = all(identical(one, other) for one, other in pairs)
+        self._compared.append({"step": step, "identical": same, "max_difference": max_difference(*pairs[0])})
+
+    def _save(self, out: Path) -> None:
+        checkpoints = Checkpoints(out / "checkpoints")
+        directory = checkpoints.begin(self._taken.step)
+        self._engine.save(str(directory))
+        settings = self._start.settings
+        model = f"{settings.model} ({self._start.kind})"
+        facts = {"model": model, "optimiser": settings.optimiser, "progress": self._taken.facts()}
+        checkpoints.commit(directory, facts)
+
+    # --- the report -----------------------------------------------------------------------------------------------
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._notes:
+            self._notes.append(sentence)
+
+    def _report(self, links: Sequence[Link], whole: bool, seconds: float) -> dict[str, Any]:
+        here, starts = versions(), [link.start for link in links]
+        other = {
+            name: [*dict.fromkeys(start.versions.get(name, "?") for start in starts), version]
+            for name, version in here.items()
+            if any(start.versions.get(name) != version for start in starts)
+        }
+        for name, found in other.items():
+            self._note(f"{name} was {', '.join(found[:-1])} and is {found[-1]}: the last bits may differ.")
+        exact = all(start.device == "cpu" for start in starts)
+        if not exact:
+            self._note(NO_GPU_IS_EXACT)
+        if not self._compared:
+            self._note("None of these steps' checkpoints is on disk any more: compared by the log's figures alone.")
+        stray = [step for step in self._checkpoints if step <= links[-1].step or whole]
+        for step in stray:
+            self._note(f"The checkpoint of step {step} is of no step that the log tells of.")
+        steps = [link.logged for link in links if link.logged is not None]
+        return {
+            "home": str(self._home.path),
+            "run": self._run.id.hex(),
+            "model": f"{self._start.settings.model} ({self._start.kind})",
+            "steps": len(steps),
+            "last_step": links[-1].step,
+            "packets": sum(len(step.batch.own) + len(step.batch.foreign) for step in steps),
+            "foreign_packets": sum(len(step.batch.foreign) for step in steps),
+            "void_steps": self._line.void,
+            "identical": self._differences.first is None
+            and all(entry["identical"] for entry in self._compared)
+            and not stray,
+            "max_differences": self._differences.largest,
+            "first_difference": self._differences.first,
+            "checkpoints": self._compared,
+            "exact": exact,
+            "device": self._start.device,
+            "threads": self._start.threads,
+            "other_versions": other,
+            "notes": self._notes,
+            "seconds": seconds,
+        }
+
+
+@contextmanager
+def _unused(home: Home) -> Iterator[None]:
+    """While no daemon runs on the home; none can start meanwhile. Several replays may run at once.
+
+    Raises:
+        UsageError: a daemon is running on it.
+    """
+    try:
+        lock = (home.path / "lock").open("rb")
+    except FileNotFoundError:  # a copy of a home
+        yield
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"A daemon is running on the home {home.path}.", f"Stop it first: `ftis-node stop --home {home.path}`."
+            ) from None
+        yield
+
+
+def _refuse_out(out: Path, home: Path) -> None:
+    if out.resolve().is_relative_to(home.resolve()):
+        raise UsageError("--out lies in the home, which a replay leaves as it is.", "Name a directory outside of it.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is there already and not empty.", "Name a new directory with --out.")
+
+
+def _log(out: Path | None) -> MetricsLog | None:
+    """Raises UserError."""
+    if out is None:
+        return None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return MetricsLog(out / "replay.jsonl")
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}.", "Name another --out.") from error
+
+
+def _made_of(start: Start) -> tuple[Any, ...]:
+    """What an engine is made of."""
+    return start.task, start.data, start.eval_data, start.settings, start.device
+
+
+@contextmanager
+def _progress(total: int, began: float) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, once it has taken over two seconds; call it with the step that was taken."""
+    columns = (TextColumn("replaying, step {task.fields[step]}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=total, step="-")
+
+    def show() -> None:
+        if time.monotonic() - began > SILENT_SECONDS and not bar.live.is_started:
+            bar.start()
+
+    def tell(step: int) -> None:
+        bar.update(task, advance=1, step=step)
+        show()
+
+    show()
+    try:
+        yield tell
+    finally:
+        bar.stop()

@@ -1,0 +1,396 @@
+"""Replaying what daemons did: the same weights bit for bit, through a kill and a restart; and what is told if not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ftis_node.cli import app
+from ftis_node.errors import UsageError, UserError
+from ftis_node.lab.lineage import lineage
+from ftis_node.lab.replay import replay
+from ftis_node.learner.learner import BAD_STEPS
+from ftis_node.observe.metrics import MetricsLog, read_events, versions
+from ftis_node.run import Run, RunFile, dump_run_file
+from ftis_node.saving import Saving
+from ftis_node.settings import Settings
+from ftis_node.stepping import Stepper
+from ftis_node.store.checkpoints import Checkpoints, verify
+from ftis_node.store.home import Home
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.identity import Identity
+from ftis_node.worker.engine import Engine
+from tests.daemons import Daemon, run_cli
+from tests.helpers_models import arithmetic_run, arithmetic_settings
+
+SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "learning_rate=3e-4", "--set", "wait=5")
+Homes = dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
+    """Two nodes that learned from one another; one was killed on the way, went on, and was killed again."""
+    base = tmp_path_factory.mktemp("swarm")
+    stopped = Daemon(base / "stopped", "--model", "tiny-a", "--set", "min_peers=1", *SMALL)
+    killed = Daemon(base / "killed", "--model", "tiny-c", "--lora", *SMALL)
+    try:
+        stopped.start()
+        killed.flags += ("--peers", stopped.address(), "--set", "weight_decay=0.1")
+        killed.start().wait(lambda s: s.get("step", 0) >= 3 and s["foreign_groups_used"], "it learns from the other")
+        stopped.wait(lambda s: s["step"] >= 6 and s["foreign_groups_used"], "the other learns from it")
+        killed.kill()
+        [worker] = [process for process in stopped.pids() if "ftis_node.worker" in process.cmdline()]
+        worker.suspend()  # or the restart would take twice as long on a single core
+        killed.flags += ("--set", "weight_decay=0.0")  # a person may have other wishes at each start
+        killed.start().wait(lambda s: s.get("step", 0) >= 6, "it goes on")
+        with pytest.raises(UsageError, match="A daemon is running") as refused:
+            replay(killed.home.path)
+        assert "ftis-node stop" in refused.value.fix
+        killed.kill()
+        worker.resume()
+        assert stopped.stop() == 0
+    finally:
+        for daemon in (stopped, killed):
+            daemon.clean_up()
+    return {"stopped": stopped.home.path, "killed": killed.home.path}
+
+
+@pytest.fixture
+def copy(homes: Homes, tmp_path: Path) -> Path:
+    """A copy of the killed node's home, to be tampered with."""
+    return Path(shutil.copytree(homes["killed"], tmp_path / "copy"))
+
+
+def contents(home: Path) -> dict[str, tuple[int, str]]:
+    """Every file with its time and its hash."""
+    return {
+        str(file.relative_to(home)): (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest())
+        for file in home.rglob("*")
+        if file.is_file()
+    }
+
+
+def edit(home: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Puts another line in place of each line of the log, or none."""
+    log = home / "metrics.jsonl"
+    lines = [change(json.loads(line)) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines if line is not None))
+
+
+def of_step(step: int, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Any:
+    return lambda line: change(line) if line["event"] == "step" and line["step"] == step else line
+
+
+def by_command(*args: str) -> Result:
+    return CliRunner().invoke(app, ["lab", "replay", *args])
+
+
+@pytest.mark.parametrize("name", ["stopped", "killed"])
+def test_a_daemons_training_comes_out_again_bit_for_bit(name: str, homes: Homes, tmp_path: Path) -> None:
+    home, out = homes[name], tmp_path / "out"
+    before = contents(home)
+    line = (str(home), "--out", str(out), "--json")
+    if name == "stopped":  # once as a person would
+        ended = run_cli("lab", "replay", *line)
+        assert ended.returncode == 0, ended.stderr
+        report = json.loads(ended.stdout)
+    else:
+        invoked = by_command(*line)
+        assert invoked.exit_code == 0, invoked.exception
+        report = json.loads(invoked.stdout)
+    assert report["identical"] and set(report["max_differences"].values()) == {0.0}
+    assert report["foreign_packets"] > 0 and report["steps"] >= 6
+    saved = report["checkpoints"]
+    assert saved[-1]["step"] >= 5 and all(entry["identical"] for entry in saved)
+    if name == "stopped":  # a kill may come while an old checkpoint is removed
+        assert len(saved) == 2 and not report["notes"]
+    assert contents(home) == before, "the home is only read, also with SQLite's log of a killed daemon in it"
+
+    lines = read_events(out / "replay.jsonl", "step")
+    assert [line["step"] for line in lines] == list(range(1, report["last_step"] + 1))
+    assert all(line["identical"] for line in lines) and "sources" in lines[0]["diagnostics"]
+    path, facts = Checkpoints(out / "checkpoints").latest() or pytest.fail("no checkpoint")
+    assert facts["progress"]["step"] == report["last_step"]
+    saved = home / "checkpoints" / path.name
+    if saved.exists():
+        assert (path / "trainable.safetensors").read_bytes() == (saved / "trainable.safetensors").read_bytes()
+        told = ("own_groups_used", "foreign_groups_used", "own_weight", "foreign_weight", "skipped")
+        original = verify(saved)
+        assert original["model"] == facts["model"] and original["optimiser"] == facts["optimiser"]
+        assert {n: original["progress"][n] for n in told} == {n: facts["progress"][n] for n in told}
+
+
+def test_a_restart_is_in_the_log_with_its_settings(homes: Homes) -> None:
+    first, second = read_events(homes["killed"] / "metrics.jsonl", "started")
+    assert (first["fresh"], second["fresh"]) == (True, False) and second["step"] >= 2
+    assert [s["settings"]["weight_decay"] for s in (first, second)] == [0.1, 0.0]
+    assert first["settings"]["lora"] is True and first["threads"] == 1 and first["device"] == "cpu"
+    assert {"python", "torch", "transformers", "ftis-node"} == set(first["versions"])
+    step = read_events(homes["killed"] / "metrics.jsonl", "step")[0]
+    assert len(step["batch"]["own"]) == step["own_groups"] and len(step["batch"]["foreign"]) == step["foreign_groups"]
+    assert len(json.dumps(step["batch"])) < 100 * len(step["batch"]["own"] + step["batch"]["foreign"])
+
+
+def test_it_ends_at_the_step_that_was_asked_for(homes: Homes) -> None:
+    report = replay(homes["killed"], until=2)
+    assert (report["steps"], report["last_step"], report["identical"]) == (2, 2, True)
+    assert any("checkpoints is on disk" in note for note in report["notes"])
+    with pytest.raises(UsageError, match="no step 1000"):
+        replay(homes["killed"], until=1000)
+
+
+def test_a_figure_that_does_not_come_out_is_told_with_its_step(copy: Path) -> None:
+    edit(copy, of_step(2, lambda line: line | {"loss": line["loss"] + 0.5}))
+    ended = by_command(str(copy), "--until", "2")
+    assert ended.exit_code == 1
+    assert "Not identical" in ended.stdout and "at step 2: loss" in ended.stdout and "0.5" in ended.stdout
+
+
+def test_a_batch_in_another_order_is_seen_in_the_weights(copy: Path) -> None:
+    def reorder(line: dict[str, Any]) -> dict[str, Any]:
+        return line | {"batch": {name: digests[::-1] for name, digests in line["batch"].items()}}
+
+    edit(copy, lambda line: reorder(line) if line["event"] == "step" else line)
+    report = replay(copy)
+    assert not report["identical"] and report["checkpoints"][0]["max_difference"] > 0
+
+
+def test_other_thread_counts_and_versions_are_taken_up_and_told(copy: Path) -> None:
+    change = {"versions": {"torch": "2.0.0", "python": "3"}}
+    edit(copy, lambda line: line | change if line["event"] == "started" else line)
+    report = replay(copy, until=2)
+    assert report["other_versions"]["torch"][0] == "2.0.0" and any("torch was 2.0.0" in n for n in report["notes"])
+
+
+def without_packets_of(home: Path, step: int) -> None:
+    [line] = [line for line in read_events(home / "metrics.jsonl", "step") if line["step"] == step][-1:]
+    with closing(sqlite3.connect(home / "store.sqlite")) as database, database:
+        database.execute("DELETE FROM packets WHERE digest = ?", (bytes.fromhex(line["batch"]["own"][0]),))
+
+
+def test_a_packet_that_was_evicted_ends_the_replay_before_its_step(copy: Path, tmp_path: Path) -> None:
+    without_packets_of(copy, 4)
+    with pytest.raises(UserError, match=r"Step 4 cannot be replayed: 1 of its 6 packets") as told:
+        replay(copy, out=tmp_path / "out")
+    assert "The 3 steps before it were replayed and agree" in told.value.fix and "packet_quota_mb" in told.value.fix
+    assert [line["step"] for line in read_events(tmp_path / "out" / "replay.jsonl", "step")] == [1, 2, 3]
+    without_packets_of(copy, 1)
+    with pytest.raises(UserError, match="Step 1 cannot be replayed"):
+        replay(copy)
+
+
+def test_a_packet_that_was_altered_is_not_trained_on(copy: Path) -> None:
+    with closing(sqlite3.connect(copy / "store.sqlite")) as database, database:
+        database.execute("UPDATE packets SET body = CAST(substr(body, 1, length(body) - 1) || x'00' AS BLOB)")
+    with pytest.raises(UserError, match="wrong hash"):
+        replay(copy, until=1)
+
+
+def test_a_log_that_lacks_a_step_or_is_damaged_says_where(copy: Path) -> None:
+    edit(copy, of_step(2, lambda line: line | {"batch": {"own": ["no hex"], "foreign": []}}))
+    with pytest.raises(UserError, match="of step 2 cannot be used"):
+        replay(copy)
+    edit(copy, of_step(2, lambda line: None))
+    with pytest.raises(UserError, match="no line for step 2"):
+        replay(copy)
+    last = max(line["step"] for line in read_events(copy / "metrics.jsonl", "step"))
+    edit(copy, lambda line: None if line["event"] == "step" and line["step"] >= last - 1 else line)
+    with pytest.raises(UserError, match="no line for step 2"):
+        replay(copy)
+
+
+def test_a_home_of_a_version_without_a_step_log_says_so(copy: Path) -> None:
+    def older(line: dict[str, Any]) -> dict[str, Any] | None:
+        return None if line["event"] == "started" else {k: v for k, v in line.items() if k != "batch"}
+
+    edit(copy, older)
+    with pytest.raises(UserError, match="kept no step log"):
+        replay(copy)
+
+
+def test_what_cannot_be_replayed_or_written_is_refused(homes: Homes, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for home, out, why in (
+        (tmp_path / "none", None, "no home"),
+        (homes["killed"], homes["killed"] / "out", "in the home"),
+        (homes["killed"], tmp_path / "full", "not empty"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            replay(home, out=out)
+
+
+def test_no_daemon_can_start_on_a_home_that_is_being_read(copy: Path) -> None:
+    daemon = Home(copy)
+    daemon.open()
+    with pytest.raises(UsageError, match="A daemon is running"):
+        replay(copy)
+    daemon.close()
+    assert replay(copy, until=1)["identical"]
+
+
+def test_ctrl_c_ends_it_with_130(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "step", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    ended = by_command(str(homes["stopped"]), "--json")
+    assert ended.exit_code == 130 and not ended.stdout
+
+
+class InThisProcess:
+    """An engine that answers as a compute process does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def call(self, op: str, **args: Any) -> Any:
+        return getattr(self.engine, op)(**args)
+
+
+class Nobody:
+    """A swarm without peers."""
+
+    interval = 1.0
+    announce = poke = lambda *_: None
+
+    def recent_authors(self, seconds: float) -> set[bytes]:
+        return set()
+
+    def has_peers(self) -> bool:
+        return False
+
+
+async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes_on(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.open()
+    worker = InThisProcess(Engine())
+    loaded = worker.engine.load(arithmetic_settings(batch_groups=4), "arithmetic", None, None)
+    run = Run(**arithmetic_run(loaded))
+    opened = worker.engine.open(run.model_dump(mode="json"))
+    home.run_file.write_text(dump_run_file(RunFile(run=run)))
+    log, store = MetricsLog(home.metrics), PacketStore(home.store, run.id, 1 << 30)
+    told = {"run": run.id.hex(), "settings": loaded["settings"], "versions": versions()}
+    log.write(**started(fresh=True) | told)
+    stepper = Stepper(
+        context=AdmissionContext(run=run, prompt_digests=opened["prompt_digests"]),
+        **{"own_only": False, "identity": Identity.load_or_create(home.key), "store": store, "worker": worker},
+        settings=Settings(**loaded["settings"]),
+    )
+    stepper.swarm = Nobody()
+    saving = Saving(home.checkpoints, "tiny-a (full)", "adamw", log)
+    for bad in (0, 0, BAD_STEPS, 0):
+        taken = await stepper.step(asyncio.Event())
+        log.write("step", **taken)
+        await saving.after_step(worker, stepper.progress, taken | {"bad_steps": bad, "diverged": bad == BAD_STEPS})
+    await saving.settle()
+    log.close()
+    store.close()
+    home.close()
+    report = replay(home.path)
+    assert [event["weights_of_step"] for event in read_events(home.metrics, "restored")] == [1]
+    assert (report["steps"], report["last_step"], report["void_steps"]) == (2, 4, 2)
+    assert report["identical"] and [entry["step"] for entry in report["checkpoints"]] == [1, 4]
+
+
+# --- which steps count ------------------------------------------------------------------------------------------------
+
+
+def started(step: int = 0, *, fresh: bool = False) -> dict[str, Any]:
+    facts = {"directory": "/", "task": "arithmetic", "data": None, "eval_data": None, "run": "00", "kind": "full"}
+    machine = {"settings": Settings().model_dump(mode="json"), "device": "cpu", "threads": 1, "versions": {}}
+    return {"event": "started", "step": step, "fresh": fresh, **facts, **machine}
+
+
+def took(*steps: int, mark: str = "") -> list[dict[str, Any]]:
+    """Lines of steps; `mark` (hex) tells two lines of the same step apart."""
+    figures = {"loss": 0.0, "gradient_norm": 0.0, "own_reward": None, "foreign_reward": None, "skipped": None}
+    return [
+        {"event": "step", "step": n, "batch": {"own": [mark], "foreign": []}, "micro_batch_tokens": 64, **figures}
+        for n in steps
+    ]
+
+
+def resumed(step: int) -> dict[str, Any]:
+    return {"event": "resumed", "step": step}
+
+
+def restored(step: int, weights: int) -> dict[str, Any]:
+    return {"event": "restored", "step": step, "weights_of_step": weights}
+
+
+def path_of(events: list[dict[str, Any]], until: int | None = None) -> list[tuple[int, str]]:
+    return [(link.step, link.logged.batch.own[0]) for link in lineage(events, until).links if link.logged]
+
+
+BEGUN = [started(fresh=True)]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        pytest.param([*BEGUN, *took(1, 2)], [(1, ""), (2, "")], id="straight on"),
+        pytest.param(
+            [*BEGUN, *took(1, 2, 3), resumed(2), started(2), *took(3, 4, mark="aa")],
+            [(1, ""), (2, ""), (3, "aa"), (4, "aa")],
+            id="a restart takes back what was not saved",
+        ),
+        pytest.param(
+            [*BEGUN, *took(1, 2, 3, 4, 5, 6), restored(6, 1), *took(7, mark="aa")],
+            [(1, ""), (7, "aa")],
+            id="older weights come back, the count goes on",
+        ),
+        pytest.param(
+            [*BEGUN, *took(1, 2, 3), restored(3, 1), *took(4, 5), resumed(4), started(4), *took(5, mark="aa")],
+            [(1, ""), (4, ""), (5, "aa")],
+            id="both",
+        ),
+        pytest.param(
+            [*BEGUN, *took(1, 2, 3), started(3, fresh=True), *took(4, mark="aa")], [(4, "aa")], id="nothing was saved"
+        ),
+        pytest.param([*took(1, 2), started(fresh=True), *took(1, mark="aa")], [(1, "aa")], id="an older log before it"),
+    ],
+)
+def test_only_steps_that_led_to_the_present_weights_are_taken(
+    events: list[dict[str, Any]], expected: list[tuple[int, str]]
+) -> None:
+    assert path_of(events) == expected
+    steps = sum(event["event"] == "step" for event in events)
+    assert lineage(events).void == steps - len(expected)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*took(1, 2)],
+        [*took(1, 2), resumed(2), started(2), *took(3)],
+        [*BEGUN, *[{k: v for k, v in line.items() if k != "batch"} for line in took(1)]],
+    ],
+)
+def test_a_log_that_does_not_reach_back_to_the_models_own_weights_is_refused(events: list[dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match="kept no step log"):
+        lineage(events)
+
+
+@pytest.mark.parametrize(
+    ("events", "missing"),
+    [
+        ([*BEGUN, *took(1, 3)], 2),
+        ([*BEGUN, *took(1), resumed(2), started(2), *took(3)], 2),
+        ([*BEGUN, *took(1, 2, 4), restored(4, 3), *took(5)], 3),
+    ],
+)
+def test_a_missing_line_is_named_unless_its_weights_were_lost(events: list[dict[str, Any]], missing: int) -> None:
+    with pytest.raises(UserError, match=f"no line for step {missing}"):
+        lineage(events)
+    assert path_of([*BEGUN, *took(1, 3), resumed(1), *took(2)]) == [(1, ""), (2, "")]
