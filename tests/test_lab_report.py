@@ -13,7 +13,7 @@ import pytest
 from ftis_node.errors import UsageError
 from ftis_node.lab.figures import axis_places
 from ftis_node.lab.report import write_report
-from ftis_node.lab.results import read_results
+from ftis_node.lab.results import read_results, read_trial
 from ftis_node.lab.sweeps import sweeps
 from ftis_node.lab.training import Foreign
 from tests.helpers_lab_report import Laboratory
@@ -145,6 +145,14 @@ def test_a_directory_without_results_is_an_error_that_says_what_to_do(tmp_path: 
         write_report(tmp_path)
 
 
+def test_what_let_nothing_through_has_no_direction(tmp_path: Path) -> None:
+    event = {"event": "gradients", "node": "A", "step": 5, "objective": "gated", "source": "foreign", "cosine": 0.0}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event | {"norm_ratio": 0.0}) + "\n")
+    (gradient,) = read_trial(tmp_path / "events.jsonl").gradients["A"]
+    assert math.isnan(gradient.cosine)
+    assert gradient.norm_ratio == 0
+
+
 def test_swept_numbers_are_found_in_cells_that_are_equal_otherwise(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path, seeds=2).cell("alone", {"A": 0.5})
     for divergence in ("k1", "k3"):
@@ -174,6 +182,15 @@ def test_no_limit_and_zero_have_places_beside_the_others() -> None:
     assert axis_places([0, 1, 10, 100, math.inf], log=True) == {0: -1, 1: 0, 10: 1, 100: 2, math.inf: 3}
     assert axis_places([0, 0.25, 0.5], log=False) == {0: 0, 0.25: 0.25, 0.5: 0.5}
     assert axis_places([math.inf], log=True) == {math.inf: 1}
+
+
+def test_more_than_seven_cells_have_a_panel_each_too(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path, seeds=1)
+    for number in range(8):
+        lab.cell(f"cell-{number}", {"A": 0.5})
+    page = write_report(lab.write(), tmp_path / "elsewhere")
+    assert page == tmp_path / "elsewhere" / "report.md"
+    assert (page.parent / "validation-A.png").exists()
 
 
 def test_long_trainings_are_drawn_in_few_points(tmp_path: Path) -> None:

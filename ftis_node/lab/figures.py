@@ -34,7 +34,7 @@ STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ftis",
 }
-Scale: TypeAlias = Literal["linear", "log", "pass", "share"]
+Scale: TypeAlias = Literal["linear", "log", "ratio", "pass", "share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class Line:
 class Panel:
     """One pair of axes with its lines.
 
-    scale: "pass" lies within 0 to 1, "share" starts at 0, "log" is linear where the values are near one another.
+    scale: "pass" lies within 0 to 1, "share" starts at 0, "ratio" is logarithmic, and so is "log" unless its values are
+    near one another.
     """
 
     title: str
@@ -227,7 +228,7 @@ def _draw(axes: Any, line: Line) -> None:
     if line.grey:
         axes.plot(line.x, line.y, color="#999999", linewidth=1, label=line.label)
         return
-    few = len(line.x) <= 15
+    few = sum(map(math.isfinite, line.y)) <= 15
     axes.plot(
         line.x,
         line.y,
@@ -248,6 +249,8 @@ def _scale(axes: Any, part: Panel) -> None:
         axes.set_ylim(_within_one(axes.get_ylim()))
     elif part.scale == "share":
         axes.set_ylim(0, 1.05 * float(values.max(initial=0)) or 1.0)
+    elif part.scale == "ratio":
+        axes.set_yscale("log")
     elif part.scale == "log" and values.size and values.max() > 20 * max(float(np.abs(values).min()), 1e-12):
         if values.min() > 0:
             axes.set_yscale("log")

@@ -174,7 +174,8 @@ def gains(results: Results, book: Book) -> None:
         }
         _gain_table(results, book, on, found)
         for (base, node), gained in found.items():
-            book.write(_gain_words(results, base, node, gained))
+            if any(gain.by.n > 1 for gain in gained.values()):
+                book.write(_gain_words(results, base, node, gained))
             rows += [(on, base, node, cell, *astuple(gain.by), gain.p, gain.adjusted) for cell, gain in gained.items()]
     header = ("set", "baseline", "node", "cell", "mean", "low95", "high95", "n", "p", "p_holm")
     book.csv("gains", header, rows)
@@ -302,7 +303,6 @@ def _cost(values: Sequence[float]) -> tuple[float, Interval]:
 
 
 def _cost_text(median: float, mean: Interval) -> str:
-    if math.isnan(mean.mean):
+    if math.isnan(mean.low):
         return say.short(median)
-    around = "" if math.isnan(mean.low) else f" [{say.short(mean.low)}, {say.short(mean.high)}]"
-    return f"{say.short(median)}; mean {say.short(mean.mean)}{around}"
+    return f"{say.short(median)}; mean {say.short(mean.mean)} [{say.short(mean.low)}, {say.short(mean.high)}]"

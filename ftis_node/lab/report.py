@@ -71,7 +71,7 @@ def _head(results: Results, book: Book) -> None:
     if manifest.about:
         book.write(manifest.about.strip())
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-    facts = [f"experiment `{manifest.name}`", f"commit `{manifest.commit[:12]}`" if manifest.commit else "", versions]
+    facts = [f"experiment `{manifest.name}`", f"commit `{manifest.commit}`" if manifest.commit else "", versions]
     seconds = sum(trial.seconds or 0.0 for trial in results.trials.values())
     book.write(
         f"Run: {'; '.join(fact for fact in facts if fact)}; {len(results.trials)} finished trials of "
@@ -142,7 +142,7 @@ def _claims(findings: list[Finding], results: Results, book: Book) -> None:
 def _claim_row(place: int, finding: Finding, results: Results) -> list[str]:
     claim, evidence = finding.claim, finding.evidence
     digits = 3 if claim.measure == "final" else 1
-    test = f"{claim.family}: {_formula(finding, results)}"
+    test = (f"{claim.family}: " if claim.family else "") + _formula(finding, results)
     same = evidence.sameness
     sameness = f"{say.probability(same.p)} {say.limits(same.low, same.high)}" if not math.isnan(same.p) else say.NONE
     tested = not math.isnan(evidence.p)

@@ -54,7 +54,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """How the gradient of an objective on one source's samples lies to that on many own ones."""
+    """How the gradient of an objective on one source's samples lies to that on many own ones; cosine nan for none."""
 
     step: int
     objective: str
@@ -204,13 +204,9 @@ def read_trial(path: Path) -> Trial:
         elif kind == "step":
             _add_step(trial.steps.setdefault(node, Steps()), event)
         elif kind == "gradients":
-            gradient = Gradient(
-                int(event["step"]),
-                str(event["objective"]),
-                str(event["source"]),
-                float(event["cosine"]),
-                float(event["norm_ratio"]),
-            )
+            norm = float(event["norm_ratio"])
+            cosine = float(event["cosine"]) if norm else math.nan  # no gradient has no direction
+            gradient = Gradient(int(event["step"]), str(event["objective"]), str(event["source"]), cosine, norm)
             trial.gradients.setdefault(node, []).append(gradient)
         elif kind == "end":
             trial.seconds, trial.cpu = float(event.get("seconds", 0.0)), float(event.get("cpu", 0.0))

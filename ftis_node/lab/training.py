@@ -87,8 +87,8 @@ def weights(foreign: Foreign, book: Book) -> None:
                 before = [foreign.line(cell, node, f"ratio_{quantile}") for cell in cells]
                 after = [foreign.line(cell, node, f"weight_{quantile}", dashed=True) for cell in cells]
                 lines = [line for pair in zip(before, after, strict=True) for line in pair if line]
-                parts.append(Panel(f"{node}: {names[quantile]}", lines, "", "log"))
-        figure = figures.panels(parts, columns=4, x="step", height=2.0)
+                parts.append(Panel(f"{node}: {names[quantile]}", lines, "weight", "ratio"))
+        figure = figures.panels(parts, columns=4, x="step", share=True, height=2.0)
         caption = (
             "Importance weights of the foreign tokens of a step: ρ = π_θ / π_gen before truncation (full lines) and "
             "the weight that the objective gives them (dashed); mean over seeds."
@@ -144,8 +144,10 @@ def gradients(results: Results, book: Book) -> None:
     book.write(
         "## Gradients on foreign samples",
         "How the gradient that an objective takes from foreign samples lies to the gradient on a large batch of own "
-        "samples: its cosine, 1 for no bias of direction, and its norm as a multiple of the own one's. In the table a "
-        "seed's value is its mean over training, with the 95 % interval over seeds.",
+        "samples: its cosine, 1 for no bias of direction, and its norm as a multiple of the own one's. A step's own "
+        "samples, where they were measured too, show how much of the distance is mere noise of so few. Where an "
+        "objective let nothing through, the norm is 0 and there is no cosine. In the table a seed's value is its mean "
+        "over training, with the 95 % interval over seeds.",
     )
     table, rows = [], []
     for cell in dict.fromkeys(cell for cell, _ in measured):
@@ -193,7 +195,7 @@ def _series(results: Results, cell: str, node: str) -> Series | None:
     if not last or not any(math.isfinite(value) for steps in seeds for value in steps.columns["ess"]):
         return None
     bins = min(last, MOST_POINTS)
-    edge = np.concatenate([(np.array(steps.step) - 1) * bins // last for steps in seeds])
+    edge = np.concatenate([(np.array(steps.step) - 1).clip(min=0) * bins // last for steps in seeds])
     at = np.concatenate([np.array(steps.step, dtype=np.float64) for steps in seeds])
     columns = {name: np.concatenate([np.array(steps.columns[name]) for steps in seeds]) for name in FOREIGN}
     kept = np.unique(edge)
@@ -244,14 +246,13 @@ def _over_seeds(trials: list[list[Gradient]], pair: tuple[str, str], name: str) 
 
 
 def _gradient_labels(results: Results, cell: str, node: str) -> dict[tuple[str, str], str]:
-    """(objective, source) → the objective's name, with the source where there are several."""
+    """(objective, source) → the objective's name, with the source if the samples are not foreign."""
     pairs = dict.fromkeys(
         (gradient.objective, gradient.source)
         for trial in results.of(cell).values()
         for gradient in trial.gradients.get(node, ())
     )
-    several = len({source for _, source in pairs}) > 1
-    return {(objective, source): f"{objective}, {source}" if several else objective for objective, source in pairs}
+    return {pair: pair[0] if pair[1] == "foreign" else f"{pair[0]}, {pair[1]} samples" for pair in pairs}
 
 
 def _mean(values: NDArray[np.float64]) -> float:
