@@ -142,7 +142,7 @@ class Stepper:
         self.generation_batch = sys.maxsize  # how many sequences the compute process has room for side by side
         self._clock = clock
         self._context = context
-        self._run = context.run
+        self.run = context.run
         self._run_id = context.run.id
         self._identity = identity
         self._settings = settings
@@ -232,7 +232,7 @@ class Stepper:
         trained = self._clock()
         # Written down first: a group that a crash took out of a step is lost, none is trained on twice.
         self._store.settle([scored.group.key for scored in foreign], "trained")
-        report = await self.worker.call("step", groups=messages(own, foreign, horizontal=self._run.parts > 1))
+        report = await self.worker.call("step", groups=messages(own, foreign, horizontal=self.run.parts > 1))
         ended = self._clock()
         self._step_seconds.append(ended - began)
         self.swarm.interval = min(max(self.step_seconds() / 4, 0.1), 15.0)
@@ -272,7 +272,7 @@ class Stepper:
         """Generates, stores and announces `count` groups, in rounds of at most `run.slots`."""
         groups: list[OwnGroup] = []
         while len(groups) < count:
-            groups += await self._generate_round(min(count - len(groups), self._run.slots))
+            groups += await self._generate_round(min(count - len(groups), self.run.slots))
         return groups
 
     async def _generate_round(self, count: int) -> list[OwnGroup]:

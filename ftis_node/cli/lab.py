@@ -1,4 +1,4 @@
-"""``ftis-node lab``: trainings that are studied."""
+"""``ftis-node lab``: experiments, their reports, and trainings that are done again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,73 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="Trainings that are studied.")
+app = typer.Typer(no_args_is_help=True, help="Many nodes in one place: experiments and what they show.")
 
 
 @app.callback()
 def lab() -> None:
-    """Trainings that are studied."""
+    """Many nodes in one place: experiments and what they show."""
+
+
+@app.command("run")
+def run(
+    file: Annotated[Path, typer.Argument(help="A lab file (TOML): nodes, ways to collaborate, seeds.")],
+    out: Annotated[Path | None, typer.Option(help="Where results go; the same again goes on.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Trials side by side; default: one a CPU core, 1 on a GPU.")
+    ] = None,
+    procs: Annotated[bool, typer.Option("--procs", help="A compute process for each node.")] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where trials and warm-ups lie, to be shared by experiments; default: in --out.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Only these of the file's seeds, for example 0,1,2.")] = "",
+    steps: Annotated[int | None, typer.Option(min=1, help="So many steps in place of the file's.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say the plan, the memory and the hours.")] = False,
+    vram: Annotated[float, typer.Option(min=1, help="GB of the GPU that --dry-run plans for.")] = 24.0,
+    tflops: Annotated[float, typer.Option(min=1, help="Its bf16 matrix rate, in 10^12 a second.")] = 165.0,
+    bandwidth: Annotated[float, typer.Option(min=1, help="Its memory bandwidth, in GB a second.")] = 1008.0,
+    json: JsonOption = False,
+) -> None:
+    """Runs an experiment: all its trials that are not finished yet. Ctrl-C saves; the same command goes on."""
+    from ftis_node.lab.experiment import load_experiment, narrowed
+
+    experiment = narrowed(load_experiment(file), seeds=seeds, steps=steps)
+    if dry_run:
+        from ftis_node.lab.forecast import Machine, forecast, in_words
+
+        report = forecast(experiment, Machine(vram=vram, tflops=tflops, bandwidth=bandwidth))
+        if json:
+            print_json(report)
+        else:
+            print(in_words(report))
+        return
+    if out is None:
+        raise UsageError("There is no place for the results.", "Name one with --out DIR, or use --dry-run.")
+    from ftis_node.lab.runner import Runner
+
+    summary = Runner(experiment, file, out, cache=cache, jobs=jobs, processes=procs).run()
+    if json:
+        print_json(summary)
+    else:
+        print(f"{summary['trials']} trials in {out}; ftis-node lab report {out} says what they show.")
+
+
+@app.command("report")
+def report(
+    out: Annotated[Path, typer.Argument(help="The directory that `lab run` wrote to.")],
+    destination: Annotated[Path | None, typer.Option("--to", help="Where to write; default: report/ in it.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Writes the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, SVG, CSV)."""
+    from ftis_node.lab.report import write_report
+
+    written = write_report(out, destination)
+    if json:
+        print_json({"report": str(written)})
+    else:
+        print(written)
 
 
 @app.command("replay")

@@ -1,4 +1,4 @@
-"""What a lab file says: nodes, the ways they collaborate, seeds, and the claims to be judged. TOML; see `lab/experiments`.
+"""What a lab file says: nodes, ways to collaborate, seeds, and the claims to be judged. TOML; see `lab/experiments`.
 
 A *cell* is one way of doing it (a method); a *trial* is one cell with one seed. Every cell starts from what the file
 says at its top, and changes some of it. A table of lists, `vary`, makes a cell for each combination of their values.
@@ -127,7 +127,13 @@ class Claim(_Table):
 
 
 class Experiment(_Table):
-    """A whole lab file. tail: the final pass@1 is the mean of so many last evaluations. target: pass@1 to be reached."""
+    """A whole lab file.
+
+    tail      the final pass@1 is the mean of so many last evaluations
+    target    the pass@1 that time and samples are told for
+    seconds   simulated ones, after which no step begins
+    keep      the last checkpoint of every node
+    """
 
     name: _Name
     title: str = ""
@@ -246,6 +252,21 @@ def load_experiment(path: Path) -> Experiment:
         for member in spec.members:
             spec.settings_of(member)
     return experiment
+
+
+def narrowed(experiment: Experiment, *, seeds: str = "", steps: int | None = None) -> Experiment:
+    """Some of it: only these seeds (numbers between commas), or another number of steps. Raises UsageError."""
+    changes: dict[str, Any] = {} if steps is None else {"steps": steps}
+    if seeds:
+        try:
+            wanted = tuple(int(part) for part in seeds.split(","))
+        except ValueError:
+            raise UsageError(f"--seeds {seeds} are no numbers.", "Give them between commas: --seeds 0,1,2.") from None
+        if missing := set(wanted) - set(experiment.seeds):
+            known = ", ".join(map(str, experiment.seeds))
+            raise UsageError(f"The lab file has no seed {min(missing)}.", f"It has {known}.")
+        changes["seeds"] = wanted
+    return experiment.model_copy(update=changes)
 
 
 def trials(experiment: Experiment) -> list[TrialSpec]:

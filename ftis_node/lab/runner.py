@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ftis_node.errors import FtisError, UserError
 from ftis_node.files import replace_text
 from ftis_node.lab.experiment import Experiment, TrialSpec, trial_of, trials
+from ftis_node.policy.names import built_in
 
 MANIFEST_SCHEMA = 1
 SPEAK_SECONDS = 10.0
@@ -61,20 +62,20 @@ class Runner:
     """Runs the trials of an experiment that are not finished yet."""
 
     def __init__(
-        self, experiment: Experiment, file: Path, out: Path, *, cache: Path | None, jobs: int, processes: bool
+        self, experiment: Experiment, file: Path, out: Path, *, cache: Path | None, jobs: int | None, processes: bool
     ) -> None:
         """
         Args:
             file: the lab file, which is kept beside the results.
             cache: where trials and warm-ups lie, by default in `out`; experiments that share it share what is equal.
-            jobs: how many trials run side by side.
+            jobs: how many trials run side by side; by default one a core, or one where models are on a GPU.
             processes: each node of a trial has a process of its own.
         """
         self.experiment = experiment
         self.out = out
         self._file = file
         self._cache = cache or out
-        self._jobs = jobs
+        self._jobs = jobs or _side_by_side(experiment)
         self._processes = processes
         self._console = Console(stderr=True)
         self._interrupted = False
@@ -254,6 +255,12 @@ class Runner:
 
     def _relative(self, spec: TrialSpec) -> str:
         return os.path.relpath(self.directory(spec), self.out)
+
+
+def _side_by_side(experiment: Experiment) -> int:
+    """Built-in models are so small that each trial has a core; a large model wants the machine to itself."""
+    small = all(node.model == "" or node.model in built_in() for node in experiment.nodes)
+    return (os.cpu_count() or 1) if small else 1
 
 
 def _commit() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +35,8 @@ __all__ = [
 
 # The operands of their questions.
 _ARITHMETIC = {"arithmetic": 3, "arithmetic-4": 4}
+
+logger = logging.getLogger(__name__)
 
 Scorer: TypeAlias = Callable[[str, str], Score]
 """The verdict on a text, given the gold answer."""
@@ -77,7 +80,9 @@ def load_evaluation(name: str, *, data: Path | None = None) -> Task:
         return load_math500(data)
     if name.endswith(".jsonl"):
         return replace(load_jsonl(Path(name), data), train=())
-    raise UsageError(f"There is no task {name!r}.", "Use arithmetic, gsm8k, math500 or the path of a .jsonl file.")
+    raise UsageError(
+        f"There is no task {name!r}.", "Use arithmetic, arithmetic-4, gsm8k, math500 or the path of a .jsonl file."
+    )
 
 
 @contextmanager
@@ -89,6 +94,8 @@ def scoring(rule: str) -> Iterator[Scorer]:
     if rule == "math":
         with Judge() as judge:
             yield functools.partial(score_mathematics, judge)
+        if judge.unanswered:
+            logger.warning("%d answers were given no verdict within a second; they count as wrong.", judge.unanswered)
         return
     score(rule, "", "")  # an unknown rule is told now
     yield functools.partial(score, rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from ftis_node.run import RUN_DEFAULTS, Run
 from ftis_node.settings import Settings
-from ftis_node.tasks import Example, Score, Task, load_task, score
+from ftis_node.tasks import Example, Score, Scorer, Task, load_evaluation, load_task, score, scoring
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
 
@@ -43,15 +44,18 @@ class _Others:
 
 
 class Engine:
-    """One model on one device. Every method takes and returns plain values that msgpack can carry."""
+    """One model on one device. What the network process calls takes and returns plain values that msgpack can carry.
+
+    learner, random: the training, and the generator that sampling draws from; for who studies an engine in-process.
+    """
 
     def __init__(self) -> None:
         self._settings: Settings
         self._policy: Policy
         self._task: Task
         self._run: Run
-        self._learner: Learner
-        self._random: torch.Generator
+        self.learner: Learner
+        self.random: torch.Generator
         self._generation_batch: int
         self._prompts: list[list[int]] = []
         self._held_out: list[tuple[list[int], Example]] = []
@@ -85,7 +89,7 @@ class Engine:
         self._settings, plan = settle(asked, workload, remembered or {})
         self._generation_batch = plan.generation_batch
         self._policy = load_policy(self._settings)
-        self._random = torch.Generator(self._policy.device).manual_seed(self._settings.seed)
+        self.random = torch.Generator(self._policy.device).manual_seed(self._settings.seed)
         tokenizer = self._policy.tokenizer
         return {
             "tokenizer": fingerprint(tokenizer),
@@ -130,12 +134,12 @@ class Engine:
                 "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
             )
         objective = choose_objective(self._settings, self._run.task, self._run.completion_tokens)
-        self._learner = Learner(
+        self.learner = Learner(
             self._policy, objective, self._settings, self._run.temperature, OWN, task=self._run.task
         )
         return {
             "prompt_digests": prompt_digests(self._prompts),
-            "own_only": self._learner.objective.own_only,
+            "own_only": self.learner.objective.own_only,
         }
 
     def generate(self, rows: Sequence[int]) -> dict[str, Any]:
@@ -161,8 +165,12 @@ class Engine:
             micro_batch_tokens: from now on, in place of the settings'; how a batch is cut shows in the last bits.
         """
         if micro_batch_tokens is not None:
-            self._learner.micro_batch_tokens = micro_batch_tokens
-        batch = [
+            self.learner.micro_batch_tokens = micro_batch_tokens
+        return asdict(self.learner.step(self.training_groups(groups)))
+
+    def training_groups(self, groups: Sequence[dict[str, Any]]) -> list[TrainingGroup]:
+        """What `step` is given, in the learner's form."""
+        return [
             TrainingGroup(
                 self._prompts[group["row"]],
                 [
@@ -172,7 +180,6 @@ class Engine:
             )
             for group in groups
         ]
-        return asdict(self._learner.step(batch))
 
     def evaluate(self, also: str | None = None) -> dict[str, Any]:
         """Greedy pass@1 on held-out prompts (strict), with format rate and lenient accuracy beside it.
@@ -182,12 +189,14 @@ class Engine:
         """
         began = time.perf_counter()
         others = self._others[also] if also else None
-        rule, cap = (others.reward, others.completion_tokens) if others else (None, None)
         chosen = others.prompts if others else self._held_out[: self._settings.eval_prompts]
+        cap = max(others.completion_tokens, self._run.completion_tokens) if others else None
         groups = self._sample([ids for ids, _ in chosen], 1, greedy=True, cap=cap)
-        scores = [
-            self._score_one(group[0], example.answer, rule) for group, (_, example) in zip(groups, chosen, strict=True)
-        ]
+        with scoring(others.reward if others else self._run.reward) as judge:
+            scores = [
+                self._score_one(group[0], example.answer, judge)
+                for group, (_, example) in zip(groups, chosen, strict=True)
+            ]
         count = max(1, len(scores))
         return {
             "pass_at_1": sum(s.reward for s in scores) / count,
@@ -199,7 +208,7 @@ class Engine:
 
     def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> dict[str, Any]:
         """Loads another task, to be evaluated only; it is called `name` from now on."""
-        loaded = load_task(task, eval_data=Path(data)) if data else load_task(task)
+        loaded = load_evaluation(task, data=Path(data) if data else None)
         tokenizer = self._policy.tokenizer
         self._others[name] = _Others(
             [(prompt_ids(tokenizer, loaded.template, e.question), e) for e in loaded.held_out[:prompts]],
@@ -210,12 +219,12 @@ class Engine:
 
     def save(self, directory: str) -> dict[str, Any]:
         """Writes trainable weights, optimiser and random states into an existing directory."""
-        weights, optimiser = self._learner.state()
+        weights, optimiser = self.learner.state()
         save_file(weights, Path(directory) / _WEIGHTS)
         save_file(optimiser, Path(directory) / _OPTIMISER)
-        random = {"torch": torch.get_rng_state(), "sampling": self._random.get_state().cpu()}
+        random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state().cpu()}
         save_file(random, Path(directory) / _RANDOM)
-        return {"steps": self._learner.steps}
+        return {"steps": self.learner.steps}
 
     def restore(self, directory: str, steps: int) -> dict[str, Any]:
         """Puts back what `save` wrote.
@@ -225,14 +234,14 @@ class Engine:
         """
         path = Path(directory)
         try:
-            self._learner.restore(load_file(path / _WEIGHTS), load_file(path / _OPTIMISER), steps)
+            self.learner.restore(load_file(path / _WEIGHTS), load_file(path / _OPTIMISER), steps)
         except FtisError as error:
             fix = "Use the model, --lora/--full and optimiser of the first start, or a fresh --home."
             raise UsageError(str(error), fix) from error
         random = load_file(path / _RANDOM)
         torch.set_rng_state(random["torch"])
-        if random["sampling"].shape == self._random.get_state().shape:  # else it is of another kind of device
-            self._random.set_state(random["sampling"])
+        if random["sampling"].shape == self.random.get_state().shape:  # else it is of another kind of device
+            self.random.set_state(random["sampling"])
         return {"steps": steps}
 
     def _sample(
@@ -248,7 +257,7 @@ class Engine:
             batch = self._generation_batch
             try:
                 return generate(
-                    self._policy, prompts, group=group, sampling=sampling, generator=self._random, batch=batch
+                    self._policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
                 )
             except RuntimeError as error:
                 if not out_of_memory(error):
@@ -261,12 +270,13 @@ class Engine:
 
     def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
         answer = self._task.train[row].answer
-        return [self._score_one(completion, answer) for completion in completions]
+        judge = functools.partial(score, self._run.reward)
+        return [self._score_one(completion, answer, judge) for completion in completions]
 
-    def _score_one(self, completion: Completion, answer: str, rule: str | None = None) -> Score:
+    def _score_one(self, completion: Completion, answer: str, judge: Scorer) -> Score:
         """An unfinished completion has reward 0, whatever it says."""
         text = self._policy.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
-        scored = score(rule or self._run.reward, text, answer)
+        scored = judge(text, answer)
         return scored if completion.finished else Score(reward=0.0, formatted=False, lenient=scored.lenient)
 
 

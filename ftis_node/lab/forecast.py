@@ -1,0 +1,155 @@
+"""What an experiment would take, before anything is loaded: the plan of every node, its memory, and hours.
+
+Hours are arithmetic on a machine of given speed, no measurement: training costs 6 operations a parameter and token (4
+with LoRA, a third more with gradient checkpointing), sampling reads all weights for every token of the longest
+completion. Completions are taken at half of their cap, machines at 40 % of their matrix rate and 60 % of their memory
+bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ftis_node.lab.experiment import Experiment, Member, TrialSpec, trials
+from ftis_node.lab.participant import generating
+from ftis_node.policy.geometry import Geometry, geometry
+from ftis_node.policy.memory import Device, Workload
+from ftis_node.policy.plan import GB, Plan, Wishes, plan
+from ftis_node.run import RUN_DEFAULTS
+from ftis_node.settings import Settings
+from ftis_node.tasks.task import CAPS
+
+_MATRIX_SHARE, _BANDWIDTH_SHARE, _LENGTH_SHARE = 0.4, 0.6, 0.5
+_UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
+# A step of a built-in model on one core, measured with `lab run` (docs/performance.md); overhead, not arithmetic.
+TINY_STEP_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """vram: GB, of which nodes without a limit of their own share what is left; tflops: bf16; bandwidth: GB/s."""
+
+    device: Device = "cuda"
+    vram: float = 24.0
+    tflops: float = 165.0
+    bandwidth: float = 1008.0
+
+
+def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
+    """Plans, memory and hours of an experiment, in plain values. Raises UserError for a model that is not known."""
+    specs = {spec.id: spec for spec in trials(experiment)}
+    plans: dict[str, dict[str, Any]] = {}
+    hours, largest = 0.0, 0.0
+    for spec in specs.values():
+        together = 0.0
+        for member in spec.members:
+            if member.script:
+                continue
+            if member.warm is not None:
+                hours += spec.steps * TINY_STEP_SECONDS / 3600
+                continue
+            shape, chosen = _planned(spec, member, machine)
+            together += chosen.memory.total / GB
+            hours += _seconds(spec, member, shape, chosen, machine) / 3600
+            plans[f"{member.name} {member.model} batch {_settings(spec, member).batch_groups}"] = _told(chosen)
+        largest = max(largest, together)
+    return {
+        "experiment": experiment.name,
+        "trials": len(specs),
+        "steps": experiment.steps,
+        "nodes": plans,
+        "memory_gb_together": round(largest, 1),
+        "vram_gb": machine.vram,
+        "fits_together": largest <= machine.vram and all(plan["fits"] for plan in plans.values()),
+        "hours": round(hours, 2),
+    }
+
+
+def _settings(spec: TrialSpec, member: Member) -> Settings:
+    return spec.settings_of(member)
+
+
+def _caps(spec: TrialSpec) -> tuple[int, int]:
+    prompt, completion = CAPS.get(spec.task, _UNKNOWN_CAPS)
+    return spec.run.get("prompt_tokens", prompt), spec.run.get("completion_tokens", completion)
+
+
+def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometry, Plan]:
+    settings = _settings(spec, member)
+    shape = geometry(member.model)
+    limit = settings.vram_gb or machine.vram / len(spec.members)
+    names = ("lora", "dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
+    wishes = Wishes(
+        **{name: getattr(settings, name) for name in (*names, "lora_rank", "lora_targets")},
+    )
+    workload = Workload(*_caps(spec), spec.run.get("group", RUN_DEFAULTS["group"]), settings.batch_groups)
+    return shape, plan(shape, round(limit * GB), workload, wishes, machine.device, False)
+
+
+def _seconds(spec: TrialSpec, member: Member, shape: Geometry, chosen: Plan, machine: Machine) -> float:
+    """Of a whole trial's work of one node."""
+    settings, (prompt, cap) = _settings(spec, member), _caps(spec)
+    group = spec.run.get("group", RUN_DEFAULTS["group"])
+    share = settings.own_share
+    if spec.collaboration == "alone" or settings.objective == "grpo":
+        share = 1.0
+    elif share is None:
+        share = 1 / generating(spec)
+    own = math.ceil(share * settings.batch_groups)
+    samples = settings.batch_groups * group
+    length = _LENGTH_SHARE * cap
+    operations = 6.0 if not chosen.lora else 4.0
+    operations *= 4 / 3 if chosen.gradient_checkpointing else 1
+    tokens = settings.batch_groups * prompt * _LENGTH_SHARE + samples * length
+    training = operations * shape.parameters * tokens / (machine.tflops * 1e12 * _MATRIX_SHARE)
+    evaluations = spec.steps // settings.eval_every + 1
+    sampling: float = _sampling(shape, chosen, own * group, cap, machine) * spec.steps
+    sampling += _sampling(shape, chosen, settings.eval_prompts, cap, machine) * evaluations
+    for also in spec.evaluate:
+        sampling += 2 * _sampling(shape, chosen, also.prompts or 500, 4 * cap, machine)
+    return float(training * spec.steps + sampling)
+
+
+def _sampling(shape: Geometry, chosen: Plan, completions: int, cap: int, machine: Machine) -> float:
+    """Seconds for so many completions: the slower of reading the weights and of multiplying with them."""
+    batches = math.ceil(completions / chosen.generation_batch)
+    reading = batches * cap * shape.parameters * chosen.width / (machine.bandwidth * 1e9 * _BANDWIDTH_SHARE)
+    multiplying = 2 * shape.parameters * completions * _LENGTH_SHARE * cap / (machine.tflops * 1e12 * _MATRIX_SHARE)
+    return max(reading, multiplying)
+
+
+def _told(chosen: Plan) -> dict[str, Any]:
+    return {
+        "kind": "lora" if chosen.lora else "full",
+        "dtype": chosen.dtype,
+        "optimiser": chosen.optimiser,
+        "gradient_checkpointing": chosen.gradient_checkpointing,
+        "micro_batch_tokens": chosen.micro_batch_tokens,
+        "generation_batch": chosen.generation_batch,
+        "memory_gb": round(chosen.memory.total / GB, 1),
+        "budget_gb": round(chosen.budget / GB, 1),
+        "fits": chosen.fits,
+        "reasons": list(chosen.reasons),
+    }
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """A forecast for people."""
+    lines = [f"{report['experiment']}: {report['trials']} trials of {report['steps']} steps"]
+    for name, node in report["nodes"].items():
+        checkpointing = ", gradient checkpointing" if node["gradient_checkpointing"] else ""
+        lines.append(
+            f"  {name}: {node['kind']}, {node['dtype']}, {node['optimiser']}{checkpointing}, micro-batches of "
+            f"{node['micro_batch_tokens']} tokens; {node['memory_gb']} of {node['budget_gb']} GB"
+        )
+        lines += [f"    {reason}" for reason in node["reasons"]]
+    if report["nodes"]:
+        verdict = "fit" if report["fits_together"] else "do not fit"
+        lines.append(
+            f"All nodes of a trial together: {report['memory_gb_together']} GB; "
+            f"they {verdict} {report['vram_gb']:g} GB."
+        )
+    lines.append(f"About {report['hours']:g} hours in all, one trial after another (arithmetic, not a measurement).")
+    return "\n".join(lines)
