@@ -200,6 +200,15 @@ def test_mathematics_is_evaluated_too(tmp_path: Path) -> None:
     assert (figures["task"], figures["reward"], figures["prompts"]) == ("math500", "math", 4)
 
 
+def test_nothing_is_trained_on_a_test(tmp_path: Path) -> None:
+    """Neither by a run that is made for it, nor by a daemon's compute process."""
+    arguments = ["run", "new", "--task", "math500", "-o", str(tmp_path / "run.toml")]
+    with pytest.raises(UsageError, match="nothing to train on"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
+    with pytest.raises(UsageError, match="nothing to train on"):
+        Engine().load(arithmetic_settings(), "math500", None, None)
+
+
 def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
     flags = ("--checkpoint", "tiny-a", "--task", "arithmetic", "--batch", "1", "--out", str(tmp_path / "o.jsonl"))
     with subprocess.Popen(

@@ -129,16 +129,17 @@ def test_no_run_can_have_the_rule() -> None:
 def test_a_rule_lasts_as_long_as_its_context() -> None:
     with scoring("integer") as rate:
         assert rate("<think></think><answer>12</answer>", "12").reward == 1.0
+    before = judges()
     with scoring("math") as rate:
         assert rate("<think></think><answer>24/2</answer>", "12").reward == 1.0
-        children = [child.pid for child in psutil.Process().children() if "judge_child" in " ".join(child.cmdline())]
-    assert children
-    assert not any(psutil.pid_exists(pid) and pid not in live() for pid in children)
+        children = judges()
+    assert len(children - before) == 1
+    assert {pid for pid in children if psutil.pid_exists(pid)} <= before
 
 
-def live() -> set[int]:
-    """Judges of other tests."""
-    return {child.pid for child in psutil.Process().children()}
+def judges() -> set[int]:
+    """Processes of this one that judge, also for other tests."""
+    return {child.pid for child in psutil.Process().children() if "judge_child" in " ".join(child.cmdline())}
 
 
 def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +206,17 @@ def test_the_next_answer_after_an_attack_is_judged_by_another_process() -> None:
         assert one.pid is None and first is not None and not psutil.pid_exists(first)
         assert one.same("12", "24/2")
         assert one.pid != first
-        assert one.started == 2
+        assert (one.started, one.unanswered) == (2, 1)
+
+
+def test_a_parent_with_much_memory_is_no_reason_to_start_anew() -> None:
+    held = bytearray(os.urandom(1 << 20) * 600)  # more than half of what the process may have
+    with Judge(seconds=BOUND) as one:
+        assert all(one.same(str(number), str(number)) for number in range(5))
+        assert one.started == 1
+        assert one.pid is not None
+        assert psutil.Process(one.pid).memory_info().vms < 1 << 29
+    del held
 
 
 def test_memory_is_limited() -> None:

@@ -46,6 +46,7 @@ class Judge:
                 "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
             )
         self.started = 0  # processes, up to now
+        self.unanswered = 0  # answers that are wrong because nothing was said of them
         self._seconds = seconds
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,6 +89,7 @@ class Judge:
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
             self.close()
             raise
+        self.unanswered += letter == b""
         if letter not in (b"0", b"1"):
             self.close()
         return letter in (b"1", b"y")

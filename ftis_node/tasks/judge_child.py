@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 _IDLE_SECONDS = 5.0  # between looks whether the parent is still there
-_GROWN_KIB = 400 << 10  # of memory once used; after that honest answers might run into the limit
+_GROWN = 0.5  # of the address space that is allowed; beyond it honest answers might run into the limit
 _BRACKETS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), (r"\fbox{", "}"))
 _BRACKET = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\fbox")  # not \$, which is money
 
@@ -44,8 +44,14 @@ def main(parent: int, seconds: float, memory: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
         right = verdict(gold, answer, loose)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _GROWN_KIB
+        grown = _address_space() > _GROWN * memory
         connection.sendall((b"y" if right else b"n") if grown else (b"1" if right else b"0"))
+
+
+def _address_space() -> int:
+    """Bytes now in use. Not rusage's largest resident size: a new process has its parent's, and that is a model's."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _next_line(connection: socket.socket, parent: int) -> bytes | None:
