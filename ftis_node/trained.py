@@ -20,9 +20,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.run import load_run_file
 from ftis_node.settings import Settings, collect
 from ftis_node.store.checkpoints import CheckpointError, verify
-
-WEIGHTS = "trainable.safetensors"
-ALPHA = "lora_alpha"  # in the metadata of that file, where whoever wrote it said so
+from ftis_node.worker.engine import ALPHA, WEIGHTS
 
 _STEP = re.compile(r"step-(\d{8,})")
 _ADAPTER = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_A\.default\.weight")

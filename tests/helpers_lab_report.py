@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ftis_node.lab.results import ESTIMATES, FOREIGN
+from ftis_node.lab.reporting.results import ESTIMATES, FOREIGN
 
 STEPS = 20
 EVERY = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.lab.bench_wire import bench_wire
+from ftis_node.lab.bench.wire import bench_wire
 
 
 def test_a_token_costs_little_more_than_its_eight_bytes() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.figures import axis_places
-from ftis_node.lab.report import write_report
-from ftis_node.lab.results import read_results, read_trial
-from ftis_node.lab.sweeps import sweeps
-from ftis_node.lab.training import Foreign
+from ftis_node.lab.reporting.figures import axis_places
+from ftis_node.lab.reporting.report import write_report
+from ftis_node.lab.reporting.results import read_results, read_trial
+from ftis_node.lab.reporting.sweeps import sweeps
+from ftis_node.lab.reporting.training import Foreign
 from tests.helpers_lab_report import Laboratory
 
 SPREAD = [-0.02, 0.0, 0.02, 0.01, -0.01, 0.005]

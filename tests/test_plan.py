@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.bench_model import word_tokenizer
+from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy import score
 from ftis_node.policy.geometry import Geometry, geometry, geometry_of, known_config

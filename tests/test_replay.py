@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 
 from ftis_node.cli import app
 from ftis_node.errors import UsageError, UserError
-from ftis_node.lab.lineage import lineage
-from ftis_node.lab.replay import replay
+from ftis_node.lab.replaying.lineage import lineage
+from ftis_node.lab.replaying.replay import replay
 from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.observe.metrics import MetricsLog, read_events, versions
 from ftis_node.run import Run, RunFile, dump_run_file

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.bench_model import word_tokenizer
+from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.policy import score
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy

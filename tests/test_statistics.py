@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from ftis_node.lab import statistics as subject
-from ftis_node.lab.statistics import (
+from ftis_node.lab.reporting import statistics as subject
+from ftis_node.lab.reporting.statistics import (
     Interval,
     bands,
     equivalent,

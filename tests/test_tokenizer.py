@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.bench_model import word_tokenizer
+from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from tests.helpers_models import BUILT_IN, GPT2, QWEN, tiny_tokenizer
 

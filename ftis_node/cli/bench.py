@@ -24,7 +24,7 @@ def wire(
     json: JsonOption = False,
 ) -> None:
     """Size of a 12 × 256-token packet, and the time to encode, decode and admit it."""
-    from ftis_node.lab.bench_wire import bench_wire
+    from ftis_node.lab.bench.wire import bench_wire
 
     figures = bench_wire(repeats)
     if json:
@@ -54,18 +54,18 @@ def train(
     """CPU time of a step of a small model, beside TRL's GRPOTrainer on the same batch; or what --model takes here."""
     import torch
 
-    from ftis_node.lab.bench_model import Size
+    from ftis_node.lab.bench.model import Size
 
     if model is None and (random_weights or vram is not None or lora is not None):
         raise UsageError("--random-weights, --vram, --lora and --full need a model.", "Name one with --model.")
     torch.set_num_threads(threads)
     if model is None:
-        from ftis_node.lab.bench_train import bench_train
+        from ftis_node.lab.bench.train import bench_train
 
         size = Size(groups or 8, group, prompt_tokens or 40, completion_tokens or 64)
         figures = bench_train(size, repeats=repeats or 7, tell=_tell)
     else:
-        from ftis_node.lab.bench_fit import bench_fit
+        from ftis_node.lab.bench.fit import bench_fit
         from ftis_node.settings import collect
 
         size = Size(groups or 24, group, prompt_tokens or 60, completion_tokens or 256)

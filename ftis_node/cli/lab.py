@@ -70,7 +70,7 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Writes the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, SVG, CSV)."""
-    from ftis_node.lab.report import write_report
+    from ftis_node.lab.reporting.report import write_report
 
     written = write_report(out, destination)
     if json:
@@ -93,8 +93,8 @@ def replay(
     On a CPU it arrives at the same weights bit for bit; exit code 1: it did not.
     """
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")  # as the compute process does
-    from ftis_node.lab.compared import told
-    from ftis_node.lab.replay import replay as replayed
+    from ftis_node.lab.replaying.compared import told
+    from ftis_node.lab.replaying.replay import replay as replayed
 
     report = replayed(home.expanduser(), until=until, out=out.expanduser() if out else None)
     if json:

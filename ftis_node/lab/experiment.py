@@ -112,7 +112,7 @@ class CellSpec(_Table):
 
 
 class Claim(_Table):
-    """Something to be judged by the results; written down before them. See `lab.claims`."""
+    """Something to be judged by the results; written down before them. See `lab.reporting.claims`."""
 
     text: str
     source: Literal["paper", "ours"] = "ours"
@@ -124,6 +124,7 @@ class Claim(_Table):
     node: str = "all"
     set: str = "held-out"
     measure: Literal["final", "time", "generated"] = "final"
+    margin: float | None = Field(None, gt=0)
 
 
 class Experiment(_Table):

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ftis_node.errors import FtisError, UserError
 from ftis_node.files import replace_text
-from ftis_node.lab.experiment import Experiment, TrialSpec, trial_of, trials
+from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec, TrialSpec, trial_of, trials
 from ftis_node.policy.names import built_in
 
 MANIFEST_SCHEMA = 1
@@ -55,7 +55,7 @@ class _Ledger:
         return (time.monotonic() - self.began) / new * (self.total - self.finished) if new else None
 
 
-WARM_UP_UNITS = 150  # a warm-up takes about as long as so many steps of one node
+WARM_UP_UNITS = 200  # a warm-up takes about as long as so many steps of one node
 
 
 class Runner:
@@ -227,10 +227,7 @@ class Runner:
             "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in _PACKAGES}},
             "file_sha256": hashlib.sha256(text).hexdigest(),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "nodes": [
-                {"name": n.name, "model": n.model or n.script or (n.warm.recipe if n.warm else "")}
-                for n in experiment.nodes
-            ],
+            "nodes": [_node_facts(node) for node in experiment.nodes],
             "cells": [self._cell_facts(cell) for cell in cells],
             "trials": [
                 {"id": spec.id, "cell": cell.name, "seed": seed, "directory": self._relative(spec)}
@@ -242,19 +239,32 @@ class Runner:
         }
         replace_text(self.out / "manifest.json", json.dumps(manifest, indent=1))
 
-    def _cell_facts(self, cell: Any) -> dict[str, Any]:
-        members = [n.name for n in self.experiment.nodes if not cell.nodes or n.name in cell.nodes]
+    def _cell_facts(self, cell: CellSpec) -> dict[str, Any]:
+        """A cell and what its settings come to; the divergence is named, for every figure must say which it shows."""
+        from ftis_node.worker.engine import choose_objective
+
+        experiment = self.experiment
+        members = [n.name for n in experiment.nodes if not cell.nodes or n.name in cell.nodes]
+        spec = trial_of(experiment, cell, experiment.seeds[0])
+        trained = [member for member in spec.members if not member.script]
+        objective = choose_objective(spec.settings_of(trained[0]), spec.task, spec.run.get("completion_tokens", 1))
+        parts = {name: getattr(objective, name) for name in ("divergence", "reduction", "threshold")}
         return {
             "name": cell.name,
             "label": cell.label or cell.name,
             "collaboration": cell.collaboration,
             "pace": cell.pace,
             "nodes": members,
-            "values": {**cell.settings, **cell.values},
+            "values": {**parts, **cell.settings, **cell.values},
         }
 
     def _relative(self, spec: TrialSpec) -> str:
         return os.path.relpath(self.directory(spec), self.out)
+
+
+def _node_facts(node: NodeSpec) -> dict[str, str]:
+    model = node.model or node.script or (node.warm.recipe if node.warm else "")
+    return {"name": node.name, "model": model, "kind": "lora" if node.settings.get("lora") else "full"}
 
 
 def _side_by_side(experiment: Experiment) -> int:

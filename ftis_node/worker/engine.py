@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from ftis_node import evaluation
 from ftis_node.errors import FtisError, UsageError, did_you_mean
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.memory import free_memory, out_of_memory
@@ -25,13 +26,15 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from ftis_node.run import RUN_DEFAULTS, Run
 from ftis_node.settings import Settings
-from ftis_node.tasks import Example, Score, Scorer, Task, load_evaluation, load_task, score, scoring
+from ftis_node.tasks import Example, Score, Task, load_evaluation, load_task, score, scoring
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
 
 logger = logging.getLogger(__name__)
 
-_WEIGHTS, _OPTIMISER, _RANDOM = "trainable.safetensors", "optimiser.safetensors", "random.safetensors"
+# Files of a checkpoint, and what of LoRA no tensor shows: in the weights' metadata.
+WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "lora_alpha"
+_RANDOM = "random.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +137,7 @@ class Engine:
                 "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
             )
         objective = choose_objective(self._settings, self._run.task, self._run.completion_tokens)
-        self.learner = Learner(
-            self._policy, objective, self._settings, self._run.temperature, OWN, task=self._run.task
-        )
+        self.learner = Learner(self._policy, objective, self._settings, self._run.temperature, OWN, task=self._run.task)
         return {
             "prompt_digests": prompt_digests(self._prompts),
             "own_only": self.learner.objective.own_only,
@@ -145,7 +146,7 @@ class Engine:
     def generate(self, rows: Sequence[int]) -> dict[str, Any]:
         """Samples a group (in a horizontal run a part of it) for each row of the training data, and scores it."""
         began = time.perf_counter()
-        groups = self._sample([self._prompts[row] for row in rows], self._run.completions, greedy=False)
+        groups = self._sample([self._prompts[row] for row in rows], self._run.completions)
         answers = []
         for row, completions in zip(rows, groups, strict=True):
             scores = self._scores(row, completions)
@@ -187,24 +188,21 @@ class Engine:
         Args:
             also: another task that `look_at` was told of, in place of the run's.
         """
-        began = time.perf_counter()
         others = self._others[also] if also else None
         chosen = others.prompts if others else self._held_out[: self._settings.eval_prompts]
-        cap = max(others.completion_tokens, self._run.completion_tokens) if others else None
-        groups = self._sample([ids for ids, _ in chosen], 1, greedy=True, cap=cap)
-        with scoring(others.reward if others else self._run.reward) as judge:
-            scores = [
-                self._score_one(group[0], example.answer, judge)
-                for group, (_, example) in zip(groups, chosen, strict=True)
-            ]
-        count = max(1, len(scores))
-        return {
-            "pass_at_1": sum(s.reward for s in scores) / count,
-            "formatted": sum(s.formatted for s in scores) / count,
-            "lenient": sum(s.lenient for s in scores) / count,
-            "prompts": len(scores),
-            "seconds": time.perf_counter() - began,
-        }
+        cap = max(others.completion_tokens, self._run.completion_tokens) if others else self._run.completion_tokens
+        with scoring(others.reward if others else self._run.reward) as scorer:
+            outcome = evaluation.evaluate(
+                self._policy,
+                [ids for ids, _ in chosen],
+                [example for _, example in chosen],
+                scorer,
+                self._sampling(greedy=True, cap=cap),
+                batch=self._generation_batch,
+            )
+        if outcome.batch < len(chosen):
+            self._generation_batch = min(self._generation_batch, outcome.batch)
+        return outcome.figures()
 
     def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> dict[str, Any]:
         """Loads another task, to be evaluated only; it is called `name` from now on."""
@@ -220,8 +218,9 @@ class Engine:
     def save(self, directory: str) -> dict[str, Any]:
         """Writes trainable weights, optimiser and random states into an existing directory."""
         weights, optimiser = self.learner.state()
-        save_file(weights, Path(directory) / _WEIGHTS)
-        save_file(optimiser, Path(directory) / _OPTIMISER)
+        told = {ALPHA: str(self._settings.lora_alpha)} if self._policy.kind == "lora" else None
+        save_file(weights, Path(directory) / WEIGHTS, metadata=told)
+        save_file(optimiser, Path(directory) / OPTIMISER)
         random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state().cpu()}
         save_file(random, Path(directory) / _RANDOM)
         return {"steps": self.learner.steps}
@@ -234,7 +233,7 @@ class Engine:
         """
         path = Path(directory)
         try:
-            self.learner.restore(load_file(path / _WEIGHTS), load_file(path / _OPTIMISER), steps)
+            self.learner.restore(load_file(path / WEIGHTS), load_file(path / OPTIMISER), steps)
         except FtisError as error:
             fix = "Use the model, --lora/--full and optimiser of the first start, or a fresh --home."
             raise UsageError(str(error), fix) from error
@@ -244,15 +243,16 @@ class Engine:
             self.random.set_state(random["sampling"])
         return {"steps": steps}
 
-    def _sample(
-        self, prompts: Sequence[Sequence[int]], group: int, *, greedy: bool, cap: int | None = None
-    ) -> list[list[Completion]]:
+    def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
+        return Sampling(cap, self._run.temperature, self._run.eos, greedy=greedy)
+
+    def _sample(self, prompts: Sequence[Sequence[int]], group: int) -> list[list[Completion]]:
         """Generates; what does not fit into memory is tried again with half as many sequences side by side.
 
         Raises:
             FtisError: not even one group fits.
         """
-        sampling = Sampling(cap or self._run.completion_tokens, self._run.temperature, self._run.eos, greedy=greedy)
+        sampling = self._sampling(greedy=False, cap=self._run.completion_tokens)
         while True:
             batch = self._generation_batch
             try:
@@ -269,15 +269,8 @@ class Engine:
             logger.warning("Out of memory: %d sequences are generated side by side now.", self._generation_batch)
 
     def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
-        answer = self._task.train[row].answer
-        judge = functools.partial(score, self._run.reward)
-        return [self._score_one(completion, answer, judge) for completion in completions]
-
-    def _score_one(self, completion: Completion, answer: str, judge: Scorer) -> Score:
-        """An unfinished completion has reward 0, whatever it says."""
-        text = self._policy.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
-        scored = judge(text, answer)
-        return scored if completion.finished else Score(reward=0.0, formatted=False, lenient=scored.lenient)
+        example, scorer = self._task.train[row], functools.partial(score, self._run.reward)
+        return [evaluation.judge(self._policy.tokenizer, c, example, scorer).score for c in completions]
 
 
 def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:

@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import load_file
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.lab.compared import FIGURES, Differences, identical, max_difference
-from ftis_node.lab.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
+from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
+from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.observe.metrics import MetricsLog, read_events, versions
 from ftis_node.packet import Group
 from ftis_node.pool import Scored
@@ -32,11 +32,10 @@ from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
 from ftis_node.store.packets import StoredPackets
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
-from ftis_node.worker.engine import Engine
+from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
 from ftis_node.worker.messages import pack_completions
 
 SILENT_SECONDS = 2.0
-_WEIGHTS, _OPTIMISER = "trainable.safetensors", "optimiser.safetensors"  # as Engine.save writes them
 
 NO_GPU_IS_EXACT = (
     "A GPU adds up in another order each time: expect losses and norms to agree to three or four digits in fp32 and "
@@ -259,7 +258,7 @@ class _Replay:
             return
         with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
             self._engine.save(scratch)
-            pairs = [(load_file(directory / name), load_file(Path(scratch) / name)) for name in (_WEIGHTS, _OPTIMISER)]
+            pairs = [(load_file(directory / name), load_file(Path(scratch) / name)) for name in (WEIGHTS, OPTIMISER)]
         same = all(identical(one, other) for one, other in pairs)
         self._compared.append({"step": step, "identical": same, "max_difference": max_difference(*pairs[0])})
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.files import replace_text
-from ftis_node.lab import book as say
-from ftis_node.lab import outcomes, sweeps, training
-from ftis_node.lab.book import Book
-from ftis_node.lab.claims import LEVEL, Finding, judge
-from ftis_node.lab.results import Results, read_results
-from ftis_node.lab.statistics import MARGIN
+from ftis_node.lab.reporting import book as say
+from ftis_node.lab.reporting import outcomes, sweeps, training
+from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting.claims import LEVEL, Finding, judge
+from ftis_node.lab.reporting.results import Results, read_results
+from ftis_node.lab.reporting.statistics import MARGIN
 
 RULE = f"""\
 How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences.

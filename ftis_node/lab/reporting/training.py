@@ -11,12 +11,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ftis_node.lab import book as say
-from ftis_node.lab import figures
-from ftis_node.lab.book import Book
-from ftis_node.lab.figures import Line, Panel, Scale
-from ftis_node.lab.results import ESTIMATES, FOREIGN, QUANTILES, Gradient, Results
-from ftis_node.lab.statistics import Interval, mean_interval
+from ftis_node.lab.reporting import book as say
+from ftis_node.lab.reporting import figures
+from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting.figures import Line, Panel, Scale
+from ftis_node.lab.reporting.results import ESTIMATES, FOREIGN, QUANTILES, Gradient, Results
+from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
 MOST_POINTS = 40  # of a line; more are averaged in bins
 A_PICTURE = len(figures.PALETTE)  # lines that colours alone tell apart, since dashes mean "after truncation" here

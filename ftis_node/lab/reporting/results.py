@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.manifest import HELD_OUT, Cell, Manifest, TrialEntry, read_manifest
-from ftis_node.lab.statistics import reached
+from ftis_node.lab.reporting.manifest import HELD_OUT, Cell, Manifest, TrialEntry, read_manifest
+from ftis_node.lab.reporting.statistics import reached
 
 Measure: TypeAlias = Literal["final", "time", "cpu", "generated", "trained"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftis_node.lab.lineage import LoggedStep
+from ftis_node.lab.replaying.lineage import LoggedStep
 
 FIGURES = ("loss", "gradient_norm", "own_reward", "foreign_reward")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.files import replace_text
-from ftis_node.lab.figures import save
-from ftis_node.lab.statistics import Interval
+from ftis_node.lab.reporting.figures import save
+from ftis_node.lab.reporting.statistics import Interval
 
 NONE = "–"
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from ftis_node.lab import book as say
-from ftis_node.lab import figures
-from ftis_node.lab.book import Book
-from ftis_node.lab.figures import Points
-from ftis_node.lab.results import Results
-from ftis_node.lab.statistics import Interval, mean_interval
+from ftis_node.lab.reporting import book as say
+from ftis_node.lab.reporting import figures
+from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting.figures import Points
+from ftis_node.lab.reporting.results import Results
+from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from ftis_node.lab import book as say
-from ftis_node.lab import figures
-from ftis_node.lab.book import Book
-from ftis_node.lab.claims import LEVEL, least_p
-from ftis_node.lab.figures import Line, Panel, Row
-from ftis_node.lab.manifest import HELD_OUT
-from ftis_node.lab.results import Measure, Results
-from ftis_node.lab.statistics import Interval, bands, holm, mean_interval, paired_difference, paired_permutation
+from ftis_node.lab.reporting import book as say
+from ftis_node.lab.reporting import figures
+from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting.claims import LEVEL, least_p
+from ftis_node.lab.reporting.figures import Line, Panel, Row
+from ftis_node.lab.reporting.manifest import HELD_OUT
+from ftis_node.lab.reporting.results import Measure, Results
+from ftis_node.lab.reporting.statistics import (
+    Interval,
+    bands,
+    holm,
+    mean_interval,
+    paired_difference,
+    paired_permutation,
+)
 
 MANY = len(figures.PALETTE)
 EQUAL = {

@@ -108,6 +108,21 @@ def equivalent(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN
     return Equivalence(difference, low, high, float(stats.t.sf((margin - abs(difference)) / error, n - 1)))
 
 
+def not_worse(a: Sequence[float], b: Sequence[float], *, margin: float = MARGIN) -> float:
+    """p of the null that the mean of a−b is −margin or less: the one-sided paired t test of non-inferiority.
+
+    p < 0.05 exactly where the lower limit of the 90 % interval, a one-sided limit of 95 %, lies above −margin. nan for
+    one pair; 0 or 1 where the differences do not vary.
+    """
+    both = equivalent(a, b, margin=margin)
+    if math.isnan(both.p) or both.difference <= 0:
+        return both.p  # −margin is the nearer limit: TOST's p is that of this side
+    if both.low == both.high:
+        return 0.0
+    error = (both.high - both.low) / 2 / float(stats.t.ppf(0.95, len(a) - 1))
+    return float(stats.t.sf((both.difference + margin) / error, len(a) - 1))
+
+
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Adjusted p of each claim of a family: to believe those ≤ α errs in a share α of families at most (Holm 1979).
 

@@ -26,15 +26,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from scipy import stats
-
-from ftis_node.lab.manifest import ALL, Claim
-from ftis_node.lab.results import Results
-from ftis_node.lab.statistics import (
+from ftis_node.lab.reporting.manifest import ALL, Claim
+from ftis_node.lab.reporting.results import Results
+from ftis_node.lab.reporting.statistics import (
     EXACT_UP_TO,
     FLIPS,
     MARGIN,
@@ -42,6 +40,7 @@ from ftis_node.lab.statistics import (
     Interval,
     equivalent,
     holm,
+    not_worse,
     paired_difference,
     paired_permutation,
 )
@@ -137,21 +136,6 @@ def _test(claim: Claim, a: list[float], b: list[float], notes: tuple[str, ...]) 
     if not has_margin and claim.compare in ("same", "not worse"):
         notes = (f"the claim states no margin for its {claim.measure}: sameness was not tested", *notes)
     return Evidence(difference, p, margin, sameness, p_not_worse, p_for, p_against, _floor(claim, difference.n), notes)
-
-
-def not_worse(a: Sequence[float], b: Sequence[float], *, margin: float) -> float:
-    """p of the null that the mean of a−b is −margin or less: the one-sided paired t test of non-inferiority.
-
-    p < 0.05 exactly where the lower limit of the 90 % interval, a one-sided limit of 95 %, lies above −margin. nan for
-    one pair; 0 or 1 where the differences do not vary.
-    """
-    both = equivalent(a, b, margin=margin)
-    if math.isnan(both.p) or both.difference <= 0:
-        return both.p  # −margin is the nearer limit: TOST's p is that of this side
-    if both.low == both.high:
-        return 0.0
-    error = (both.high - both.low) / 2 / float(stats.t.ppf(0.95, len(a) - 1))
-    return float(stats.t.sf((both.difference + margin) / error, len(a) - 1))
 
 
 def _decisive(

@@ -45,7 +45,7 @@ class TrialEntry(BaseModel):
 
 
 class Claim(BaseModel):
-    """A sentence and the test that it stands or falls by, both fixed before the runs; see `lab.claims`.
+    """A sentence and the test that it stands or falls by, both fixed before the runs; see `lab.reporting.claims`.
 
     margin: in the unit of the measure; None is `statistics.MARGIN` for final values, and no margin test for costs.
     """

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig
 
 from ftis_node.errors import FtisError
-from ftis_node.lab.bench_model import Size, geometry, make_learner, own_work, random_policy, training_groups
-from ftis_node.lab.bench_train import Tell, device_name, held, peak_memory
+from ftis_node.lab.bench.model import Size, geometry, make_learner, own_work, random_policy, training_groups
+from ftis_node.lab.bench.train import Tell, device_name, held, peak_memory
 from ftis_node.learner import Learner
 from ftis_node.policy.geometry import known_config
 from ftis_node.policy.load import load_policy

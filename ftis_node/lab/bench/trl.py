@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftis_node.lab.bench_model import TEMPERATURE, Size, Work, advantages, random_model, word_tokenizer
+from ftis_node.lab.bench.model import TEMPERATURE, Size, Work, advantages, random_model, word_tokenizer
 from ftis_node.settings import Settings
 
 

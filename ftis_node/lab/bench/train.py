@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ftis_node.lab.bench_model import (
+from ftis_node.lab.bench.model import (
     Size,
     Work,
     geometry,
@@ -28,7 +28,7 @@ from ftis_node.lab.bench_model import (
     small_config,
     training_groups,
 )
-from ftis_node.lab.bench_trl import Trl
+from ftis_node.lab.bench.trl import Trl
 from ftis_node.learner import Learner
 from ftis_node.policy.policy import Policy
 from ftis_node.settings import Settings

@@ -1,0 +1,1 @@
+"""Benchmarks: ours beside a rival, in the same run."""

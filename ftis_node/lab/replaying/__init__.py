@@ -1,0 +1,1 @@
+"""A daemon's training, taken again from its log and packets."""

@@ -1,0 +1,1 @@
+"""What an experiment shows: claims with their tests, tables and figures."""
