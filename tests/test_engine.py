@@ -68,7 +68,7 @@ def test_loading_tells_what_a_run_must_know() -> None:
 def test_opening_gives_the_digest_of_every_prompt() -> None:
     engine = Engine()
     digests = engine.open(run_of(engine.load(settings(), "arithmetic", None, None)))["prompt_digests"]
-    tokenizer = engine._policy.tokenizer
+    tokenizer = engine.policy.tokenizer
     expected = [prompt_digest(prompt_ids(tokenizer, TASK.template, example.question)) for example in TASK.train]
     assert digests == b"".join(expected)
 
@@ -83,7 +83,7 @@ def test_every_answer_can_be_sent(engine: Engine) -> None:
 def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine) -> None:
     rows = [5, 900, 5]
     groups = engine.generate(rows)["groups"]
-    tokenizer = engine._policy.tokenizer
+    tokenizer = engine.policy.tokenizer
     for row, group in zip(rows, groups, strict=True):
         completions = unpack_completions(group)
         assert len(completions) == len(group["rewards"]) == 8
@@ -102,7 +102,7 @@ def test_others_score_a_group_as_its_author_does(engine: Engine) -> None:
 
 
 def encoded(engine: Engine, text: str, finished: bool) -> dict[str, Any]:
-    tokenizer = engine._policy.tokenizer
+    tokenizer = engine.policy.tokenizer
     ids = tokenizer.encode(text) + ([tokenizer.eos_token_id] if finished else [])
     return {
         "ids": torch.tensor(ids, dtype=torch.int32).numpy().tobytes(),
@@ -130,13 +130,13 @@ def test_completions_survive_the_way_between_the_processes(engine: Engine) -> No
 
 def test_a_step_on_own_groups_has_a_ratio_of_one_and_moves_the_weights() -> None:
     engine = opened()
-    before = engine._learner.state()[0]
+    before = engine.learner.state()[0]
     report = engine.step(uneven(engine, [1, 2, 3]))
     assert report["skipped"] is None and math.isfinite(report["loss"]) and report["gradient_norm"] > 0
     overall = report["diagnostics"]["overall"]
     assert overall["samples"] == 24
     assert overall["ratio_p1"] == pytest.approx(1, abs=1e-3) and overall["ratio_max"] == pytest.approx(1, abs=1e-3)
-    assert any(not torch.equal(value, before[name]) for name, value in engine._learner.state()[0].items())
+    assert any(not torch.equal(value, before[name]) for name, value in engine.learner.state()[0].items())
     msgpack.packb(report)
 
 
@@ -165,7 +165,7 @@ def with_room_for(engine: Engine, rows: int) -> None:
         if kwargs["input_ids"].shape[0] > rows:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    engine._policy.causal_lm.register_forward_pre_hook(refuse, with_kwargs=True)
+    engine.policy.causal_lm.register_forward_pre_hook(refuse, with_kwargs=True)
 
 
 def test_generation_that_does_not_fit_goes_on_with_fewer_sequences_side_by_side() -> None:
@@ -188,7 +188,7 @@ def test_a_group_that_does_not_fit_by_itself_is_an_error() -> None:
 def test_weights_that_have_diverged_draw_nothing() -> None:
     engine = opened()
     with torch.no_grad():
-        engine._policy.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
+        engine.policy.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
     with pytest.raises(FtisError, match="diverged"):
         engine.generate([1])
 
@@ -236,12 +236,12 @@ def test_memory_that_is_too_small_is_told_and_tried_all_the_same() -> None:
 
 
 def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine) -> None:
-    state = engine._random.get_state(), torch.get_rng_state()
+    state = engine.random.get_state(), torch.get_rng_state()
     first, second = engine.evaluate(), engine.evaluate()
     assert {k: v for k, v in first.items() if k != "seconds"} == {k: v for k, v in second.items() if k != "seconds"}
     assert first["prompts"] == 40
     assert 0 <= first["pass_at_1"] <= first["formatted"] <= 1 and first["pass_at_1"] <= first["lenient"]
-    assert torch.equal(engine._random.get_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
+    assert torch.equal(engine.random.get_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
 
 
 def test_evaluation_takes_all_that_is_held_out_at_most() -> None:
@@ -266,8 +266,8 @@ def test_after_restore_everything_goes_on_as_it_would_have(lora: bool, tmp_path:
     assert tokens(resumed.generate([8, 9])) == tokens(expected)
     again = resumed.step(uneven(resumed, [4]))
     assert (again["loss"], again["gradient_norm"]) == (report["loss"], report["gradient_norm"])
-    for name, value in original._learner.state()[0].items():
-        assert torch.equal(value, resumed._learner.state()[0][name]), name
+    for name, value in original.learner.state()[0].items():
+        assert torch.equal(value, resumed.learner.state()[0][name]), name
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:

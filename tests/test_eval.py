@@ -61,7 +61,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     engine.open(run)
     with torch.no_grad():
         torch.manual_seed(1)
-        for name, parameter in engine._policy.model.named_parameters():
+        for name, parameter in engine.policy.model.named_parameters():
             if parameter.requires_grad and ("lora_B" in name or "v_proj" in name):
                 parameter += torch.randn_like(parameter) * 0.05
     checkpoints = Checkpoints(path / "checkpoints")

@@ -59,7 +59,7 @@ class NodeSpec(_Table):
     name: _Name
     model: str = ""
     warm: WarmUp | None = None
-    script: str = ""
+    script: Literal["", "random-reasoning", "lying"] = ""
     speed: float = Field(1.0, gt=0)
     settings: dict[str, Any] = {}
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ftis_node.lab.experiment import Member, TrialSpec, WarmUp
+from ftis_node.lab.scripts import MODEL
 from ftis_node.lab.warmup import RECIPES, Recipe, save, warm_up
 from ftis_node.tasks import load_task
 
@@ -49,7 +50,7 @@ def starts(specs: list[TrialSpec]) -> list[Start]:
 def model_of(spec: TrialSpec, member: Member, models: Path) -> str:
     """What `Settings.model` is to be: a name, or the folder of the warm-up under `models`."""
     start = start_of(spec, member)
-    return member.model if start is None else str(models / start.name)
+    return (MODEL if member.script else member.model) if start is None else str(models / start.name)
 
 
 def make_start(start: Start, models: Path) -> dict[str, Any]:

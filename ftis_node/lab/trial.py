@@ -18,10 +18,11 @@ from typing import IO, Any
 from ftis_node.files import replace_text
 from ftis_node.lab.bias import probe
 from ftis_node.lab.clock import SimulatedLoop
-from ftis_node.lab.compute import InProcess, OwnProcess
+from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.exchange import Network
-from ftis_node.lab.experiment import TrialSpec
+from ftis_node.lab.experiment import Member, TrialSpec
 from ftis_node.lab.participant import Participant, run_of
+from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.starts import model_of
 
 CHECKPOINT_SECONDS = 120.0  # real ones, between two checkpoints of a trial in lock step
@@ -97,8 +98,8 @@ class Trial:
             if self.spec.pace == "lockstep":
                 await self._lockstep(resume["step"])
             else:
-                await asyncio.gather(*(self._free(node) for node in self._nodes))
-            for node in self._nodes:
+                await asyncio.gather(*(self._free(node) for node in self._learners))
+            for node in self._learners:
                 await self._look_further(node)
             if self.spec.keep:
                 await self._save_all()
@@ -113,41 +114,53 @@ class Trial:
     async def _start(self, resume: dict[str, Any]) -> None:
         network = Network()
         for member in self.spec.members:
-            compute = OwnProcess() if self._processes else InProcess()
-            self._nodes.append(Participant(self.spec, member, compute, model_of(self.spec, member, self._models)))
+            self._nodes.append(
+                Participant(self.spec, member, self._compute(member), model_of(self.spec, member, self._models))
+            )
         facts = [await node.load() for node in self._nodes]
         run = run_of(self.spec, facts[0])
         for node in self._nodes:
             await node.open(run, network, first_round=resume["round"].get(node.name, 0))
         if resume["step"]:
-            for node in self._nodes:
+            for node in self._learners:
                 await node.restore(self.directory / "checkpoints", resume["step"])
             return
-        for node in self._nodes:
+        for node in self._learners:
             self._write(await node.evaluate())
             await self._look_further(node)
+
+    def _compute(self, member: Member) -> Compute:
+        if member.script:
+            return Scripted(member.script, self.spec.seed)
+        return OwnProcess() if self._processes else InProcess()
 
     async def _look_further(self, node: Participant) -> None:
         for also in self.spec.evaluate:
             self._write(await node.evaluate(also.name))
 
+    @property
+    def _learners(self) -> list[Participant]:
+        return [node for node in self._nodes if not node.member.script]
+
     # --- the two paces --------------------------------------------------------------------------------------------
 
     async def _lockstep(self, done: int) -> None:
         """The paper's all-gather: nobody goes on before everybody has made and taken a step's groups."""
-        self._done = done * len(self._nodes)
+        self._done = done * len(self._learners)
         while done < self.spec.steps and not self._out_of_time():
             began = asyncio.get_running_loop().time()
             for node in self._nodes:
                 node.begin_round()
             made = await asyncio.gather(*(node.stepper.generate(node.quota()) for node in self._nodes))
-            batches = [await node.gather(own) for node, own in zip(self._nodes, made, strict=True)]
+            batches = [
+                await node.gather(own) for node, own in zip(self._nodes, made, strict=True) if not node.member.script
+            ]
             self._probe(done, batches)
             told = await asyncio.gather(
-                *(node.stepper.train(*batch, began=began) for node, batch in zip(self._nodes, batches, strict=True))
+                *(node.stepper.train(*batch, began=began) for node, batch in zip(self._learners, batches, strict=True))
             )
             done += 1
-            for node, last in zip(self._nodes, told, strict=True):
+            for node, last in zip(self._learners, told, strict=True):
                 await self._after_step(node, last)
             if self._stopping() or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS:
                 await self._save_all()
@@ -173,13 +186,13 @@ class Trial:
         step = node.stepper.progress.step
         if step % node.settings.eval_every == 0 or step == self.spec.steps:
             self._write(await node.evaluate())
-        self._progressed(self._done, self.spec.steps * len(self._nodes))
+        self._progressed(self._done, self.spec.steps * len(self._learners))
 
     def _probe(self, done: int, batches: Sequence[Any]) -> None:
         wanted = self.spec.gradients
         if wanted is None or done % wanted.every:
             return
-        for node, (own, foreign) in zip(self._nodes, batches, strict=True):
+        for node, (own, foreign) in zip(self._learners, batches, strict=True):
             for event in probe(node, own, foreign, wanted):
                 self._write(event)
 
@@ -191,10 +204,10 @@ class Trial:
 
     async def _save_all(self) -> None:
         """Checkpoints of all nodes, and then, in one move, that they are where to go on."""
-        for node in self._nodes:
+        for node in self._learners:
             await node.save(self.directory / "checkpoints")
         resume = {
-            "step": self._nodes[0].stepper.progress.step,
+            "step": self._learners[0].stepper.progress.step,
             "time": asyncio.get_running_loop().time(),
             "bytes": self._log.tell(),
             "round": {node.name: node.swarm.next_round for node in self._nodes},

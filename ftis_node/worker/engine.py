@@ -49,18 +49,18 @@ class _Others:
 class Engine:
     """One model on one device. What the network process calls takes and returns plain values that msgpack can carry.
 
-    learner, random: the training, and the generator that sampling draws from; for who studies an engine in-process.
+    The attributes without underscore are for who studies an engine in-process; `random` is what sampling draws from.
     """
 
     def __init__(self) -> None:
         self._settings: Settings
-        self._policy: Policy
-        self._task: Task
-        self._run: Run
+        self.policy: Policy
+        self.task: Task
+        self.run: Run
         self.learner: Learner
         self.random: torch.Generator
         self._generation_batch: int
-        self._prompts: list[list[int]] = []
+        self.prompts: list[list[int]] = []
         self._held_out: list[tuple[list[int], Example]] = []
         self._others: dict[str, _Others] = {}
 
@@ -82,41 +82,39 @@ class Engine:
         Raises:
             UserError: the data or the model cannot be loaded.
         """
-        self._task = load_task(
-            task, data=Path(data) if data else None, eval_data=Path(eval_data) if eval_data else None
-        )
+        self.task = load_task(task, data=Path(data) if data else None, eval_data=Path(eval_data) if eval_data else None)
         asked = Settings(**settings)
         workload = self._workload(asked, caps or {})
         # Told before a model is loaded, and before a home belongs to a run.
-        choose_objective(asked, self._task.name, workload.completion_tokens)
+        choose_objective(asked, self.task.name, workload.completion_tokens)
         self._settings, plan = settle(asked, workload, remembered or {})
         self._generation_batch = plan.generation_batch
-        self._policy = load_policy(self._settings)
-        self.random = torch.Generator(self._policy.device).manual_seed(self._settings.seed)
-        tokenizer = self._policy.tokenizer
+        self.policy = load_policy(self._settings)
+        self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)
+        tokenizer = self.policy.tokenizer
         return {
             "tokenizer": fingerprint(tokenizer),
-            "vocabulary": self._policy.vocabulary,
+            "vocabulary": self.policy.vocabulary,
             "eos": list(end_ids(tokenizer)),
-            "parameters": self._policy.parameters(),
-            "kind": self._policy.kind,
-            "device": str(self._policy.device),
+            "parameters": self.policy.parameters(),
+            "kind": self.policy.kind,
+            "device": str(self.policy.device),
             "threads": torch.get_num_threads(),
             "settings": self._settings.model_dump(mode="json"),
-            "task": self._task.name,
-            "data": self._task.data,
-            "template": self._task.template,
-            "reward": self._task.reward,
-            "prompt_tokens": self._task.prompt_tokens,
-            "completion_tokens": self._task.completion_tokens,
-            "rows": len(self._task.train),
-            "held_out": len(self._task.held_out),
+            "task": self.task.name,
+            "data": self.task.data,
+            "template": self.task.template,
+            "reward": self.task.reward,
+            "prompt_tokens": self.task.prompt_tokens,
+            "completion_tokens": self.task.completion_tokens,
+            "rows": len(self.task.train),
+            "held_out": len(self.task.held_out),
             "plan": told(plan),
         }
 
     def _workload(self, settings: Settings, caps: dict[str, int]) -> Workload:
         """What the plan is for: the run's caps, or the task's where no run is known yet."""
-        known = {"prompt_tokens": self._task.prompt_tokens, "completion_tokens": self._task.completion_tokens}
+        known = {"prompt_tokens": self.task.prompt_tokens, "completion_tokens": self.task.completion_tokens}
         return Workload(**{**known, "group": RUN_DEFAULTS["group"], **caps}, batch_groups=settings.batch_groups)
 
     def open(self, run: dict[str, Any]) -> dict[str, Any]:
@@ -126,32 +124,32 @@ class Engine:
         Raises:
             UsageError: a prompt is longer than the run allows, or the objective is unknown.
         """
-        self._run = Run(**run)
-        template, tokenizer = self._run.template, self._policy.tokenizer
-        self._prompts = [prompt_ids(tokenizer, template, example.question) for example in self._task.train]
-        self._held_out = [(prompt_ids(tokenizer, template, e.question), e) for e in self._task.held_out]
-        longest = max(len(ids) for ids in self._prompts)
-        if longest > self._run.prompt_tokens:
+        self.run = Run(**run)
+        template, tokenizer = self.run.template, self.policy.tokenizer
+        self.prompts = [prompt_ids(tokenizer, template, example.question) for example in self.task.train]
+        self._held_out = [(prompt_ids(tokenizer, template, e.question), e) for e in self.task.held_out]
+        longest = max(len(ids) for ids in self.prompts)
+        if longest > self.run.prompt_tokens:
             raise UsageError(
-                f"A prompt has {longest} tokens, the run allows {self._run.prompt_tokens}.",
+                f"A prompt has {longest} tokens, the run allows {self.run.prompt_tokens}.",
                 "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
             )
-        objective = choose_objective(self._settings, self._run.task, self._run.completion_tokens)
-        self.learner = Learner(self._policy, objective, self._settings, self._run.temperature, OWN, task=self._run.task)
+        objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
+        self.learner = Learner(self.policy, objective, self._settings, self.run.temperature, OWN, task=self.run.task)
         return {
-            "prompt_digests": prompt_digests(self._prompts),
+            "prompt_digests": prompt_digests(self.prompts),
             "own_only": self.learner.objective.own_only,
         }
 
     def generate(self, rows: Sequence[int]) -> dict[str, Any]:
         """Samples a group (in a horizontal run a part of it) for each row of the training data, and scores it."""
         began = time.perf_counter()
-        groups = self._sample([self._prompts[row] for row in rows], self._run.completions)
+        groups = self._sample([self.prompts[row] for row in rows], self.run.completions)
         answers = []
         for row, completions in zip(rows, groups, strict=True):
             scores = self._scores(row, completions)
             answer = pack_completions(completions)
-            answers.append(answer | {"rewards": [s.reward for s in scores], "prompt_ids": self._prompts[row]})
+            answers.append(answer | {"rewards": [s.reward for s in scores], "prompt_ids": self.prompts[row]})
         seconds = time.perf_counter() - began
         return {"groups": answers, "seconds": seconds, "generation_batch": self._generation_batch}
 
@@ -173,7 +171,7 @@ class Engine:
         """What `step` is given, in the learner's form."""
         return [
             TrainingGroup(
-                self._prompts[group["row"]],
+                self.prompts[group["row"]],
                 [
                     Part(p["source"], unpack_completions(p["completions"]), p["rewards"], p.get("weight", 1.0))
                     for p in group["parts"]
@@ -190,10 +188,10 @@ class Engine:
         """
         others = self._others[also] if also else None
         chosen = others.prompts if others else self._held_out[: self._settings.eval_prompts]
-        cap = max(others.completion_tokens, self._run.completion_tokens) if others else self._run.completion_tokens
-        with scoring(others.reward if others else self._run.reward) as scorer:
+        cap = max(others.completion_tokens, self.run.completion_tokens) if others else self.run.completion_tokens
+        with scoring(others.reward if others else self.run.reward) as scorer:
             outcome = evaluation.evaluate(
-                self._policy,
+                self.policy,
                 [ids for ids, _ in chosen],
                 [example for _, example in chosen],
                 scorer,
@@ -207,7 +205,7 @@ class Engine:
     def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> dict[str, Any]:
         """Loads another task, to be evaluated only; it is called `name` from now on."""
         loaded = load_evaluation(task, data=Path(data) if data else None)
-        tokenizer = self._policy.tokenizer
+        tokenizer = self.policy.tokenizer
         self._others[name] = _Others(
             [(prompt_ids(tokenizer, loaded.template, e.question), e) for e in loaded.held_out[:prompts]],
             loaded.reward,
@@ -218,7 +216,7 @@ class Engine:
     def save(self, directory: str) -> dict[str, Any]:
         """Writes trainable weights, optimiser and random states into an existing directory."""
         weights, optimiser = self.learner.state()
-        told = {ALPHA: str(self._settings.lora_alpha)} if self._policy.kind == "lora" else None
+        told = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
         save_file(weights, Path(directory) / WEIGHTS, metadata=told)
         save_file(optimiser, Path(directory) / OPTIMISER)
         random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state().cpu()}
@@ -244,7 +242,7 @@ class Engine:
         return {"steps": steps}
 
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
-        return Sampling(cap, self._run.temperature, self._run.eos, greedy=greedy)
+        return Sampling(cap, self.run.temperature, self.run.eos, greedy=greedy)
 
     def _sample(self, prompts: Sequence[Sequence[int]], group: int) -> list[list[Completion]]:
         """Generates; what does not fit into memory is tried again with half as many sequences side by side.
@@ -252,12 +250,12 @@ class Engine:
         Raises:
             FtisError: not even one group fits.
         """
-        sampling = self._sampling(greedy=False, cap=self._run.completion_tokens)
+        sampling = self._sampling(greedy=False, cap=self.run.completion_tokens)
         while True:
             batch = self._generation_batch
             try:
                 return generate(
-                    self._policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
+                    self.policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
                 )
             except RuntimeError as error:
                 if not out_of_memory(error):
@@ -269,8 +267,8 @@ class Engine:
             logger.warning("Out of memory: %d sequences are generated side by side now.", self._generation_batch)
 
     def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
-        example, scorer = self._task.train[row], functools.partial(score, self._run.reward)
-        return [evaluation.judge(self._policy.tokenizer, c, example, scorer).score for c in completions]
+        example, scorer = self.task.train[row], functools.partial(score, self.run.reward)
+        return [evaluation.judge(self.policy.tokenizer, c, example, scorer).score for c in completions]
 
 
 def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:
