@@ -108,7 +108,7 @@ def test_the_weights_come_back_exactly(home: tuple[Path, dict[str, Any]]) -> Non
     assert settings.lora == (policy.kind == "lora") == found.lora
     if found.lora:
         assert (settings.lora_rank, settings.lora_alpha, origins["lora_rank"]) == (16, 16, "checkpoint")
-        assert origins["lora_alpha"] == "profile arithmetic"
+        assert origins["lora_alpha"] == "checkpoint"
 
 
 def test_alpha_is_told_by_a_person_or_by_the_checkpoint(home: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -320,8 +320,9 @@ def _written_out(cell: CellSpec) -> Iterator[CellSpec]:
 
 
 def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
-    """The first complaint only: the others often follow from it."""
-    first = error.errors(include_url=False)[0]
+    """One complaint only, for the others often follow from it; a misspelt key before what is then missing."""
+    complaints = error.errors(include_url=False)
+    first = next((c for c in complaints if c["type"] == "extra_forbidden"), complaints[0])
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         key = str(first["loc"][-1])

@@ -1,0 +1,123 @@
+"""Lab files: what they mean, what they refuse, and that all that come with the package can be run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ftis_node.lab
+from ftis_node.errors import UsageError
+from ftis_node.lab.experiment import load_experiment, narrowed, trials
+from ftis_node.lab.forecast import Machine, forecast, in_words
+from ftis_node.lab.starts import starts
+from tests.helpers_lab import A, B, experiment, spec
+
+SHIPPED = Path(ftis_node.lab.__file__).parent / "experiments"
+HEAD = 'name = "x"\nseeds = [0]\nsteps = 2\n[[nodes]]\nname = "A"\nmodel = "tiny-a"\n'
+CELL = '[[cells]]\nname = "c"\n'
+
+
+def written(path: Path, text: str) -> Path:
+    file = path / "lab.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        (HEAD.replace("steps", "step") + CELL, "unknown key 'step'", "Did you mean 'steps'?"),
+        (HEAD + CELL + "colaboration = 'alone'\n", "unknown key 'cells.0.colaboration'", "'collaboration'"),
+        (HEAD + CELL + "collaboration = 'diagonal'\n", "cells.0.collaboration", "Mend"),
+        (HEAD + CELL + "settings = { truncaton = 2.0 }\n", "Unknown setting 'truncaton'", "truncation"),
+        (HEAD + CELL + "settings = { batch_groups = 0 }\n", "batch_groups", "valid value"),
+        (HEAD + CELL + "nodes = ['Z']\n", "node 'Z'", "Mend"),
+        (HEAD + CELL + CELL, "two cells", "Mend"),
+        (HEAD.replace("[0]", "[]") + CELL, "seeds", "Mend"),
+        (HEAD.replace("[0]", "[0, 0]") + CELL, "a seed is there twice", "Mend"),
+        (HEAD.replace('model = "tiny-a"', "") + CELL, "exactly one of", "Mend"),
+        (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='d'\n", "cell 'd'", "Mend"),
+        (HEAD + "cells = [", "not valid TOML", "Mend"),
+    ],
+)
+def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path: Path, text: str, what: str, fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_experiment(written(tmp_path, text))
+    assert what in caught.value.what and fix in caught.value.fix
+
+
+def test_a_missing_file_is_told() -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_experiment(Path("no-such-file.toml"))
+
+
+def test_lists_that_vary_make_a_cell_for_each_combination() -> None:
+    made = experiment({"vary": {"threshold": [1.0, 2.5], "objective": ["ftis", "f-vis"]}, "values": {"kind": "both"}})
+    cells = made.all_cells()
+    assert [cell.name for cell in cells][:2] == ["cell threshold=1 objective=ftis", "cell threshold=1 objective=f-vis"]
+    assert cells[3].settings == {"threshold": 2.5, "objective": "f-vis"}
+    assert cells[3].values == {"kind": "both", "threshold": 2.5, "objective": "f-vis"}
+
+
+def test_settings_come_layer_upon_layer() -> None:
+    made = spec(
+        {"settings": {"objective": "tis"}, "node": {"B": {"own_share": 0.0}}, "speed": {"B": 0.2}},
+        nodes=[A, {**B, "settings": {"seed": 7, "objective": "vis"}}],
+    )
+    first, second = (made.settings_of(member) for member in made.members)
+    assert (first.objective, second.objective) == ("tis", "tis")
+    assert (first.own_share, second.own_share, second.seed) == (None, 0.0, 7)
+    assert [member.speed for member in made.members] == [1.0, 0.2]
+
+
+def test_a_trials_id_is_what_happens_in_it_and_nothing_else() -> None:
+    ours = spec({"settings": {"objective": "ftis"}})
+    assert ours.id == spec({"name": "other", "label": "x", "settings": {"objective": "ftis"}}, title="y", tail=3).id
+    changes: list[dict[str, Any]] = [{"steps": 4}, {"seeds": [4]}, {"nodes": [A]}, {"run": {"group": 6}}]
+    ids = [ours.id, *(spec({"settings": {"objective": "ftis"}}, **change).id for change in changes)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_twins_start_from_one_checkpoint_and_strangers_from_their_own() -> None:
+    warm = {"recipe": "tiny-a", "harder": 0.25}
+    nodes = [
+        {"name": "A", "warm": warm},
+        {"name": "L", "warm": {**warm, "like": "A"}, "settings": {"lora": True}},
+        {"name": "C", "warm": warm},
+    ]
+    found = starts(trials(experiment(nodes=nodes, seeds=[0, 1])))
+    assert [start.seed for start in found] == ["0/A", "0/C", "1/A", "1/C"]
+
+
+def test_some_of_a_file_can_be_run() -> None:
+    made = experiment(seeds=[0, 1, 2])
+    assert [t.seed for t in trials(narrowed(made, seeds="2,0", steps=1))] == [2, 0]
+    for wrong in ("3", "a"):
+        with pytest.raises(UsageError):
+            narrowed(made, seeds=wrong)
+
+
+@pytest.mark.parametrize("file", sorted(SHIPPED.rglob("*.toml")), ids=lambda file: str(file.relative_to(SHIPPED)))
+def test_every_file_that_comes_with_the_package_can_be_loaded(file: Path) -> None:
+    made = load_experiment(file)
+    assert len(trials(made)) == len(made.seeds) * len(made.all_cells())
+    assert file.parent.name == "paper" or file.stem == "quick" or len(made.seeds) >= 8
+
+
+@pytest.mark.parametrize("file", sorted((SHIPPED / "paper").glob("*.toml")), ids=lambda file: file.stem)
+def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(file: Path) -> None:
+    made = load_experiment(file)
+    report = forecast(made, Machine(vram=141))
+    assert report["fits_together"] and report["hours"] > 0.5
+    assert all(node["fits"] and node["memory_gb"] <= node["budget_gb"] for node in report["nodes"].values())
+    kinds = {name: node["kind"] for name, node in report["nodes"].items()}
+    assert all((kind == "lora") == (name.startswith("B") and "lora" in file.stem) for name, kind in kinds.items())
+    assert "hours" in in_words(report)
+    assert not forecast(made, Machine(vram=24))["fits_together"]
+    for one in trials(made):
+        settings = [one.settings_of(member) for member in one.members]
+        assert (one.steps, one.run["group"]) == (50, 12)
+        assert {s.effective_learning_rate("gsm8k", lora=bool(s.lora)) for s in settings} <= {1e-6, 1e-4}
+        assert {(s.eval_every, s.truncation) for s in settings} == {(5, 2.0)}

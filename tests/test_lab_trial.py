@@ -1,0 +1,195 @@
+"""Trials: the daemon's own code in simulated time, to the same numbers every time."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ftis_node.errors import FtisError
+from ftis_node.lab import exchange
+from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
+from ftis_node.lab.trial import Interrupted, Trial, finished
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.swarm.admission import Blame, Reason, Rejection
+from ftis_node.worker.messages import unpack_completions
+from tests.helpers_lab import A, B, SETTINGS, events, kind, run, spec, timeless
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Three steps of A and B with F-TIS."""
+    return run(spec(), tmp_path_factory.mktemp("shared"))
+
+
+def test_in_lock_step_everybody_trains_on_half_own_and_half_foreign_groups(shared: list[dict[str, Any]]) -> None:
+    for node in "AB":
+        steps = kind(shared, "step", node)
+        assert [(e["step"], e["own_groups"], e["foreign_groups"]) for e in steps] == [(1, 2, 2), (2, 2, 2), (3, 2, 2)]
+        assert [(e["generated"], e["trained"]) for e in steps] == [(8, 16), (16, 32), (24, 48)]
+        assert steps[-1]["foreign"]["samples"] + steps[-1]["foreign"]["idle"] == 8
+        evaluations = kind(shared, "evaluation", node)
+        assert [(e["step"], e["prompts"], e["set"]) for e in evaluations] == [(s, 40, "held-out") for s in (0, 2, 3)]
+    assert shared[-1]["event"] == "end"
+
+
+def test_simulated_time_is_what_the_groups_cost(shared: list[dict[str, Any]]) -> None:
+    assert [e["time"] for e in kind(shared, "step", "A")] == pytest.approx([4, 8, 12]), "2 s to generate, 2 to train"
+
+
+def test_the_same_trial_takes_the_same_course(shared: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert timeless(run(spec(), tmp_path)) == timeless(shared)
+    other = run(spec(seeds=[4]), tmp_path / "other")
+    assert kind(timeless(other), "step") != kind(timeless(shared), "step")
+
+
+def test_processes_of_their_own_arrive_at_the_same_numbers(shared: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert timeless(run(spec(), tmp_path, processes=True)) == timeless(shared)
+
+
+def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: Path) -> None:
+    whole = spec({"settings": {"objective": "gated"}}, steps=4, keep=True)
+    straight = run(whole, tmp_path / "straight")
+    asked = iter((False, True, True))
+    with pytest.raises(Interrupted):
+        run(whole, tmp_path / "cut", stopping=lambda: next(asked))
+    assert not finished(tmp_path / "cut")
+    with (tmp_path / "cut" / "events.jsonl").open("ab") as log:
+        log.write(b'{"event": "step", "node": "A", "st')  # as a kill leaves it
+    assert timeless(run(whole, tmp_path / "cut")) == timeless(straight)
+    assert finished(tmp_path / "cut")
+    for node in "AB":
+        found = [Checkpoints(tmp_path / name / "checkpoints" / node).latest() for name in ("straight", "cut")]
+        weights = [load_file(latest[0] / "trainable.safetensors") for latest in found if latest is not None]
+        assert len(weights) == 2 and all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_alone_nobody_hears_of_anybody(tmp_path: Path) -> None:
+    found = run(spec({"collaboration": "alone", "settings": {"objective": "grpo"}}), tmp_path)
+    assert {(e["own_groups"], e["foreign_groups"], len(e["foreign"])) for e in kind(found, "step")} == {(4, 0, 0)}
+
+
+def test_horizontal_groups_are_made_of_everybodys_parts(tmp_path: Path) -> None:
+    found = run(spec({"collaboration": "horizontal"}, steps=2), tmp_path)
+    for e in kind(found, "step"):
+        assert (e["own_groups"], e["foreign_groups"]) == (4, 4), "a part of each of the four groups, from both"
+        assert e["trained"] == 16 * e["step"] and e["generated"] == 8 * e["step"]
+        sides = [e[side]["samples"] + e[side]["idle"] for side in ("own", "foreign")]
+        assert sides == [8, 8]
+    mixed = [e for e in kind(found, "step") if e["own"]["samples"] and e["foreign"]["samples"]]
+    assert mixed, "advantages are over the merged group, so both halves of it carry a signal"
+
+
+def test_a_listener_generates_nothing_and_takes_everything(tmp_path: Path) -> None:
+    nodes = [A, B, {"name": "L", "model": "tiny-b"}]
+    found = run(spec({"node": {"L": {"own_share": 0.0}}}, nodes=nodes, steps=2), tmp_path)
+    last = kind(found, "step", "L")[-1]
+    assert (last["generated"], last["own_groups"], last["foreign_groups"]) == (0, 0, 4)
+    assert kind(found, "step", "A")[-1]["own_groups"] == 2
+
+
+def test_at_a_free_pace_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
+    found = run(spec({"pace": "free", "speed": {"B": 0.2}}, steps=40, seconds=60), tmp_path)
+    fast, slow = (kind(found, "step", node) for node in "AB")
+    assert len(fast) >= 3 * len(slow) > 0
+    assert sum(e["foreign_groups"] for e in fast) > 0 and sum(e["foreign_groups"] for e in slow) > 0
+    assert fast[-1]["time"] < 60 + 12 and slow[-1]["time"] < 60 + 60
+
+
+def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:
+    also = [{"name": "harder", "task": "arithmetic-4", "prompts": 20}]
+    found = kind(run(spec(nodes=[A], evaluate=also, steps=1), tmp_path), "evaluation")
+    assert [(e["set"], e["step"], e["prompts"]) for e in found] == [
+        ("held-out", 0, 40),
+        ("harder", 0, 20),
+        ("held-out", 1, 40),
+        ("harder", 1, 20),
+    ]
+
+
+def test_gradients_are_looked_at_without_changing_the_course(shared: list[dict[str, Any]], tmp_path: Path) -> None:
+    probed = {"gradients": {"every": 2, "own_groups": 6, "objectives": ["nois", "ftis"]}}
+    found = run(spec(probed), tmp_path)
+    gradients = kind(found, "gradients")
+    assert [e for e in timeless(found) if e["event"] != "gradients"] == timeless(shared)
+    assert {(e["node"], e["step"], e["objective"], e["source"]) for e in gradients} == {
+        (node, step, *what)
+        for node in "AB"
+        for step in (0, 2)
+        for what in (("grpo", "own"), ("nois", "foreign"), ("ftis", "foreign"))
+    }
+    assert all(-1 <= e["cosine"] <= 1 and e["norm_ratio"] >= 0 for e in gradients)
+    assert any(e["norm_ratio"] > 0 for e in gradients)
+
+
+def test_a_packet_that_admission_refuses_ends_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = Rejection(Reason.MALFORMED, Blame.AUTHOR, "it is not sound")
+    monkeypatch.setattr(exchange, "admit", lambda *_, **__: refusal)
+    with pytest.raises(FtisError, match="was refused: malformed"):
+        run(spec(steps=1), tmp_path)
+
+
+def test_models_of_different_tokenizers_share_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ftis_node.lab import participant
+
+    load = participant.Participant.load
+
+    async def other(self: participant.Participant) -> dict[str, Any]:
+        facts = await load(self)
+        if self.name == "B":
+            facts["tokenizer"] = "0" * 64
+        return facts
+
+    monkeypatch.setattr(participant.Participant, "load", other)
+    with pytest.raises(FtisError, match="another tokenizer"):
+        run(spec(steps=1), tmp_path)
+
+
+@pytest.mark.parametrize("script", ["random-reasoning", "lying"])
+def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path: Path, script: str) -> None:
+    found = run(spec(nodes=[A, {"name": "X", "script": script}], steps=2), tmp_path)
+    assert {e["node"] for e in found if "node" in e} == {"A"}
+    last = kind(found, "step", "A")[-1]
+    assert last["foreign_groups"] == 2
+    divergence = last["foreign"]["divergence_mean"]
+    assert divergence > 10 if script == "random-reasoning" else divergence < 0, "a lie looks near"
+
+
+async def test_a_scripts_claims_are_the_log_probs_of_its_own_rule() -> None:
+    made = spec(nodes=[A, {"name": "X", "script": "random-reasoning"}], run={"group": 256})
+    partner = Scripted("random-reasoning", 0)
+    settings = made.settings_of(made.members[0]).model_dump(mode="json")
+    facts = await partner.call("load", settings=settings, task="arithmetic", data=None, eval_data=None)
+    from ftis_node.lab.participant import run_of
+
+    await partner.call("open", run=run_of(made, facts).model_dump(mode="json"))
+    answer = (await partner.call("generate", rows=[0]))["groups"][0]
+    completions = unpack_completions(answer)
+    texts = [partner.engine.policy.tokenizer.decode(c.token_ids.tolist()) for c in completions]
+    assert 0.35 < np.mean(answer["rewards"]) < 0.7
+    chances = {text: math.exp(float(c.logprobs.sum())) for text, c in zip(texts, completions, strict=True)}
+    right = [chance for text, chance in chances.items() if f"<answer>{partner.engine.task.train[0].answer}<" in text]
+    wrong = [chance for text, chance in chances.items() if f"<answer>{partner.engine.task.train[0].answer}<" not in text]
+    assert right == pytest.approx([(RIGHT + (1 - RIGHT) / 27) / 19**2] * len(right), rel=1e-4)
+    assert wrong == pytest.approx([(1 - RIGHT) / 27 / 19**2] * len(wrong), rel=1e-4)
+    liar = Scripted("lying", 0)
+    await liar.call("load", settings=settings, task="arithmetic", data=None, eval_data=None)
+    await liar.call("open", run=run_of(made, facts).model_dump(mode="json"))
+    claimed = unpack_completions((await liar.call("generate", rows=[0]))["groups"][0])
+    assert {float(value) for c in claimed for value in c.logprobs} == {CLAIMED}
+
+
+def test_what_is_kept_of_a_trial_says_what_it_was(tmp_path: Path) -> None:
+    made = spec(nodes=[A], steps=1, keep=True)
+    Trial(made, tmp_path, tmp_path / "models").run()
+    kept = json.loads((tmp_path / "trial.json").read_text())
+    assert kept["id"] == made.id and kept["members"][0]["model"] == "tiny-a"
+    latest = Checkpoints(tmp_path / "checkpoints" / "A").latest()
+    assert latest is not None and latest[1]["model"] == "tiny-a (full)" and latest[1]["settings"]["batch_groups"] == 4
+    assert events(tmp_path)[-1]["event"] == "end" and SETTINGS["batch_groups"] == 4
