@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint unit models proto clean
+.PHONY: demo test lint unit test-all lab-quick evidence models proto clean
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -18,6 +18,24 @@ lint: $(STAMP)
 
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# What is too long for `make test`.
+test-all: test lab-quick
+
+# A small grid of the lab, from the nodes to the report: every kind of cell, which shows that they run and no more.
+lab-quick: $(STAMP)
+	rm -rf build/lab-quick
+	$(BIN)/ftis-node lab run ftis_node/lab/experiments/quick.toml --out build/lab-quick
+	$(BIN)/ftis-node lab report build/lab-quick
+
+# All experiments with built-in models, and their reports under docs/evidence: hours of CPU; goes on where it was.
+EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony shares truncation bias \
+  confirmation
+evidence: $(STAMP)
+	for name in $(EVIDENCE); do \
+	  $(BIN)/ftis-node lab run ftis_node/lab/experiments/$$name.toml --out build/lab/$$name --cache build/lab/cache \
+	    && $(BIN)/ftis-node lab report build/lab/$$name --to docs/evidence/$$name --small || exit 1; \
+	done
 
 # Rebuilds the built-in models from nothing (two minutes); the result is committed.
 models: $(STAMP)

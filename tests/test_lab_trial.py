@@ -19,7 +19,7 @@ from ftis_node.lab.trial import Interrupted, Trial, finished
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.admission import Blame, Reason, Rejection
 from ftis_node.worker.messages import unpack_completions
-from tests.helpers_lab import A, B, SETTINGS, events, kind, run, spec, timeless
+from tests.helpers_lab import SETTINGS, A, B, events, kind, run, spec, timeless
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,9 @@ async def test_a_scripts_claims_are_the_log_probs_of_its_own_rule() -> None:
     assert 0.35 < np.mean(answer["rewards"]) < 0.7
     chances = {text: math.exp(float(c.logprobs.sum())) for text, c in zip(texts, completions, strict=True)}
     right = [chance for text, chance in chances.items() if f"<answer>{partner.engine.task.train[0].answer}<" in text]
-    wrong = [chance for text, chance in chances.items() if f"<answer>{partner.engine.task.train[0].answer}<" not in text]
+    wrong = [
+        chance for text, chance in chances.items() if f"<answer>{partner.engine.task.train[0].answer}<" not in text
+    ]
     assert right == pytest.approx([(RIGHT + (1 - RIGHT) / 27) / 19**2] * len(right), rel=1e-4)
     assert wrong == pytest.approx([(1 - RIGHT) / 27 / 19**2] * len(wrong), rel=1e-4)
     liar = Scripted("lying", 0)

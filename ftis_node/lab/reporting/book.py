@@ -22,9 +22,14 @@ NONE = "–"
 class Book:
     """Collects the page's lines and writes tables and figures beside it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, small: bool = False) -> None:
+        """
+        Args:
+            small: for a repository: pictures as PNG only, and no table of single steps.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
+        self.small = small
         self._page: list[str] = []
 
     def write(self, *paragraphs: str) -> None:
@@ -47,8 +52,8 @@ class Book:
 
     def picture(self, name: str, figure: Any, caption: str) -> None:
         """Writes the figure as `name`.png and .svg and appends it with its caption."""
-        save(figure, self.directory / name)
-        self.write(f"![{name}]({name}.png)", f"*{caption}* ([SVG]({name}.svg))")
+        save(figure, self.directory / name, small=self.small)
+        self.write(f"![{name}]({name}.png)", f"*{caption}*" + ("" if self.small else f" ([SVG]({name}.svg))"))
 
     def close(self) -> Path:
         """Writes report.md and returns its path."""

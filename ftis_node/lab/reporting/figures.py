@@ -1,7 +1,7 @@
 """How the lab draws: panels of lines with bands, dots with intervals, and a value against its effect.
 
-Colours are those of Okabe and Ito (2008), told apart by the colour-blind too; from the eighth line on the dashes
-differ. Figures are 8 inches wide: at 800 pixels their letters are those of the text around them.
+Colours are those of Okabe and Ito (2008), told apart by the colour-blind too, and a brown in place of their yellow; from
+the ninth line on the dashes differ. Figures are 8 inches wide: at 800 pixels their letters are those of the text around them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7")
+PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#8C564B")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 WIDTH = 8.0
+_COLOURS = 48  # of a small picture: lines, bands over one another, and softened edges
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -102,13 +103,21 @@ def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @drawn
-def save(figure: Any, stem: Path) -> None:
-    """Writes `stem`.png and `stem`.svg without date or version."""
+def save(figure: Any, stem: Path, *, small: bool = False) -> None:
+    """Writes `stem`.png and `stem`.svg without date or version; `small`: only a PNG, of few colours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     # `savefig` would draw each of them twice.
-    FigureCanvasAgg(figure).print_png(stem.with_name(stem.name + ".png"), metadata={"Software": None})
+    png = stem.with_name(stem.name + ".png")
+    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
+    if small:
+        from PIL import Image
+
+        with Image.open(png) as picture:
+            reduced = picture.convert("RGB").quantize(_COLOURS)
+        reduced.save(png, optimize=True)
+        return
     figure.set_layout_engine("none")  # as the first drawing has laid it out
     FigureCanvasSVG(figure).print_svg(stem.with_name(stem.name + ".svg"), metadata={"Date": None, "Creator": None})
 

@@ -108,6 +108,14 @@ def finals(results: Results, book: Book) -> None:
         "In brackets the 95 % interval of the mean over seeds (Student).",
     )
     book.csv("final", tuple(rows[0]) if rows else ("set",), [tuple(row.values()) for row in rows])
+    every = [
+        (on, node, cell, seed, value)
+        for on in results.sets()
+        for node in results.nodes()
+        for cell in results.cells
+        for seed, value in results.values(cell, node, on=on).items()
+    ]
+    book.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
     for on in results.sets():
         here = {(row["node"], row["cell"]): row for row in rows if row["set"] == on}
         nodes = [node for node in results.nodes() if any((node, cell) in here for cell in results.cells)]

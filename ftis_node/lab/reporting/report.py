@@ -34,7 +34,7 @@ against them. *p* is the permutation test's, two-sided and unadjusted; *p for* a
 that decide. For costs (time, own completions) less is better and the margin does not apply."""
 
 
-def write_report(out: Path, destination: Path | None = None) -> Path:
+def write_report(out: Path, destination: Path | None = None, *, small: bool = False) -> Path:
     """Writes report.md, its figures (PNG, SVG), tables (CSV) and summary.json; returns the path of report.md.
 
     Works on the trials that have finished and names the others. The same trials give the same bytes.
@@ -42,13 +42,14 @@ def write_report(out: Path, destination: Path | None = None) -> Path:
     Args:
         out: the experiment's directory, with `manifest.json`.
         destination: where to write; by default `report` in `out`.
+        small: see `Book`.
 
     Raises:
         UsageError: `out` holds no manifest, or no trial has finished.
     """
     results = read_results(out)
     findings = judge(results)
-    book = Book(destination or out / "report")
+    book = Book(destination or out / "report", small=small)
     _head(results, book)
     _claims(findings, results, book)
     outcomes.curves(results, book)

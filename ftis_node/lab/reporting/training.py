@@ -78,7 +78,8 @@ def weights(foreign: Foreign, book: Book) -> None:
     if not foreign.cells:
         book.write("No cell trained on foreign samples.")
         return
-    book.csv("foreign", ("cell", "node", "step", *FOREIGN), foreign.rows())
+    if not book.small:
+        book.csv("foreign", ("cell", "node", "step", *FOREIGN), foreign.rows())
     names = {"p1": "1st percentile", "p50": "median", "p99": "99th percentile", "max": "maximum"}
     for place, cells in enumerate(foreign.chunks()):
         parts = []

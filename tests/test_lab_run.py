@@ -1,0 +1,185 @@
+"""`ftis-node lab run` and `lab report`, as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis_node.lab.experiment import load_experiment
+from ftis_node.lab.runner import Runner
+from tests.helpers_lab import events, kind, timeless
+
+FILE = """
+name = "small"
+title = "A small grid"
+seeds = [0, 1]
+steps = 3
+keep = false
+
+[run]
+group = 4
+
+[settings]
+device = "cpu"
+batch_groups = 4
+eval_prompts = 40
+eval_every = 1
+
+[[nodes]]
+name = "A"
+model = "tiny-a"
+
+[[nodes]]
+name = "L"
+model = "tiny-a"
+settings = { lora = true }
+
+[[cells]]
+name = "alone"
+collaboration = "alone"
+settings = { objective = "grpo" }
+
+[[cells]]
+name = "ftis"
+label = "F-TIS"
+
+[[claims]]
+text = "Sharing is no worse than training alone"
+compare = "not worse"
+a = "ftis"
+b = "alone"
+"""
+COMMAND = (sys.executable, "-m", "ftis_node", "lab")
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lab") / "small.toml"
+    path.write_text(FILE)
+    return path
+
+
+def lab(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=200, env=ENVIRONMENT)
+
+
+@pytest.fixture(scope="module")
+def out(file: Path) -> Path:
+    """The grid, run once."""
+    place = file.parent / "out"
+    done = lab("run", file, "--out", place, "--jobs", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["trials"], summary["finished_before"]) == (4, 0)
+    return place
+
+
+def directories(place: Path) -> dict[tuple[str, int], Path]:
+    manifest = json.loads((place / "manifest.json").read_text())
+    return {(t["cell"], t["seed"]): place / t["directory"] for t in manifest["trials"]}
+
+
+def test_every_trial_has_a_line_for_each_step_of_each_node(out: Path) -> None:
+    found = directories(out)
+    assert len(found) == 4
+    for directory in found.values():
+        lines = events(directory)
+        assert [e["step"] for e in kind(lines, "step", "A")] == [1, 2, 3]
+        assert [e["step"] for e in kind(lines, "step", "L")] == [1, 2, 3]
+        assert lines[-1]["event"] == "end"
+
+
+def test_the_manifest_says_what_was_run_and_by_what(out: Path) -> None:
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["versions"]["torch"] and manifest["versions"]["ftis-node"]
+    assert [node["kind"] for node in manifest["nodes"]] == ["full", "lora"]
+    values = {cell["name"]: cell["values"] for cell in manifest["cells"]}
+    assert values["ftis"]["divergence"] == "k1" and values["ftis"]["threshold"] == 1.0
+    assert (out / "experiment.toml").read_text() == FILE
+
+
+def test_the_same_command_again_has_nothing_left_to_do(file: Path, out: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("events.jsonl")}
+    done = lab("run", file, "--out", out, "--json")
+    assert json.loads(done.stdout)["finished_before"] == 4
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("events.jsonl")} == before
+
+
+def test_the_report_judges_the_claims_and_draws_the_curves(out: Path) -> None:
+    done = lab("report", out, "--json")
+    assert done.returncode == 0, done.stderr
+    report = Path(json.loads(done.stdout)["report"])
+    text = report.read_text()
+    assert "Sharing is no worse than training alone" in text and "F-TIS" in text
+    pictures = {path.suffix for path in report.parent.iterdir()}
+    assert {".md", ".png", ".svg", ".csv", ".json"} <= pictures
+
+
+def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file: Path, out: Path) -> None:
+    place = file.parent / "cut"
+    words = ("run", str(file), "--out", str(place), "--jobs", "1", "--steps", "12", "--seeds", "0")
+    process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    deadline = time.monotonic() + 120
+    while not any(path.read_text().count('"step"') > 4 for path in place.rglob("events.jsonl")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stderr is not None and "Interrupted" in process.stderr.read()
+    done = lab(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    straight = file.parent / "straight"
+    assert lab(*words[:3], straight, *words[4:], "--json").returncode == 0
+    for key, directory in directories(place).items():
+        assert timeless(events(directory)) == timeless(events(directories(straight)[key]))
+
+
+def test_experiments_that_share_a_cache_share_what_is_equal(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(FILE.replace('name = "small"', 'name = "other"').replace("label = ", "label = 'x' # "))
+    for path, name in ((file, "one"), (other, "two")):
+        lab("run", path, "--out", tmp_path / name, "--cache", tmp_path / "cache", "--seeds", "0", "--steps", "1")
+    assert len(list((tmp_path / "cache" / "trials").iterdir())) == 2
+    assert lab("report", tmp_path / "two").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("run", "FILE"), "no place for the results"),
+        (("run", "FILE", "--out", "x", "--seeds", "7"), "no seed 7"),
+        (("run", "missing.toml", "--out", "x"), "cannot be read"),
+        (("report", "missing"), "missing"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(file: Path, words: tuple[str, ...], what: str) -> None:
+    done = lab(*(str(file) if word == "FILE" else word for word in words))
+    assert done.returncode == 2 and what in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_model_that_cannot_be_loaded_is_told_and_nothing_hangs(file: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text(FILE.replace('model = "tiny-a"', 'model = "nowhere/nothing"', 1))
+    done = lab("run", broken, "--out", tmp_path / "out")
+    assert done.returncode in (1, 2) and "nowhere/nothing" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path: Path) -> None:
+    warm = FILE.replace('model = "tiny-a"', 'warm = { recipe = "tiny-a", steps = 3 }', 1)
+    warm = warm.replace('model = "tiny-a"', 'warm = { recipe = "tiny-a", steps = 3, like = "A" }')
+    path = tmp_path / "warm.toml"
+    path.write_text(warm.replace("seeds = [0, 1]", "seeds = [0]").replace("steps = 3\nkeep", "steps = 1\nkeep"))
+    summary = Runner(load_experiment(path), path, tmp_path / "out", cache=None, jobs=1, processes=False).run()
+    assert summary["trials"] == 2
+    (model,) = (tmp_path / "out" / "models").iterdir()
+    facts: dict[str, Any] = json.loads((model / "start.json").read_text())
+    assert facts["seed"] == "0/A" and 0 <= facts["pass_at_1"] <= 1
