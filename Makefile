@@ -25,7 +25,7 @@ test-all: test lab-quick
 # A small grid of the lab, from the nodes to the report: every kind of cell, which shows that they run and no more.
 lab-quick: $(STAMP)
 	rm -rf build/lab-quick
-	$(BIN)/ftis-node lab run ftis_node/lab/experiments/quick.toml --out build/lab-quick
+	$(BIN)/ftis-node lab run quick --out build/lab-quick
 	$(BIN)/ftis-node lab report build/lab-quick
 
 # All experiments with built-in models, and their reports under docs/evidence: hours of CPU; goes on where it was.
@@ -33,7 +33,7 @@ EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size a
   confirmation
 evidence: $(STAMP)
 	for name in $(EVIDENCE); do \
-	  $(BIN)/ftis-node lab run ftis_node/lab/experiments/$$name.toml --out build/lab/$$name --cache build/lab/cache \
+	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \
 	    && $(BIN)/ftis-node lab report build/lab/$$name --to docs/evidence/$$name --small || exit 1; \
 	done
 

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from ftis_node.lab.experiment import load_experiment
+from ftis_node.cli import app
+from ftis_node.errors import UsageError, UserError
+from ftis_node.lab.experiment import find_experiment, load_experiment, narrowed, trials
+from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.runner import Runner
-from tests.helpers_lab import events, kind, timeless
+from tests.helpers_lab import events, kind, run, timeless
 
 FILE = """
 name = "small"
@@ -107,10 +111,14 @@ def test_the_manifest_says_what_was_run_and_by_what(out: Path) -> None:
     assert (out / "experiment.toml").read_text() == FILE
 
 
+def again(path: Path, place: Path, *, cache: Path | None = None, **some: Any) -> dict[str, Any]:
+    """The same command in this process."""
+    return Runner(narrowed(load_experiment(path), **some), path, place, cache=cache, jobs=1, processes=False).run()
+
+
 def test_the_same_command_again_has_nothing_left_to_do(file: Path, out: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in out.rglob("events.jsonl")}
-    done = lab("run", file, "--out", out, "--json")
-    assert json.loads(done.stdout)["finished_before"] == 4
+    assert again(file, out)["finished_before"] == 4
     assert {path: path.stat().st_mtime_ns for path in out.rglob("events.jsonl")} == before
 
 
@@ -120,13 +128,12 @@ def test_the_report_judges_the_claims_and_draws_the_curves(out: Path) -> None:
     report = Path(json.loads(done.stdout)["report"])
     text = report.read_text()
     assert "Sharing is no worse than training alone" in text and "F-TIS" in text
-    pictures = {path.suffix for path in report.parent.iterdir()}
-    assert {".md", ".png", ".svg", ".csv", ".json"} <= pictures
+    assert {".md", ".png", ".svg", ".csv", ".json"} <= {path.suffix for path in report.parent.iterdir()}
 
 
-def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file: Path, out: Path) -> None:
-    place = file.parent / "cut"
-    words = ("run", str(file), "--out", str(place), "--jobs", "1", "--steps", "12", "--seeds", "0")
+def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file: Path, tmp_path: Path) -> None:
+    place = tmp_path / "cut"
+    words = ("run", str(file), "--out", str(place), "--jobs", "1", "--steps", "8", "--seeds", "0")
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     deadline = time.monotonic() + 120
     while not any(path.read_text().count('"step"') > 4 for path in place.rglob("events.jsonl")):
@@ -135,21 +142,18 @@ def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file: Path, out: Pa
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert process.stderr is not None and "Interrupted" in process.stderr.read()
-    done = lab(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    straight = file.parent / "straight"
-    assert lab(*words[:3], straight, *words[4:], "--json").returncode == 0
-    for key, directory in directories(place).items():
-        assert timeless(events(directory)) == timeless(events(directories(straight)[key]))
+    again(file, place, steps=8, seeds="0")
+    for spec in trials(narrowed(load_experiment(file), steps=8, seeds="0")):
+        straight = run(spec, tmp_path / spec.id)
+        assert timeless(events(place / "trials" / spec.id)) == timeless(straight)
 
 
-def test_experiments_that_share_a_cache_share_what_is_equal(file: Path, tmp_path: Path) -> None:
+def test_experiments_that_share_a_cache_share_what_is_equal(file: Path, out: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
-    other.write_text(FILE.replace('name = "small"', 'name = "other"').replace("label = ", "label = 'x' # "))
-    for path, name in ((file, "one"), (other, "two")):
-        lab("run", path, "--out", tmp_path / name, "--cache", tmp_path / "cache", "--seeds", "0", "--steps", "1")
-    assert len(list((tmp_path / "cache" / "trials").iterdir())) == 2
-    assert lab("report", tmp_path / "two").returncode == 0
+    other.write_text(FILE.replace('name = "small"', 'name = "other"').replace('"F-TIS"', '"sharing"'))
+    assert again(other, tmp_path / "two", cache=out)["finished_before"] == 4
+    assert "sharing" in write_report(tmp_path / "two", small=True).read_text()
+    assert not list((tmp_path / "two" / "report").glob("*.svg"))
 
 
 @pytest.mark.parametrize(
@@ -158,19 +162,26 @@ def test_experiments_that_share_a_cache_share_what_is_equal(file: Path, tmp_path
         (("run", "FILE"), "no place for the results"),
         (("run", "FILE", "--out", "x", "--seeds", "7"), "no seed 7"),
         (("run", "missing.toml", "--out", "x"), "cannot be read"),
+        (("run", "quik", "--out", "x"), "no lab file 'quik'"),
         (("report", "missing"), "missing"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(file: Path, words: tuple[str, ...], what: str) -> None:
-    done = lab(*(str(file) if word == "FILE" else word for word in words))
-    assert done.returncode == 2 and what in done.stderr and "Traceback" not in done.stderr
+    result = CliRunner().invoke(app, ["lab", *(str(file) if word == "FILE" else word for word in words)])
+    assert isinstance(result.exception, UsageError) and what in result.exception.what
 
 
-def test_a_model_that_cannot_be_loaded_is_told_and_nothing_hangs(file: Path, tmp_path: Path) -> None:
+def test_a_file_of_the_package_is_found_by_its_name() -> None:
+    assert find_experiment("paper/size").is_file() and find_experiment("quick").stem == "quick"
+    with pytest.raises(UsageError, match="Did you mean 'quick'"):
+        find_experiment("quik")
+
+
+def test_a_model_that_cannot_be_loaded_is_told_and_nothing_hangs(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
-    broken.write_text(FILE.replace('model = "tiny-a"', 'model = "nowhere/nothing"', 1))
-    done = lab("run", broken, "--out", tmp_path / "out")
-    assert done.returncode in (1, 2) and "nowhere/nothing" in done.stderr and "Traceback" not in done.stderr
+    broken.write_text(FILE.replace('model = "tiny-a"', 'model = "tiny-z"', 1))
+    with pytest.raises(UserError, match="tiny-z"):
+        again(broken, tmp_path / "out", seeds="0")
 
 
 def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path: Path) -> None:
@@ -178,8 +189,7 @@ def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path: Path) -> No
     warm = warm.replace('model = "tiny-a"', 'warm = { recipe = "tiny-a", steps = 3, like = "A" }')
     path = tmp_path / "warm.toml"
     path.write_text(warm.replace("seeds = [0, 1]", "seeds = [0]").replace("steps = 3\nkeep", "steps = 1\nkeep"))
-    summary = Runner(load_experiment(path), path, tmp_path / "out", cache=None, jobs=1, processes=False).run()
-    assert summary["trials"] == 2
+    assert again(path, tmp_path / "out")["trials"] == 2
     (model,) = (tmp_path / "out" / "models").iterdir()
     facts: dict[str, Any] = json.loads((model / "start.json").read_text())
     assert facts["seed"] == "0/A" and 0 <= facts["pass_at_1"] <= 1

@@ -22,7 +22,9 @@ def lab() -> None:
 
 @app.command("run")
 def run(
-    file: Annotated[Path, typer.Argument(help="A lab file (TOML): nodes, ways to collaborate, seeds.")],
+    name: Annotated[
+        str, typer.Argument(metavar="FILE", help="A lab file (TOML), or the name of one that comes with ftis-node.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Where results go; the same again goes on.")] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Trials side by side; default: one a CPU core, 1 on a GPU.")
@@ -40,8 +42,9 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Runs an experiment: all its trials that are not finished yet. Ctrl-C saves; the same command goes on."""
-    from ftis_node.lab.experiment import load_experiment, narrowed
+    from ftis_node.lab.experiment import find_experiment, load_experiment, narrowed
 
+    file = find_experiment(name)
     experiment = narrowed(load_experiment(file), seeds=seeds, steps=steps)
     if dry_run:
         from ftis_node.lab.forecast import Machine, forecast, in_words

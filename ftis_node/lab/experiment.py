@@ -24,6 +24,8 @@ from ftis_node.settings import Settings, collect
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
 TRIAL_SCHEMA = 1
 
+SHIPPED = Path(__file__).parent / "experiments"
+
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
 
 
@@ -235,6 +237,23 @@ class TrialSpec:
     def settings_of(self, member: Member) -> Settings:
         """The member's settings. Raises UsageError for unknown keys and wrong values."""
         return collect(task=self.task, flags=member.settings, environment={})[0]
+
+
+def find_experiment(name: str) -> Path:
+    """A lab file by its path, or one that comes with the package by its name (`quick`, `paper/size`).
+
+    Raises:
+        UsageError: there is neither.
+    """
+    if name.endswith(".toml") or Path(name).is_file():
+        return Path(name)
+    known = [str(file.relative_to(SHIPPED).with_suffix("")) for file in sorted(SHIPPED.rglob("*.toml"))]
+    if name in known:
+        return SHIPPED / f"{name}.toml"
+    raise UsageError(
+        f"There is no lab file {name!r}.",
+        f"{did_you_mean(name, known)}Give the path of a .toml file, or one of: {', '.join(known)}.",
+    )
 
 
 def load_experiment(path: Path) -> Experiment:

@@ -1,7 +1,8 @@
 """How the lab draws: panels of lines with bands, dots with intervals, and a value against its effect.
 
-Colours are those of Okabe and Ito (2008), told apart by the colour-blind too, and a brown in place of their yellow; from
-the ninth line on the dashes differ. Figures are 8 inches wide: at 800 pixels their letters are those of the text around them.
+Colours are those of Okabe and Ito (2008), told apart by the colour-blind too, and a brown in place of their yellow;
+from the ninth line on the dashes differ. Figures are 8 inches wide: at 800 pixels their letters are those of the text
+around them.
 """
 
 from __future__ import annotations
