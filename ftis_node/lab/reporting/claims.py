@@ -163,7 +163,10 @@ def _finding(claim: Claim, evidence: Evidence, supports: float, refutes: float, 
     if verdict == "reproduced" and claim.compare in ("greater", "less") and size < margin:
         notes.append(f"the difference is smaller than the margin of {margin:g}")
     if verdict == "reproduced" and claim.compare in ("same", "not worse") and evidence.p < LEVEL:
-        notes.append("there is a difference (p unadjusted), but within the margin")
+        better = claim.compare == "not worse" and evidence.difference.mean > 0
+        notes.append(
+            "it is even better (p unadjusted)" if better else "there is a difference (p unadjusted), within the margin"
+        )
     if floor >= LEVEL and not math.isnan(evidence.p):
         notes.append(f"too few seeds: no result could have made the adjusted p smaller than {floor:.3g}")
     return Finding(claim, evidence, supports, refutes, floor, verdict, tuple(notes))
