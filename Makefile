@@ -36,6 +36,7 @@ evidence: $(STAMP)
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \
 	    && $(BIN)/ftis-node lab report build/lab/$$name --to docs/evidence/$$name --small || exit 1; \
 	done
+	$(BIN)/python -m ftis_node.lab.reporting.index docs/evidence
 
 # Rebuilds the built-in models from nothing (two minutes); the result is committed.
 models: $(STAMP)
