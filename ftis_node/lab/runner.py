@@ -6,14 +6,11 @@ import concurrent.futures
 import contextlib
 import datetime
 import hashlib
-import importlib.metadata
 import json
 import multiprocessing
 import os
-import platform
 import queue
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,11 +23,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ftis_node.errors import FtisError, UserError
 from ftis_node.files import replace_text
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec, TrialSpec, trial_of, trials
+from ftis_node.lab.provenance import commit, versions
 from ftis_node.policy.names import built_in
 
 MANIFEST_SCHEMA = 1
 SPEAK_SECONDS = 10.0
-_PACKAGES = ("ftis-node", "torch", "transformers", "peft", "numpy")
 
 
 @dataclass
@@ -223,8 +220,8 @@ class Runner:
             "schema": MANIFEST_SCHEMA,
             **{key: getattr(experiment, key) for key in ("name", "title", "about", "task", "steps", "tail", "target")},
             "seeds": list(experiment.seeds),
-            "commit": _commit(),
-            "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in _PACKAGES}},
+            "commit": commit(),
+            "versions": versions(),
             "file_sha256": hashlib.sha256(text).hexdigest(),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "nodes": [_node_facts(node) for node in experiment.nodes],
@@ -271,23 +268,6 @@ def _side_by_side(experiment: Experiment) -> int:
     """Built-in models are so small that each trial has a core; a large model wants the machine to itself."""
     small = all(node.model == "" or node.model in built_in() for node in experiment.nodes)
     return (os.cpu_count() or 1) if small else 1
-
-
-def _commit() -> str:
-    """The commit of the code, where it is a git checkout; a plus sign says that it was changed since."""
-    place = Path(__file__).parent
-    try:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty=+"],
-            cwd=place,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return told.stdout.strip()
 
 
 def _duration(seconds: float) -> str:

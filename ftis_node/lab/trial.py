@@ -22,6 +22,7 @@ from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.exchange import Network
 from ftis_node.lab.experiment import Member, TrialSpec
 from ftis_node.lab.participant import Participant, run_of
+from ftis_node.lab.provenance import commit, versions
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.starts import model_of
 
@@ -74,7 +75,9 @@ class Trial:
             FtisError: a model cannot be loaded, or a node broke down.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        replace_text(self.directory / "trial.json", json.dumps({"id": self.spec.id, **self.spec.facts()}, indent=1))
+        made_by = {"commit": commit(), "versions": versions()}
+        facts = {"id": self.spec.id, "made_by": made_by, **self.spec.facts()}
+        replace_text(self.directory / "trial.json", json.dumps(facts, indent=1))
         resume = self._resume_point()
         with asyncio.Runner(loop_factory=lambda: SimulatedLoop(resume["time"])) as runner:
             runner.run(self._run(resume))

@@ -72,7 +72,7 @@ def _head(results: Results, book: Book) -> None:
     if manifest.about:
         book.write(manifest.about.strip())
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-    facts = [f"experiment `{manifest.name}`", f"commit `{manifest.commit}`" if manifest.commit else "", versions]
+    facts = [f"experiment `{manifest.name}`", f"commit {' and '.join(results.commits())}", versions]
     seconds = sum(trial.seconds or 0.0 for trial in results.trials.values())
     book.write(
         f"Run: {'; '.join(fact for fact in facts if fact)}; {len(results.trials)} finished trials of "
@@ -206,7 +206,7 @@ def _summary(findings: list[Finding], results: Results, book: Book) -> None:
     summary = {
         "schema": 1,
         "name": manifest.name,
-        "commit": manifest.commit,
+        "commits": results.commits(),
         "file_sha256": manifest.file_sha256,
         "finished": {cell: results.seeds(cell) for cell in results.cells},
         "missing": [asdict(missing) for missing in results.missing],

@@ -65,8 +65,12 @@ class Gradient:
 
 @dataclass(slots=True)
 class Trial:
-    """The events of one trial; `evaluations` by node and set, `steps` and `gradients` by node, in their order."""
+    """The events of one trial; `evaluations` by node and set, `steps` and `gradients` by node, in their order.
 
+    `commit` of the code that ran it, if it says so.
+    """
+
+    commit: str = ""
     seconds: float | None = None
     cpu: float = 0.0
     evaluations: dict[tuple[str, str], list[Evaluation]] = field(default_factory=dict)
@@ -151,6 +155,10 @@ class Results:
         }
         return {seed: value for seed, value in found.items() if value is not None}
 
+    def commits(self) -> list[str]:
+        """Of the code that ran the trials; the manifest's where they do not say."""
+        return sorted({trial.commit for trial in self.trials.values()} - {""}) or [self.manifest.commit]
+
     def steps(self, cell: str) -> int:
         """The last step that any node of the cell evaluated or took."""
         last = [
@@ -186,10 +194,18 @@ def read_results(out: Path) -> Results:
         if trial.seconds is None:
             missing.append(Missing(*key, "unfinished"))
         else:
+            trial.commit = _commit_of(path.with_name("trial.json"))
             trials[key] = trial
     if not trials:
         raise UsageError(f"No trial of {out} has finished.", "Run the experiment further, then ask for its report.")
     return Results(manifest, trials, missing)
+
+
+def _commit_of(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["made_by"]["commit"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def read_trial(path: Path) -> Trial:
