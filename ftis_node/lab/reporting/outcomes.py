@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
@@ -24,6 +26,7 @@ from ftis_node.lab.reporting.statistics import (
     paired_permutation,
 )
 
+TIMES = 25  # points of a curve over time
 MANY = 7  # lines, beyond which one panel is no picture any more
 EQUAL = {
     "unshared": "as many own completions, and nothing shared",
@@ -74,9 +77,31 @@ def curves(results: Results, book: Book) -> None:
             figure = figures.panels(parts, columns=3, x="step of the node", share=True, height=1.7, legend=False)
             caption = f"Node {node}, each cell beside {results.label(results.cells[0])} (grey)."
             book.picture(f"validation-{say.file_name(node)}", figure, caption)
+    if len({results.cell(cell).pace for cell in results.cells}) > 1:
+        _over_time(results, book, look)
     header = ("cell", "node", "step", "mean", "low95", "high95")
     rows = [(cell, node, *point) for (node, cell), line in lines.items() if line for point in _points(line)]
     book.csv("curves", header, rows)
+
+
+def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
+    """pass@1 over simulated seconds, where cells differ in pace and the same step is not the same time."""
+    parts = []
+    for node in results.nodes():
+        lines = []
+        for cell in results.cells:
+            trials = results.of(cell).values()
+            seeds = [curve for trial in trials if (curve := trial.evaluations.get((node, HELD_OUT)))]
+            if seeds:
+                xs = np.linspace(0.0, min(curve[-1].time for curve in seeds), TIMES)
+                found = [np.interp(xs, [e.time for e in curve], [e.pass_at_1 for e in curve]) for curve in seeds]
+                ys = bands([list(values) for values in found])
+                low, high = [y.low for y in ys], [y.high for y in ys]
+                lines.append(Line(results.label(cell), list(xs), [y.mean for y in ys], look[cell], low, high))
+        parts.append(Panel(results.node_label(node), lines, "pass@1", "pass"))
+    figure = figures.panels(parts, columns=min(2, len(parts)), x="simulated seconds", share=True, height=2.8)
+    caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
+    book.picture("validation-time", figure, caption)
 
 
 def final_values(results: Results) -> list[dict[str, Any]]:
