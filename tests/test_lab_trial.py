@@ -100,6 +100,8 @@ def test_at_a_free_pace_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) 
     assert len(fast) >= 3 * len(slow) > 0
     assert sum(e["foreign_groups"] for e in fast) > 0 and sum(e["foreign_groups"] for e in slow) > 0
     assert fast[-1]["time"] < 60 + 12 and slow[-1]["time"] < 60 + 60
+    for steps, node in ((fast, "A"), (slow, "B")):
+        assert kind(found, "evaluation", node)[-1]["step"] == steps[-1]["step"], "the end is looked at, whenever it is"
 
 
 def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class Trial:
         self._log: IO[bytes]
         self._saved_at = time.monotonic()
         self._done = 0
+        self._evaluated: dict[str, int] = {}  # node → the step of its last evaluation
 
     def run(self) -> None:
         """Runs it to its end, from where it was.
@@ -87,7 +88,7 @@ class Trial:
         try:
             resume = dict(json.loads((self.directory / "resume.json").read_text()))
         except (OSError, ValueError):
-            resume = {"step": 0, "time": 0.0, "bytes": 0, "round": {}}
+            resume = {"step": 0, "time": 0.0, "bytes": 0, "round": {}, "evaluated": {}}
             shutil.rmtree(self.directory / "checkpoints", ignore_errors=True)
         with (self.directory / "events.jsonl").open("ab") as events:
             events.truncate(resume["bytes"])
@@ -103,6 +104,8 @@ class Trial:
             else:
                 await asyncio.gather(*(self._free(node) for node in self._learners))
             for node in self._learners:
+                if self._evaluated.get(node.name) != node.stepper.progress.step:  # its time was over between two
+                    await self._evaluate(node)
                 await self._look_further(node)
             if self.spec.keep:
                 await self._save_all()
@@ -124,13 +127,18 @@ class Trial:
         run = run_of(self.spec, facts[0])
         for node in self._nodes:
             await node.open(run, network, first_round=resume["round"].get(node.name, 0))
+        self._evaluated = resume["evaluated"]
         if resume["step"]:
             for node in self._learners:
                 await node.restore(self.directory / "checkpoints", resume["step"])
             return
         for node in self._learners:
-            self._write(await node.evaluate())
+            await self._evaluate(node)
             await self._look_further(node)
+
+    async def _evaluate(self, node: Participant) -> None:
+        self._write(await node.evaluate())
+        self._evaluated[node.name] = node.stepper.progress.step
 
     def _compute(self, member: Member) -> Compute:
         if member.script:
@@ -188,7 +196,7 @@ class Trial:
         self._write(node.told_step(last))
         step = node.stepper.progress.step
         if step % node.settings.eval_every == 0 or step == self.spec.steps:
-            self._write(await node.evaluate())
+            await self._evaluate(node)
         self._progressed(self._done, self.spec.steps * len(self._learners))
 
     def _probe(self, done: int, batches: Sequence[Any]) -> None:
@@ -214,6 +222,7 @@ class Trial:
             "time": asyncio.get_running_loop().time(),
             "bytes": self._log.tell(),
             "round": {node.name: node.swarm.next_round for node in self._nodes},
+            "evaluated": self._evaluated,
         }
         if self.spec.pace == "lockstep":
             replace_text(self.directory / "resume.json", json.dumps(resume))
