@@ -64,6 +64,8 @@ def run(
         print_json(summary)
     else:
         print(f"{summary['trials']} trials in {out}; ftis-node lab report {out} says what they show.")
+        for path in summary["checkpoints"]:
+            print(f"checkpoint: {path}")
 
 
 @app.command("report")

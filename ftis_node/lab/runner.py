@@ -124,7 +124,12 @@ class Runner:
             "finished_before": len(specs) - len(open_ones),
             "seconds": time.monotonic() - began,
             "out": str(self.out),
+            "checkpoints": [str(path) for spec in specs for path in self._checkpoints(spec)],
         }
+
+    def _checkpoints(self, spec: TrialSpec) -> list[Path]:
+        """Of every node of a trial, where they are kept."""
+        return sorted((self.directory(spec) / "checkpoints").glob("*")) if spec.keep else []
 
     # --- the pool -------------------------------------------------------------------------------------------------
 
