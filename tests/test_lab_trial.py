@@ -116,7 +116,7 @@ def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:
 
 
 def test_gradients_are_looked_at_without_changing_the_course(shared: list[dict[str, Any]], tmp_path: Path) -> None:
-    probed = {"gradients": {"every": 2, "own_groups": 6, "objectives": ["nois", "ftis"]}}
+    probed = {"gradients": {"every": 2, "groups": 6, "objectives": ["nois", "ftis", "gated"]}}
     found = run(spec(probed), tmp_path)
     gradients = kind(found, "gradients")
     assert [e for e in timeless(found) if e["event"] != "gradients"] == timeless(shared)
@@ -124,7 +124,7 @@ def test_gradients_are_looked_at_without_changing_the_course(shared: list[dict[s
         (node, step, *what)
         for node in "AB"
         for step in (0, 2)
-        for what in (("grpo", "own"), ("nois", "foreign"), ("ftis", "foreign"))
+        for what in (("grpo", "own"), ("nois", "foreign"), ("ftis", "foreign"), ("gated", "foreign"))
     }
     assert all(-1 <= e["cosine"] <= 1 and e["norm_ratio"] >= 0 for e in gradients)
     assert any(e["norm_ratio"] > 0 for e in gradients)

@@ -1,8 +1,9 @@
-"""How far the gradient on a peer's samples is from the gradient on many of one's own (a referee's question).
+"""How far the gradient on peers' samples is from the gradient on one's own (a referee's question).
 
-Filtering and truncation trade variance for bias. Here both gradients are exact, of the same weights: the one that an
-objective takes from the foreign groups of a step, and plain GRPO's from a large batch of the node's own samples, which
-estimates what training alone would do. Nothing of the trial is changed by looking.
+Filtering and truncation trade variance for bias. So that bias is not lost in noise, both gradients are exact and of
+many groups, sampled beside the trial from the very weights of that moment: plain GRPO's on groups of the node's own,
+which is what training alone would do; and each objective's on as many groups of the others. A second batch of own
+groups says how near one comes without any bias. Nothing of the trial is changed by looking.
 """
 
 from __future__ import annotations
@@ -17,38 +18,36 @@ from torch import Tensor
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.experiment import Probe
 from ftis_node.lab.gradients import source_gradients
-from ftis_node.learner import Learner, TrainingGroup
-from ftis_node.pool import Scored
-from ftis_node.stepping import OwnGroup, messages
+from ftis_node.learner import TrainingGroup
+from ftis_node.learner.batch import Batch
 from ftis_node.worker.engine import Engine, choose_objective
 from ftis_node.worker.messages import OWN
 
 if TYPE_CHECKING:
     from ftis_node.lab.participant import Participant
 
-# The same prompts for every method and node of a seed, so that only the weights differ.
-_REFERENCE = "reference"
 
+def probe(node: Participant, others: Sequence[Participant], wanted: Probe) -> Iterator[dict[str, Any]]:
+    """Events `gradients`: of each objective its foreign gradient's cosine to the reference, and ratio of norms.
 
-def probe(
-    node: Participant, own: Sequence[OwnGroup], foreign: Sequence[Scored], wanted: Probe
-) -> Iterator[dict[str, Any]]:
-    """Events `gradients`: of each objective its foreign gradient's cosine to the reference and ratio of norms.
-
-    One event has the source `own`: the same of this step's own groups under GRPO, which is how well so few samples do
-    when nothing is biased. Each gradient is of the loss of those groups alone, divided by their number.
+    The event with the source `own` is of the second batch of own groups, under GRPO. Each gradient is of the loss of
+    those groups alone, divided by their number. An objective with a gate has the level that the reference batch gives.
+    Nodes in processes of their own are not looked at.
     """
-    if not isinstance(node.compute, InProcess) or not foreign:
+    engine = _engine(node)
+    partners = [(other, found) for other in others if (found := _engine(other)) is not None]
+    if engine is None or not partners:
         return
-    engine = node.compute.engine
-    learner = engine.learner
-    reference = _gradient(node, learner, "grpo", _reference(engine, node, wanted.own_groups))
-    ours = engine.training_groups(messages(own, [], horizontal=False))
-    theirs = engine.training_groups(messages([], foreign, horizontal=False))
-    batches = [("grpo", OWN, ours)] if ours else []
-    batches += [(name, "foreign", theirs) for name in wanted.objectives]
-    for name, source, groups in batches:
-        gradient = _gradient(node, learner, name, groups)
+    first, second = (
+        engine.training_groups(_sampled(engine, node, OWN, wanted.groups, which)) for which in ("own", "own again")
+    )
+    foreign: list[TrainingGroup] = []
+    for place, (other, found) in enumerate(partners):
+        share = wanted.groups // len(partners) + (place < wanted.groups % len(partners))
+        foreign += engine.training_groups(_sampled(found, other, other.name, share, "for others"))
+    reference = _gradient(node, engine, "grpo", first, first)
+    for name, source, groups in [("grpo", OWN, second), *((name, "foreign", foreign) for name in wanted.objectives)]:
+        gradient = _gradient(node, engine, name, groups, first)
         norms = float(gradient.norm()), float(reference.norm())
         yield {
             "event": "gradients",
@@ -60,29 +59,38 @@ def probe(
             "norm_ratio": norms[0] / norms[1] if norms[1] else 0.0,
             "own_norm": norms[1],
             "groups": len(groups),
-            "own_groups": wanted.own_groups,
         }
 
 
-def _reference(engine: Engine, node: Participant, count: int) -> list[TrainingGroup]:
-    """A large batch of own groups, sampled beside the trial."""
-    rng = random.Random(f"{_REFERENCE}/{node.spec.seed}/{node.stepper.progress.step}")
+def _engine(node: Participant) -> Engine | None:
+    return node.compute.engine if isinstance(node.compute, InProcess) and not node.member.script else None
+
+
+def _sampled(engine: Engine, node: Participant, source: str, count: int, which: str) -> list[dict[str, Any]]:
+    """Groups sampled beside the trial, on prompts that are the same for every cell of a seed."""
+    rng = random.Random(f"{node.spec.seed}/{node.name}/{node.stepper.progress.step}/{which}")
     rows = [rng.randrange(node.facts["rows"]) for _ in range(count)]
     state = engine.random.get_state()
     answers = engine.generate(rows)["groups"]
     engine.random.set_state(state)
-    parts = [[{"source": OWN, "completions": answer, "rewards": answer["rewards"]}] for answer in answers]
-    return engine.training_groups([{"row": row, "parts": part} for row, part in zip(rows, parts, strict=True)])
+    parts = [[{"source": source, "completions": answer, "rewards": answer["rewards"]}] for answer in answers]
+    return [{"row": row, "parts": part} for row, part in zip(rows, parts, strict=True)]
 
 
-def _gradient(node: Participant, learner: Learner, name: str, groups: Sequence[TrainingGroup]) -> Tensor:
+def _gradient(
+    node: Participant, engine: Engine, name: str, groups: Sequence[TrainingGroup], own: Sequence[TrainingGroup]
+) -> Tensor:
     """fp32 [parameters] of the loss on `groups` under that objective; zeros if nothing of them counts."""
-    before = learner.objective
+    learner = engine.learner
+    before = learner.objective, learner.gate
     asked = node.settings.model_copy(update={"objective": name})
-    learner.objective = choose_objective(asked, node.run.task, node.run.completion_tokens)
+    learner.objective, learner.gate = choose_objective(asked, node.run.task, node.run.completion_tokens), None
     try:
+        if learner.objective.gate is not None:
+            learner.gate = learner.next_gate(learner.accumulate(Batch.of(own, learner.objective, OWN)))
         parts = source_gradients(learner, groups)
     finally:
-        learner.objective = before
+        learner.objective, learner.gate = before
+        learner.optimiser.drop_gradients()
     zeros = torch.zeros(sum(parameter.numel() for parameter in learner.trainable.values()))
     return torch.stack([*parts.values(), zeros]).sum(0)

@@ -80,10 +80,10 @@ class Clock(_Table):
 
 
 class Probe(_Table):
-    """Measure how far gradients on foreign samples are from the gradient on many own ones."""
+    """Measure how far gradients on foreign groups are from the gradient on as many own ones; see `lab.bias`."""
 
     every: int = Field(10, ge=1)
-    own_groups: int = Field(96, ge=1)
+    groups: int = Field(96, ge=1)
     objectives: tuple[str, ...] = ("nois", "vis", "tis", "f-nois", "f-vis", "ftis", "gated")
 
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -166,7 +166,7 @@ class Trial:
             batches = [
                 await node.gather(own) for node, own in zip(self._nodes, made, strict=True) if not node.member.script
             ]
-            self._probe(done, batches)
+            self._probe(done)
             told = await asyncio.gather(
                 *(node.stepper.train(*batch, began=began) for node, batch in zip(self._learners, batches, strict=True))
             )
@@ -199,12 +199,12 @@ class Trial:
             await self._evaluate(node)
         self._progressed(self._done, self.spec.steps * len(self._learners))
 
-    def _probe(self, done: int, batches: Sequence[Any]) -> None:
+    def _probe(self, done: int) -> None:
         wanted = self.spec.gradients
         if wanted is None or done % wanted.every:
             return
-        for node, (own, foreign) in zip(self._learners, batches, strict=True):
-            for event in probe(node, own, foreign, wanted):
+        for node in self._learners:
+            for event in probe(node, [other for other in self._learners if other is not node], wanted):
                 self._write(event)
 
     # --- what is written ------------------------------------------------------------------------------------------

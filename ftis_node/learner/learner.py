@@ -120,7 +120,7 @@ class Learner:
             if skipped:
                 break
             if inner == 0:
-                gate, start = self._next_gate(computed), _by_sample(computed)
+                gate, start = self.next_gate(computed), _by_sample(computed)
         self.gate = gate  # only now: all inner steps are gated alike
         self.steps += 1
         if batch.computed:
@@ -247,7 +247,8 @@ class Learner:
                 entropy=part.entropy,
             )
 
-    def _next_gate(self, computed: Sequence[Computed]) -> float | None:
+    def next_gate(self, computed: Sequence[Computed]) -> float | None:
+        """The gate's level after a step on these; see `Objective.next_gate`."""
         successes = [
             part.terms.likelihood[place]
             for part in computed
