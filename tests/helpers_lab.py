@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ftis_node.lab.experiment import Experiment, TrialSpec, trials
+from ftis_node.lab.experiment import Experiment
+from ftis_node.lab.spec import TrialSpec, trials
 from ftis_node.lab.trial import Trial
 
 SETTINGS = {"device": "cpu", "batch_groups": 4, "eval_prompts": 40, "eval_every": 2}

@@ -9,8 +9,9 @@ import pytest
 
 import ftis_node.lab
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment import load_experiment, narrowed, trials
 from ftis_node.lab.forecast import Machine, forecast, in_words
+from ftis_node.lab.loading import load_experiment, narrowed
+from ftis_node.lab.spec import trials
 from ftis_node.lab.starts import starts
 from tests.helpers_lab import A, B, experiment, spec
 
@@ -40,6 +41,16 @@ def written(path: Path, text: str) -> Path:
         (HEAD.replace('model = "tiny-a"', "") + CELL, "exactly one of", "Mend"),
         (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='d'\n", "cell 'd'", "Mend"),
         (HEAD + "cells = [", "not valid TOML", "Mend"),
+        (HEAD + "x = " + "[" * 5000, "nests too deeply", "flatter"),
+        (HEAD + "[run]\ngrup = 4\n" + CELL, "a run has no 'grup'", "group"),
+        (HEAD + CELL + "settings = { seed = 3 }\n", "'seed' is not a setting here", "seeds"),
+        (HEAD + CELL + "vary = { threshold = [] }\n", "no cell", "Mend"),
+        (HEAD.replace('model = "tiny-a"', 'script = "lying"') + CELL, "no node that learns", "model"),
+        (HEAD + CELL + "collaboration = 'horizontal'\n", "is horizontal", "same batch_groups"),
+        (HEAD + CELL + "[cells.gradients]\n[cells.settings]\nthreshold = 2.0\n", "compares objectives", "Leave"),
+        (HEAD + "[[evaluate]]\nname='held-out'\ntask='arithmetic-4'\n" + CELL, "a name of its own", "Mend"),
+        (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\nnode='Z'\n", "node 'Z'", "Mend"),
+        (HEAD + CELL + "[[claims]]\ntext='t'\ncompare='less'\na='c'\nb='c'\nset='z'\n", "set 'z'", "Mend"),
     ],
 )
 def test_what_a_lab_file_cannot_mean_is_told_with_its_place(tmp_path: Path, text: str, what: str, fix: str) -> None:
@@ -94,6 +105,7 @@ def test_twins_start_from_one_checkpoint_and_strangers_from_their_own() -> None:
 def test_some_of_a_file_can_be_run() -> None:
     made = experiment(seeds=[0, 1, 2])
     assert [t.seed for t in trials(narrowed(made, seeds="2,0", steps=1))] == [2, 0]
+    assert narrowed(made, seeds="1,1").seeds == (1,)
     for wrong in ("3", "a"):
         with pytest.raises(UsageError):
             narrowed(made, seeds=wrong)
@@ -121,3 +133,11 @@ def test_the_papers_own_experiments_plan_their_memory_and_hours_without_weights(
         assert (one.steps, one.run["group"]) == (50, 12)
         assert {s.effective_learning_rate("gsm8k", lora=bool(s.lora)) for s in settings} <= {1e-6, 1e-4}
         assert {(s.eval_every, s.truncation) for s in settings} == {(5, 2.0)}
+
+
+def test_other_contents_of_a_data_file_make_another_trial(tmp_path: Path) -> None:
+    ids = []
+    for answer in (1, 2):
+        (tmp_path / "own.jsonl").write_text(f'{{"question": "q", "answer": {answer}}}\n')
+        ids.append(spec(task="own.jsonl", data=str(tmp_path / "own.jsonl")).id)
+    assert ids[0] != ids[1]

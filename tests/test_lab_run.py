@@ -11,14 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.errors import UsageError, UserError
-from ftis_node.lab.experiment import find_experiment, load_experiment, narrowed, trials
+from ftis_node.lab.loading import find_experiment, load_experiment, narrowed
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.runner import Runner
+from ftis_node.lab.spec import trials
 from tests.helpers_lab import events, kind, run, timeless
 
 FILE = """
@@ -193,3 +195,29 @@ def test_twins_share_the_one_warm_up_that_is_made_for_them(tmp_path: Path) -> No
     (model,) = (tmp_path / "out" / "models").iterdir()
     facts: dict[str, Any] = json.loads((model / "start.json").read_text())
     assert facts["seed"] == "0/A" and 0 <= facts["pass_at_1"] <= 1
+
+
+def test_what_another_run_is_working_on_is_waited_for(file: Path, out: Path, tmp_path: Path) -> None:
+    """Two runs at the same time on one place: both end, and no trial is written twice."""
+    place = tmp_path / "both"
+    words = [*COMMAND, "run", str(file), "--out", str(place), "--jobs", "1", "--seeds", "0", "--steps", "4"]
+    both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(2)]
+    assert [process.wait(150) for process in both] == [0, 0], both[0].communicate()[1]
+    for directory in directories(place).values():
+        lines = events(directory)
+        assert [e["step"] for e in kind(lines, "step", "A")] == [1, 2, 3, 4]
+        assert [e["event"] for e in lines].count("end") == 1
+
+
+def test_the_processes_of_a_killed_run_end_with_it(file: Path, tmp_path: Path) -> None:
+    words = [*COMMAND, "run", str(file), "--out", str(tmp_path), "--jobs", "1", "--steps", "5000", "--seeds", "0"]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    deadline = time.monotonic() + 120
+    while not any(path.read_text().count('"step"') > 4 for path in tmp_path.rglob("events.jsonl")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait(30)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert children and not alive

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,31 @@ def test_what_is_kept_of_a_trial_says_what_it_was(tmp_path: Path) -> None:
     latest = Checkpoints(tmp_path / "checkpoints" / "A").latest()
     assert latest is not None and latest[1]["model"] == "tiny-a (full)" and latest[1]["settings"]["batch_groups"] == 4
     assert events(tmp_path)[-1]["event"] == "end" and SETTINGS["batch_groups"] == 4
+
+
+def test_more_nodes_than_a_batch_needs_go_on_to_the_same_numbers_too(tmp_path: Path) -> None:
+    nodes = [A, B, {"name": "C", "model": "tiny-c"}]
+    made = spec({"settings": {"own_share": 0.5}}, nodes=nodes, steps=3)
+    straight = run(made, tmp_path / "straight")
+    assert {(e["own_groups"], e["foreign_groups"]) for e in kind(straight, "step")} == {(2, 2)}, "of four there are"
+    asked = iter((True,))
+    with pytest.raises(Interrupted):
+        run(made, tmp_path / "cut", stopping=lambda: next(asked))
+    assert timeless(run(made, tmp_path / "cut")) == timeless(straight)
+
+
+def test_a_seed_decides_the_prompts_of_horizontal_groups_too(tmp_path: Path) -> None:
+    rewards = []
+    for seed in (0, 1):
+        found = run(spec({"collaboration": "horizontal"}, seeds=[seed], steps=1), tmp_path / str(seed))
+        rounds = json.loads((tmp_path / str(seed) / "trial.json").read_text())["rounds"]
+        rewards.append((rounds, [e["own_reward"] for e in kind(found, "step")]))
+    assert rewards[0] != rewards[1]
+
+
+def test_a_checkpoint_that_is_gone_means_beginning_anew(tmp_path: Path) -> None:
+    made = spec(steps=2)
+    with pytest.raises(Interrupted):
+        run(made, tmp_path, stopping=lambda: True)
+    shutil.rmtree(tmp_path / "checkpoints" / "B")
+    assert [e["step"] for e in kind(run(made, tmp_path), "step", "A")] == [1, 2]

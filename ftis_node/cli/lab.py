@@ -42,7 +42,7 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Runs an experiment: all its trials that are not finished yet. Ctrl-C saves; the same command goes on."""
-    from ftis_node.lab.experiment import find_experiment, load_experiment, narrowed
+    from ftis_node.lab.loading import find_experiment, load_experiment, narrowed
 
     file = find_experiment(name)
     experiment = narrowed(load_experiment(file), seeds=seeds, steps=steps)

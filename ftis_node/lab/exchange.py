@@ -66,6 +66,7 @@ class MemorySwarm:
         self._network = network
         self._context = context
         self._clock = clock
+        self._max_age = max_age
         self._table = Table(max_age, clock, rng)
         self._on_demand = on_demand
         self._pulling: asyncio.Task[None] | None = None
@@ -93,6 +94,10 @@ class MemorySwarm:
     async def collect(self) -> None:
         """Takes everything that was announced and not taken yet, whether it is wanted or not."""
         await self._take(self._table.choose(1 << 30, lambda _: True))
+
+    def reseed(self, rng: random.Random) -> None:
+        """From now on the order of what is taken follows from `rng`; what was announced before is forgotten."""
+        self._table = Table(self._max_age, self._clock, rng)
 
     async def close(self) -> None:
         if self._pulling is not None:

@@ -6,25 +6,15 @@ says at its top, and changes some of it. A table of lists, `vary`, makes a cell 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from ftis_node.errors import UsageError, did_you_mean
+from ftis_node.errors import did_you_mean
+from ftis_node.lab.reporting.manifest import ALL, HELD_OUT
 from ftis_node.lab.warmup import RECIPES
-from ftis_node.settings import Settings, collect
-
-# Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
-TRIAL_SCHEMA = 1
-
-SHIPPED = Path(__file__).parent / "experiments"
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
 
@@ -123,10 +113,10 @@ class Claim(_Table):
     a: str
     b: str
     contrast: tuple[str, str] | None = None
-    node: str = "all"
-    set: str = "held-out"
+    node: str = ALL
+    set: str = HELD_OUT
     measure: Literal["final", "time", "generated"] = "final"
-    margin: float | None = Field(None, gt=0)
+    margin: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
 class Experiment(_Table):
@@ -175,8 +165,17 @@ class Experiment(_Table):
             for name in (*cell.nodes, *cell.node, *cell.speed):
                 if name not in names:
                     raise ValueError(f"cell {cell.name} names node {name!r}, and there is no such node")
+        if not cells:
+            raise ValueError("a list in `vary` is empty, so there is no cell")
+        sets = [also.name for also in self.evaluate]
+        if len({HELD_OUT, *sets}) <= len(sets):
+            raise ValueError(f"every set under `evaluate` needs a name of its own, and not {HELD_OUT!r}")
         known = {cell.name for cell in cells}
         for claim in self.claims:
+            if claim.node not in (ALL, *names):
+                raise ValueError(f"the claim {claim.text!r} names node {claim.node!r}, and there is no such node")
+            if claim.set not in (HELD_OUT, *sets):
+                raise ValueError(f"the claim {claim.text!r} names set {claim.set!r}, and there is no such set")
             for name in (claim.a, claim.b, *(claim.contrast or ())):
                 if name not in known:
                     raise ValueError(f"the claim {claim.text!r} names cell {name!r}, and there is no such cell")
@@ -185,140 +184,6 @@ class Experiment(_Table):
     def all_cells(self) -> list[CellSpec]:
         """The cells, each `vary` written out: ``name key=value`` for each combination."""
         return [cell for spec in self.cells for cell in _written_out(spec)]
-
-
-@dataclass(frozen=True)
-class Member:
-    """A node of a trial, with nothing left open. settings: all that are set, layer upon layer."""
-
-    name: str
-    model: str
-    warm: WarmUp | None
-    script: str
-    speed: float
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class TrialSpec:
-    """One cell with one seed: everything that decides what happens, and nothing that does not."""
-
-    seed: int
-    task: str
-    data: str
-    eval_data: str
-    collaboration: str
-    pace: str
-    steps: int
-    seconds: float | None
-    keep: bool
-    run: dict[str, Any]
-    clock: Clock
-    members: tuple[Member, ...]
-    evaluate: tuple[EvaluationSet, ...]
-    gradients: Probe | None
-
-    @property
-    def id(self) -> str:
-        """16 hex digits: the same for the same trial, whatever experiment it belongs to."""
-        return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()[:16]
-
-    def facts(self) -> dict[str, Any]:
-        """All of it in plain values."""
-        return {
-            **vars(self),
-            "schema": TRIAL_SCHEMA,
-            "clock": self.clock.model_dump(),
-            "members": [{**vars(m), "warm": m.warm.model_dump() if m.warm else None} for m in self.members],
-            "evaluate": [also.model_dump() for also in self.evaluate],
-            "gradients": self.gradients.model_dump() if self.gradients else None,
-        }
-
-    def settings_of(self, member: Member) -> Settings:
-        """The member's settings. Raises UsageError for unknown keys and wrong values."""
-        return collect(task=self.task, flags=member.settings, environment={})[0]
-
-
-def find_experiment(name: str) -> Path:
-    """A lab file by its path, or one that comes with the package by its name (`quick`, `paper/size`).
-
-    Raises:
-        UsageError: there is neither.
-    """
-    if name.endswith(".toml") or Path(name).is_file():
-        return Path(name)
-    known = [str(file.relative_to(SHIPPED).with_suffix("")) for file in sorted(SHIPPED.rglob("*.toml"))]
-    if name in known:
-        return SHIPPED / f"{name}.toml"
-    raise UsageError(
-        f"There is no lab file {name!r}.",
-        f"{did_you_mean(name, known)}Give the path of a .toml file, or one of: {', '.join(known)}.",
-    )
-
-
-def load_experiment(path: Path) -> Experiment:
-    """Reads a lab file, checking everything that can be checked without a model. Raises UsageError."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"The lab file {path} cannot be read: {error.strerror}.", "Check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"The lab file {path} is not valid TOML: {error}.", "Mend that line.") from None
-    try:
-        experiment = Experiment.model_validate(document)
-    except ValidationError as error:
-        raise _as_usage_error(path, error) from None
-    for spec in trials(experiment):
-        for member in spec.members:
-            spec.settings_of(member)
-    return experiment
-
-
-def narrowed(experiment: Experiment, *, seeds: str = "", steps: int | None = None) -> Experiment:
-    """Some of it: only these seeds (numbers between commas), or another number of steps. Raises UsageError."""
-    changes: dict[str, Any] = {} if steps is None else {"steps": steps}
-    if seeds:
-        try:
-            wanted = tuple(int(part) for part in seeds.split(","))
-        except ValueError:
-            raise UsageError(f"--seeds {seeds} are no numbers.", "Give them between commas: --seeds 0,1,2.") from None
-        if missing := set(wanted) - set(experiment.seeds):
-            known = ", ".join(map(str, experiment.seeds))
-            raise UsageError(f"The lab file has no seed {min(missing)}.", f"It has {known}.")
-        changes["seeds"] = wanted
-    return experiment.model_copy(update=changes)
-
-
-def trials(experiment: Experiment) -> list[TrialSpec]:
-    """Every trial, seed by seed, so that an interrupted grid has whole pairs."""
-    return [trial_of(experiment, cell, seed) for seed in experiment.seeds for cell in experiment.all_cells()]
-
-
-def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
-    """The trial of a cell with a seed."""
-    nodes = [node for node in experiment.nodes if not cell.nodes or node.name in cell.nodes]
-    return TrialSpec(
-        seed=seed,
-        task=experiment.task,
-        data=experiment.data,
-        eval_data=experiment.eval_data,
-        collaboration=cell.collaboration,
-        pace=cell.pace,
-        steps=experiment.steps,
-        seconds=experiment.seconds,
-        keep=experiment.keep,
-        run={**experiment.run, **cell.run},
-        clock=experiment.clock,
-        members=tuple(_member(experiment, cell, node) for node in nodes),
-        evaluate=experiment.evaluate,
-        gradients=cell.gradients,
-    )
-
-
-def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> Member:
-    settings = {**experiment.settings, **node.settings, **cell.settings, **cell.node.get(node.name, {})}
-    speed = cell.speed.get(node.name, node.speed)
-    return Member(node.name, node.model, node.warm, node.script, speed, settings)
 
 
 def _written_out(cell: CellSpec) -> Iterator[CellSpec]:
@@ -336,25 +201,3 @@ def _written_out(cell: CellSpec) -> Iterator[CellSpec]:
                 "vary": {},
             }
         )
-
-
-def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
-    """One complaint only, for the others often follow from it; a misspelt key before what is then missing."""
-    complaints = error.errors(include_url=False)
-    first = next((c for c in complaints if c["type"] == "extra_forbidden"), complaints[0])
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        key = str(first["loc"][-1])
-        return UsageError(f"The lab file {path} has an unknown key {where!r}.", _nearest(key, first["loc"][:-1]))
-    message = first["msg"].removeprefix("Value error, ")
-    return UsageError(f"The lab file {path} is wrong{f' at {where}' if where else ''}: {message}.", "Mend that value.")
-
-
-def _nearest(key: str, place: Sequence[int | str]) -> str:
-    models: Mapping[str, type[BaseModel]] = {
-        **{"nodes": NodeSpec, "cells": CellSpec, "claims": Claim, "evaluate": EvaluationSet},
-        **{"clock": Clock, "warm": WarmUp, "gradients": Probe},
-    }
-    tables = [models[part] for part in place if isinstance(part, str) and part in models]
-    known = (tables[-1] if tables else Experiment).model_fields
-    return did_you_mean(key, known).rstrip() or f"It may hold: {', '.join(known)}."

@@ -9,11 +9,13 @@ bandwidth.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from ftis_node.lab.experiment import Experiment, Member, TrialSpec, trials
+from ftis_node.lab.experiment import Experiment
 from ftis_node.lab.participant import generating
+from ftis_node.lab.spec import Member, TrialSpec, trials
 from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.memory import Device, Workload
 from ftis_node.policy.plan import GB, Plan, Wishes, plan
@@ -25,6 +27,10 @@ _MATRIX_SHARE, _BANDWIDTH_SHARE, _LENGTH_SHARE = 0.4, 0.6, 0.5
 _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
 # A step of a built-in model on one core, measured with `lab run` (docs/performance.md); overhead, not arithmetic.
 TINY_STEP_SECONDS = 0.2
+
+
+# A checkpoint of full training in bf16: fp32 masters and two moments of every parameter; two of them are kept.
+DISK_BYTES = 2 * 12
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,9 @@ def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
     """Plans, memory and hours of an experiment, in plain values. Raises UserError for a model that is not known."""
     specs = {spec.id: spec for spec in trials(experiment)}
     plans: dict[str, dict[str, Any]] = {}
-    hours, largest = 0.0, 0.0
+    hours, largest, disk, fits = 0.0, 0.0, 0.0, True
     for spec in specs.values():
-        together = 0.0
+        together: dict[str, float] = defaultdict(float)  # GB by device
         for member in spec.members:
             if member.script:
                 continue
@@ -51,10 +57,12 @@ def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
                 hours += spec.steps * TINY_STEP_SECONDS / 3600
                 continue
             shape, chosen = _planned(spec, member, machine)
-            together += chosen.memory.total / GB
+            together[_settings(spec, member).device] += chosen.memory.total / GB
+            fits = fits and chosen.fits
+            disk += DISK_BYTES * shape.parameters / GB if spec.keep and not chosen.lora else 0.0
             hours += _seconds(spec, member, shape, chosen, machine) / 3600
             plans[f"{member.name} {member.model} batch {_settings(spec, member).batch_groups}"] = _told(chosen)
-        largest = max(largest, together)
+        largest = max(largest, *together.values(), 0.0)
     return {
         "experiment": experiment.name,
         "trials": len(specs),
@@ -62,7 +70,8 @@ def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
         "nodes": plans,
         "memory_gb_together": round(largest, 1),
         "vram_gb": machine.vram,
-        "fits_together": largest <= machine.vram and all(plan["fits"] for plan in plans.values()),
+        "fits_together": largest <= machine.vram and fits,
+        "disk_gb": round(disk, 1),
         "hours": round(hours, 2),
     }
 
@@ -148,8 +157,10 @@ def in_words(report: dict[str, Any]) -> str:
     if report["nodes"]:
         verdict = "fit" if report["fits_together"] else "do not fit"
         lines.append(
-            f"All nodes of a trial together: {report['memory_gb_together']} GB; "
+            f"All nodes of a trial that share a device, together: {report['memory_gb_together']} GB; "
             f"they {verdict} {report['vram_gb']:g} GB."
         )
+    if report["disk_gb"] >= 1:
+        lines.append(f"Checkpoints that are kept: {report['disk_gb']:g} GB on disk.")
     lines.append(f"About {report['hours']:g} hours in all, one trial after another (arithmetic, not a measurement).")
     return "\n".join(lines)

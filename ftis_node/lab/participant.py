@@ -6,14 +6,14 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, Metered
 from ftis_node.lab.exchange import MemorySwarm, Network
-from ftis_node.lab.experiment import Member, TrialSpec
+from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.pool import Pool, Scored
 from ftis_node.run import RUN_DEFAULTS, Run, make_run
 from ftis_node.settings import Settings
@@ -35,7 +35,7 @@ class Participant:
         self.name = member.name
         self.compute = compute
         self.settings: Settings = spec.settings_of(member).model_copy(
-            update={"model": model, "seed": _number(spec.seed, member.name, "engine") >> 1}
+            update={"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
         )
         self.facts: dict[str, Any] = {}
         self.stepper: Stepper
@@ -91,7 +91,7 @@ class Participant:
             context=context,
             store=store,
             clock=clock,
-            max_age=self.settings.max_age,
+            max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
             on_demand=self.spec.pace == "free" and not self.stepper.own_only,
         )
@@ -105,7 +105,7 @@ class Participant:
         return self.stepper.run
 
     def _rng(self, what: str) -> random.Random:
-        return random.Random(_number(self.spec.seed, self.name, what))
+        return random.Random(number(self.spec.seed, self.name, what))
 
     # --- lock step ------------------------------------------------------------------------------------------------
 
@@ -123,6 +123,7 @@ class Participant:
         clock = asyncio.get_running_loop().time
         rng = self._rng(f"pool/{self.stepper.progress.step}")
         self.stepper.pool = Pool(math.inf, clock, rng, keep_all=True)
+        self.swarm.reseed(self._rng(f"table/{self.stepper.progress.step}"))  # so that a resumed trial draws the same
 
     async def gather(self, own: list[OwnGroup]) -> tuple[list[OwnGroup], list[Scored]]:
         """The batch of this round: what it made itself, and what it takes of the others."""
@@ -194,15 +195,23 @@ class Participant:
         checkpoints.commit(partial, facts)
 
     async def restore(self, directory: Path, step: int) -> None:
-        """Goes on from the checkpoint of that step."""
-        found = Checkpoints(directory / self.name).latest(before=step + 1)
-        if found is None or found[1]["progress"]["step"] != step:
-            raise FtisError(f"There is no sound checkpoint of node {self.name} at step {step}.")
+        """Goes on from the checkpoint of that step, which `kept` has found; later ones are set aside."""
+        checkpoints = Checkpoints(directory / self.name)
+        found = checkpoints.latest(before=step + 1)
+        if found is None:
+            raise FtisError(f"The checkpoint of node {self.name} at step {step} is gone.")
+        checkpoints.set_aside(after=step)
         path, facts = found
         await self.compute.call("restore", directory=str(path), steps=step)
         self.stepper.progress = Progress.from_facts(facts["progress"])
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
         self.compute.cpu = facts["lab"]["cpu"]
+
+
+def kept(directory: Path, names: Iterable[str], step: int) -> bool:
+    """Whether there is a sound checkpoint of that step of each of these nodes."""
+    found = [Checkpoints(directory / name).latest(before=step + 1) for name in names]
+    return all(one is not None and one[1]["progress"]["step"] == step for one in found)
 
 
 def generating(spec: TrialSpec) -> int:
@@ -219,6 +228,6 @@ def run_of(spec: TrialSpec, facts: Mapping[str, Any]) -> Run:
     return make_run(**fields | spec.run)
 
 
-def _number(*parts: Any) -> int:
+def number(*parts: Any) -> int:
     """A number of 64 bits that follows from the parts."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")

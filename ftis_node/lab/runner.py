@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import datetime
 import hashlib
 import json
-import multiprocessing
 import os
-import queue
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,10 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ftis_node.errors import FtisError, UserError
 from ftis_node.files import replace_text
-from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec, TrialSpec, trial_of, trials
+from ftis_node.lab.crew import Crew
+from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
 from ftis_node.lab.provenance import commit, versions
+from ftis_node.lab.spec import TrialSpec, trial_of, trials
 from ftis_node.policy.names import built_in
 
 MANIFEST_SCHEMA = 1
@@ -69,13 +66,12 @@ class Runner:
             processes: each node of a trial has a process of its own.
         """
         self.experiment = experiment
-        self.out = out
+        self.out = out.resolve()
         self._file = file
-        self._cache = cache or out
+        self._cache = (cache or out).resolve()
         self._jobs = jobs or _side_by_side(experiment)
         self._processes = processes
         self._console = Console(stderr=True)
-        self._interrupted = False
 
     @property
     def models(self) -> Path:
@@ -108,16 +104,19 @@ class Runner:
         for spec in specs:
             ledger.done[spec.id] = work[spec.id] if spec not in open_ones else 0
         ledger.before = ledger.finished
-        with self._pool() as (pool, told, stop):
-            jobs: dict[concurrent.futures.Future[None], str] = {}
-            for start in warm:
-                jobs[pool.submit(_warm_up, start, str(self.models))] = start.name
-            self._wait(jobs, ledger, told, stop)
-            jobs = {}
-            for spec in open_ones:
-                place = (str(self.directory(spec)), str(self.models))
-                jobs[pool.submit(_run_trial, spec, *place, self._processes)] = spec.id
-            self._wait(jobs, ledger, told, stop)
+        with Crew(self._jobs, self._threads, self._console.print) as crew, self._drawn(ledger) as draw:
+
+            def heard(name: str, done: int) -> None:
+                if name:
+                    ledger.done[name] = done
+                draw()
+
+            def done(name: str) -> None:
+                ledger.done[name] = ledger.work[name]
+
+            crew.finish({crew.warm_up(start, self.models): start.name for start in warm}, heard=heard, done=done)
+            jobs = {crew.run(spec, self.directory(spec), self.models, self._processes): spec.id for spec in open_ones}
+            crew.finish(jobs, heard=heard, done=done)
         return {
             "experiment": self.experiment.name,
             "trials": len(specs),
@@ -131,55 +130,11 @@ class Runner:
         """Of every node of a trial, where they are kept."""
         return sorted((self.directory(spec) / "checkpoints").glob("*")) if spec.keep else []
 
-    # --- the pool -------------------------------------------------------------------------------------------------
+    # --- what is drawn --------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _pool(self) -> Iterator[tuple[concurrent.futures.ProcessPoolExecutor, Any, Any]]:
-        """Processes that leave Ctrl-C to this one; a queue that tells of steps, and an event that asks to stop."""
-        threads = max(1, (os.cpu_count() or 1) // self._jobs) if not self._processes else 1
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        context = multiprocessing.get_context("spawn")
-        told, stop = context.Queue(), context.Event()
-        before = signal.signal(signal.SIGINT, self._interrupt)
-        pool = concurrent.futures.ProcessPoolExecutor(
-            self._jobs, mp_context=context, initializer=_begin, initargs=(told, stop)
-        )
-        try:
-            yield pool, told, stop
-        finally:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            signal.signal(signal.SIGINT, before)
-
-    def _interrupt(self, *_: object) -> None:
-        if self._interrupted:
-            raise KeyboardInterrupt  # a second one does not wait
-        self._interrupted = True
-
-    def _wait(self, jobs: dict[concurrent.futures.Future[None], str], ledger: _Ledger, told: Any, stop: Any) -> None:
-        """Until all jobs are done; draws, and passes Ctrl-C on."""
-        waiting = set(jobs)
-        with self._drawn(ledger) as draw:
-            while waiting:
-                ready, waiting = concurrent.futures.wait(waiting, timeout=0.3)
-                self._hear(told, ledger)
-                for job in ready:
-                    job.result()
-                    ledger.done[jobs[job]] = ledger.work[jobs[job]]
-                draw()
-                if self._interrupted:
-                    self._console.print("Interrupted; the running trials save where they are.")
-                    stop.set()
-                    for job in waiting:
-                        job.cancel()
-                    concurrent.futures.wait(waiting)
-                    raise KeyboardInterrupt
-
-    def _hear(self, told: Any, ledger: _Ledger) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                name, done = told.get_nowait()
-                ledger.done[name] = done
+    @property
+    def _threads(self) -> int:
+        return 1 if self._processes else max(1, (os.cpu_count() or 1) // self._jobs)
 
     @contextlib.contextmanager
     def _drawn(self, ledger: _Ledger) -> Iterator[Callable[[], None]]:
@@ -229,7 +184,7 @@ class Runner:
             "versions": versions(),
             "file_sha256": hashlib.sha256(text).hexdigest(),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "nodes": [_node_facts(node) for node in experiment.nodes],
+            "nodes": [_node_facts(experiment, node) for node in experiment.nodes],
             "cells": [self._cell_facts(cell) for cell in cells],
             "trials": [
                 {"id": spec.id, "cell": cell.name, "seed": seed, "directory": self._relative(spec)}
@@ -264,9 +219,10 @@ class Runner:
         return os.path.relpath(self.directory(spec), self.out)
 
 
-def _node_facts(node: NodeSpec) -> dict[str, str]:
+def _node_facts(experiment: Experiment, node: NodeSpec) -> dict[str, str]:
     model = node.model or node.script or (node.warm.recipe if node.warm else "")
-    return {"name": node.name, "model": model, "kind": "lora" if node.settings.get("lora") else "full"}
+    lora = node.settings.get("lora", experiment.settings.get("lora", False))
+    return {"name": node.name, "model": model, "kind": "lora" if lora else "full"}
 
 
 def _side_by_side(experiment: Experiment) -> int:
@@ -278,48 +234,3 @@ def _side_by_side(experiment: Experiment) -> int:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
-
-
-# --- in the processes of the pool -------------------------------------------------------------------------------------
-
-_told: Any = None
-_stop: Any = None
-
-
-def _begin(told: Any, stop: Any) -> None:
-    global _told, _stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _told, _stop = told, stop
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-
-
-def _warm_up(start: Any, models: str) -> None:
-    from ftis_node.lab.starts import make_start
-
-    if not _stop.is_set():
-        make_start(start, Path(models))
-
-
-def _run_trial(spec: TrialSpec, directory: str, models: str, processes: bool) -> None:
-    from ftis_node.lab.trial import Interrupted, Trial
-
-    if _stop.is_set():
-        return
-    trial = Trial(
-        spec,
-        Path(directory),
-        Path(models),
-        processes=processes,
-        stopping=_stop.is_set,
-        progressed=lambda done, of: _told.put((spec.id, done)),
-    )
-    try:
-        trial.run()
-    except Interrupted:
-        pass
-    except UserError:
-        raise
-    except FtisError as error:
-        raise UserError(f"Trial {spec.id} failed: {error}", f"Its events so far are in {directory}.") from error

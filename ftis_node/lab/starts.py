@@ -7,13 +7,15 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ftis_node.lab.experiment import Member, TrialSpec, WarmUp
+from ftis_node.lab.experiment import WarmUp
 from ftis_node.lab.scripts import MODEL
+from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.lab.warmup import RECIPES, Recipe, save, warm_up
 from ftis_node.tasks import load_task
 
@@ -53,24 +55,26 @@ def model_of(spec: TrialSpec, member: Member, models: Path) -> str:
     return (MODEL if member.script else member.model) if start is None else str(models / start.name)
 
 
-def make_start(start: Start, models: Path) -> dict[str, Any]:
-    """Warms a model up into its folder under `models`, which appears whole; about half a CPU-minute."""
+def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lambda: False) -> None:
+    """Warms a model up into its folder under `models`, which appears whole, on one thread; half a CPU-minute."""
     folder = models / start.name
     if folder.exists():
-        return dict(json.loads((folder / "start.json").read_text()))
+        return
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     task = load_task("arithmetic")
     if start.recipe.style == "spelled":
         task = dataclasses.replace(task, completion_tokens=32)
     partial = models / f"{start.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
-    model, tokenizer = warm_up(start.recipe, task, start.seed, told=False)
-    facts = save(start.recipe, model, tokenizer, task, partial) | {"seed": start.seed}
+    made = warm_up(start.recipe, task, start.seed, told=False, stopping=stopping)
+    torch.set_num_threads(threads)
+    if made is None:
+        return
+    facts = save(start.recipe, *made, task, partial) | {"seed": start.seed}
     (partial / start.recipe.name / "start.json").write_text(json.dumps(facts))
-    if not folder.exists():  # another process may have been as quick
-        (partial / start.recipe.name).rename(folder)
+    (partial / start.recipe.name).rename(folder)
     shutil.rmtree(partial, ignore_errors=True)
-    return facts
 
 
 def _recipe(warm: WarmUp) -> Recipe:

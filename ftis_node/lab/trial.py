@@ -20,13 +20,17 @@ from ftis_node.lab.bias import probe
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.exchange import Network
-from ftis_node.lab.experiment import Member, TrialSpec
-from ftis_node.lab.participant import Participant, run_of
+from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.provenance import commit, versions
 from ftis_node.lab.scripts import Scripted
+from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.lab.starts import model_of
+from ftis_node.pool import Scored
+from ftis_node.stepping import OwnGroup
 
-CHECKPOINT_SECONDS = 120.0  # real ones, between two checkpoints of a trial in lock step
+# Real seconds between two checkpoints of a trial in lock step; with large models as many times what writing one takes.
+CHECKPOINT_SECONDS = 120.0
+SAVING_SHARE = 20
 _DIGITS = 6  # of the numbers in events
 
 # (steps taken by all nodes, steps to be taken)
@@ -66,7 +70,8 @@ class Trial:
         self._log: IO[bytes]
         self._saved_at = time.monotonic()
         self._done = 0
-        self._evaluated: dict[str, int] = {}  # node → the step of its last evaluation
+        self._evaluated: dict[str, int] = {}  # node/set → the step of its last evaluation
+        self._save_seconds = 0.0  # how long the last checkpoint took to write
 
     def run(self) -> None:
         """Runs it to its end, from where it was.
@@ -88,14 +93,20 @@ class Trial:
         try:
             resume = dict(json.loads((self.directory / "resume.json").read_text()))
         except (OSError, ValueError):
-            resume = {"step": 0, "time": 0.0, "bytes": 0, "round": {}, "evaluated": {}}
+            resume = {}
+        learners = [member.name for member in self.spec.members if not member.script]
+        known = {"step", "time", "bytes", "round", "evaluated", "seconds", "cpu"} <= resume.keys()
+        if not known or not kept(self.directory / "checkpoints", learners, resume["step"]):
+            first = number(self.spec.seed, "rounds") >> 32 if self.spec.collaboration == "horizontal" else 0
+            rounds = {member.name: first for member in self.spec.members}
+            resume = {"step": 0, "time": 0.0, "bytes": 0, "round": rounds, "evaluated": {}, "seconds": 0.0, "cpu": 0.0}
             shutil.rmtree(self.directory / "checkpoints", ignore_errors=True)
         with (self.directory / "events.jsonl").open("ab") as events:
             events.truncate(resume["bytes"])
         return resume
 
     async def _run(self, resume: dict[str, Any]) -> None:
-        began, cpu = time.monotonic(), time.process_time()
+        self._began, self._cpu = time.monotonic() - resume["seconds"], time.process_time() - resume["cpu"]
         self._log = (self.directory / "events.jsonl").open("ab")
         try:
             await self._start(resume)
@@ -104,12 +115,11 @@ class Trial:
             else:
                 await asyncio.gather(*(self._free(node) for node in self._learners))
             for node in self._learners:
-                if self._evaluated.get(node.name) != node.stepper.progress.step:  # its time was over between two
-                    await self._evaluate(node)
+                await self._evaluate(node)  # if its time was over between two evaluations
                 await self._look_further(node)
             if self.spec.keep:
                 await self._save_all()
-            self._write({"event": "end", "seconds": time.monotonic() - began, "cpu": time.process_time() - cpu})
+            self._write({"event": "end", **self._spent()})
             if not self.spec.keep:
                 shutil.rmtree(self.directory / "checkpoints", ignore_errors=True)
         finally:
@@ -136,9 +146,16 @@ class Trial:
             await self._evaluate(node)
             await self._look_further(node)
 
-    async def _evaluate(self, node: Participant) -> None:
-        self._write(await node.evaluate())
-        self._evaluated[node.name] = node.stepper.progress.step
+    async def _evaluate(self, node: Participant, also: str | None = None, **known: float) -> None:
+        """Unless it has been, at this step; `known` figures (when it was there) in place of the present ones."""
+        key, step = f"{node.name}/{also or ''}", node.stepper.progress.step
+        if self._evaluated.get(key) != step:
+            self._write(await node.evaluate(also) | known)
+            self._evaluated[key] = step
+
+    def _spent(self) -> dict[str, float]:
+        """Real seconds and CPU seconds of this process on the trial, interruptions left out."""
+        return {"seconds": time.monotonic() - self._began, "cpu": time.process_time() - self._cpu}
 
     def _compute(self, member: Member) -> Compute:
         if member.script:
@@ -147,7 +164,7 @@ class Trial:
 
     async def _look_further(self, node: Participant) -> None:
         for also in self.spec.evaluate:
-            self._write(await node.evaluate(also.name))
+            await self._evaluate(node, also.name)
 
     @property
     def _learners(self) -> list[Participant]:
@@ -168,15 +185,21 @@ class Trial:
             ]
             self._probe(done)
             told = await asyncio.gather(
-                *(node.stepper.train(*batch, began=began) for node, batch in zip(self._learners, batches, strict=True))
+                *(self._step(node, batch, began) for node, batch in zip(self._learners, batches, strict=True))
             )
+            for node, event in zip(self._learners, told, strict=True):
+                await self._after_step(node, event)
             done += 1
-            for node, last in zip(self._learners, told, strict=True):
-                await self._after_step(node, last)
-            if self._stopping() or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS:
+            stopping = self._stopping()
+            often = max(CHECKPOINT_SECONDS, SAVING_SHARE * self._save_seconds)
+            if stopping or time.monotonic() - self._saved_at > often:
                 await self._save_all()
-            if self._stopping() and done < self.spec.steps:
+            if stopping and done < self.spec.steps:
                 raise Interrupted
+
+    async def _step(self, node: Participant, batch: tuple[list[OwnGroup], list[Scored]], began: float) -> Any:
+        """A step event, of the time when this node was done, whoever else is not yet."""
+        return node.told_step(await node.stepper.train(*batch, began=began))
 
     async def _free(self, node: Participant) -> None:
         """One node at its own pace, as the daemon steps."""
@@ -184,19 +207,19 @@ class Trial:
         while node.stepper.progress.step < self.spec.steps and not self._out_of_time():
             last = await node.stepper.step(never)
             assert last is not None
-            await self._after_step(node, last)
+            await self._after_step(node, node.told_step(last))
             if self._stopping():
                 raise Interrupted
 
     def _out_of_time(self) -> bool:
         return self.spec.seconds is not None and asyncio.get_running_loop().time() >= self.spec.seconds
 
-    async def _after_step(self, node: Participant, last: dict[str, Any]) -> None:
+    async def _after_step(self, node: Participant, event: dict[str, Any]) -> None:
         self._done += 1
-        self._write(node.told_step(last))
+        self._write(event)
         step = node.stepper.progress.step
         if step % node.settings.eval_every == 0 or step == self.spec.steps:
-            await self._evaluate(node)
+            await self._evaluate(node, time=event["time"])
         self._progressed(self._done, self.spec.steps * len(self._learners))
 
     def _probe(self, done: int) -> None:
@@ -215,6 +238,7 @@ class Trial:
 
     async def _save_all(self) -> None:
         """Checkpoints of all nodes, and then, in one move, that they are where to go on."""
+        began = time.monotonic()
         for node in self._learners:
             await node.save(self.directory / "checkpoints")
         resume = {
@@ -223,10 +247,12 @@ class Trial:
             "bytes": self._log.tell(),
             "round": {node.name: node.swarm.next_round for node in self._nodes},
             "evaluated": self._evaluated,
+            **self._spent(),
         }
         if self.spec.pace == "lockstep":
             replace_text(self.directory / "resume.json", json.dumps(resume))
         self._saved_at = time.monotonic()
+        self._save_seconds = self._saved_at - began
 
 
 def finished(directory: Path) -> bool:

@@ -15,6 +15,7 @@ import math
 import platform
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,15 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
     return transformers.Qwen2ForCausalLM(config)
 
 
-def warm_up(recipe: Recipe, task: Task, seed: int | str = SEED, *, told: bool = True) -> tuple[Any, Any]:
-    """(model, tokenizer) after supervised learning from a teacher of the model's own."""
+def warm_up(
+    recipe: Recipe,
+    task: Task,
+    seed: int | str = SEED,
+    *,
+    told: bool = True,
+    stopping: Callable[[], bool] = lambda: False,
+) -> tuple[Any, Any] | None:
+    """(model, tokenizer) after supervised learning from a teacher of the model's own; None if it was to stop."""
     rng = random.Random(f"{seed}/{recipe.name}")
     torch.manual_seed(rng.getrandbits(63))
     tokenizer = build_tokenizer()
@@ -161,6 +169,8 @@ def warm_up(recipe: Recipe, task: Task, seed: int | str = SEED, *, told: bool = 
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.rate)
     model.train()
     for step in range(recipe.steps):
+        if stopping():
+            return None
         for group in optimiser.param_groups:
             group["lr"] = recipe.rate * (1 + math.cos(math.pi * step / recipe.steps)) / 2
         hard = round(recipe.harder * _BATCH)
@@ -234,7 +244,9 @@ def main(argv: list[str] | None = None) -> None:
     for recipe in RECIPES:
         if options.only is None or recipe.name in options.only:
             started = time.monotonic()
-            known[recipe.name] = save(recipe, *warm_up(recipe, task, options.seed), task, options.out)
+            made = warm_up(recipe, task, options.seed)
+            assert made is not None
+            known[recipe.name] = save(recipe, *made, task, options.out)
             print(f"{recipe.name}: pass@1 {known[recipe.name]['pass_at_1']}, {time.monotonic() - started:.0f} s")
     versions = {
         "python": platform.python_version(),

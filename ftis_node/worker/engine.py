@@ -207,7 +207,7 @@ class Engine:
         loaded = load_evaluation(task, data=Path(data) if data else None)
         tokenizer = self.policy.tokenizer
         self._others[name] = _Others(
-            [(prompt_ids(tokenizer, loaded.template, e.question), e) for e in loaded.held_out[:prompts]],
+            [(prompt_ids(tokenizer, loaded.template, e.question), e) for e in _spread(loaded.held_out, prompts)],
             loaded.reward,
             loaded.completion_tokens,
         )
@@ -269,6 +269,13 @@ class Engine:
     def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
         example, scorer = self.task.train[row], functools.partial(score, self.run.reward)
         return [evaluation.judge(self.policy.tokenizer, c, example, scorer).score for c in completions]
+
+
+def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:
+    """So many of them from all over: neighbours may be alike."""
+    if count is None or count >= len(examples):
+        return examples
+    return [examples[index * len(examples) // count] for index in range(count)]
 
 
 def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:

@@ -32,6 +32,7 @@ EQUAL = {
     "unshared": "as many own completions, and nothing shared",
     "alone": "as many completions trained on, all of them own",
 }
+UNEQUAL = "nothing shared; at a free pace nodes do not take equally many steps, so neither count is held equal"
 COSTS: dict[Measure, str] = {
     "time": "simulated seconds",
     "cpu": "CPU seconds",
@@ -197,9 +198,10 @@ def gains(results: Results, book: Book) -> None:
     others = [cell for cell in results.cells if cell not in EQUAL]
     if not baselines or not others:
         return
+    steady = all(results.cell(cell).pace == "lockstep" for cell in results.cells)
     book.write(
         "## Who gains by sharing",
-        *(f"Against {results.label(base)}: {EQUAL[base]}." for base in baselines),
+        *(f"Against {results.label(base)}: {EQUAL[base] if steady else UNEQUAL}." for base in baselines),
         "Paired by seed, with the 95 % interval; p of the permutation test, and after Holm's adjustment for the cells "
         "that one node is compared with one baseline in.",
     )

@@ -24,14 +24,14 @@ How a claim is decided. d is the difference a − b of a seed, or (a − b) − 
   is significant with the other sign, or if two one-sided t tests (TOST) show that d lies within the margin.
 * *same*: reproduced if TOST shows that d lies within the margin, even if it is not 0; not reproduced if the permutation
   test is significant and the mean of d is as large as the margin.
-* *not worse*: reproduced if the lower one-sided 95 % limit of d is above −margin; not reproduced if d is significantly
-  below 0.
+* *not worse*: reproduced if a one-sided t test shows that d is above −margin; not reproduced if d is significantly
+  below 0 by the permutation test.
 * All others are inconclusive, which is no evidence of sameness.
 
-The margin is {MARGIN:g} of pass@1. "Significant" is p < {LEVEL:g} after Holm's adjustment within the claim's family:
-the tests that can bear a family's claims out are adjusted together, of whatever kind, and so are those that can speak
-against them. *p* is the permutation test's, two-sided and unadjusted; *p for* and *p against* are the adjusted ones
-that decide. For costs (time, own completions) less is better and the margin does not apply."""
+The margin is {MARGIN:g} of pass@1 where a claim names no other. "Significant" is p < {LEVEL:g} after Holm's adjustment
+within the claim's family: the tests that can bear a family's claims out are adjusted together, of whatever kind, and so
+are those that can speak against them. *p* is the permutation test's, two-sided and unadjusted; *p for* and *p against*
+are the adjusted ones that decide. For costs (time, own completions) less is better and the margin does not apply."""
 
 
 def write_report(out: Path, destination: Path | None = None, *, small: bool = False) -> Path:

@@ -1,0 +1,188 @@
+"""The processes that do the lab's work: some trials or warm-ups at a time, each in one of them.
+
+They leave Ctrl-C to the process that started them and end when it does. A trial and a warm-up are one process's at a
+time, also when two runs share a cache: the second waits, and finds the work done.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import FtisError, UserError
+
+if TYPE_CHECKING:
+    from ftis_node.lab.spec import TrialSpec
+    from ftis_node.lab.starts import Start
+
+POLL_SECONDS = 0.3
+INTERRUPTED = "Interrupted; what is under way is saved. Once more: end at once."
+
+
+class Crew:
+    """A pool of processes. Use as a context."""
+
+    def __init__(self, jobs: int, threads: int, tell: Callable[[str], None]) -> None:
+        """
+        Args:
+            jobs: processes. threads: of each, for arithmetic; results may hang on their number in the last bits.
+            tell: what a person should know.
+        """
+        self._tell = tell
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        context = multiprocessing.get_context("spawn")
+        self._told: Any = context.Queue()
+        self._stop = context.Event()
+        arguments = (self._told, self._stop, int(os.environ["OMP_NUM_THREADS"]))
+        self._pool = concurrent.futures.ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_begin, initargs=arguments
+        )
+        self._interrupts = 0
+
+    def __enter__(self) -> Crew:
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        signal.signal(signal.SIGINT, self._before)
+
+    def _interrupt(self, *_: object) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:  # the first one is being heeded; whoever asks again does not want to wait
+            for child in multiprocessing.active_children():
+                child.kill()
+            os._exit(130)
+
+    def warm_up(self, start: Start, models: Path) -> Future[None]:
+        return self._pool.submit(_warm_up, start, models)
+
+    def run(self, spec: TrialSpec, directory: Path, models: Path, processes: bool) -> Future[None]:
+        return self._pool.submit(_run_trial, spec, directory, models, processes)
+
+    def finish(
+        self, jobs: dict[Future[None], str], *, heard: Callable[[str, int], None], done: Callable[[str], None]
+    ) -> None:
+        """Waits for all jobs, telling what it `heard` of steps and which are `done`.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when everything under way has been saved.
+            UserError: a job failed.
+        """
+        waiting = set(jobs)
+        while waiting:
+            ready, waiting = concurrent.futures.wait(waiting, timeout=POLL_SECONDS)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    heard(*self._told.get_nowait())
+            for job in ready:
+                _check(job)
+                done(jobs[job])
+            heard("", 0)
+            if self._interrupts:
+                self._tell(INTERRUPTED)
+                self._stop.set()
+                for job in waiting:
+                    job.cancel()
+                concurrent.futures.wait(waiting)
+                raise KeyboardInterrupt
+
+
+def _check(job: Future[None]) -> None:
+    try:
+        job.result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            "A process of the lab ended by itself: killed, or out of memory.",
+            "The same command goes on; with fewer --jobs if memory was short.",
+        ) from error
+
+
+# --- in the processes -------------------------------------------------------------------------------------------------
+
+_told: Any = None
+_stop: Any = None
+
+
+def _begin(told: Any, stop: Any, threads: int) -> None:
+    global _told, _stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _told, _stop = told, stop
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _end_with_parent(parent: int) -> None:
+    """A killed parent can tell nobody."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """Holds the lock file, waiting for whoever has it; False if it was asked to stop meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        while not _stop.is_set():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(POLL_SECONDS)
+                continue
+            yield True
+            return
+        yield False
+
+
+def _warm_up(start: Start, models: Path) -> None:
+    from ftis_node.lab.starts import make_start
+
+    with _alone(models / f"{start.name}.lock") as mine, _disk(models):
+        if mine:
+            make_start(start, models, stopping=_stop.is_set)
+
+
+def _run_trial(spec: TrialSpec, directory: Path, models: Path, processes: bool) -> None:
+    from ftis_node.lab.trial import Interrupted, Trial, finished
+
+    def progressed(done: int, of: int) -> None:
+        _told.put((spec.id, done))
+
+    with _alone(directory / "lock") as mine, _disk(directory), contextlib.suppress(Interrupted):
+        if mine and not finished(directory):
+            Trial(spec, directory, models, processes=processes, stopping=_stop.is_set, progressed=progressed).run()
+
+
+@contextlib.contextmanager
+def _disk(directory: Path) -> Iterator[None]:
+    """Failures in words that a person can do something about."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{directory} cannot be written or read: {error}.", "Make room; the same command goes on."
+        ) from error
+    except FtisError as error:
+        raise UserError(f"A trial failed: {error}", f"Its events so far are in {directory}.") from error

@@ -1,0 +1,130 @@
+"""Lab files: found, read, and checked as far as that goes without a model."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ftis_node.errors import UsageError, did_you_mean
+from ftis_node.lab.experiment import CellSpec, Claim, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
+from ftis_node.lab.spec import TrialSpec, trial_of
+from ftis_node.settings import OBJECTIVE_PARTS, Settings
+
+SHIPPED = Path(__file__).parent / "experiments"
+
+# What a file may say of the run, the rest following from task and tokenizer; and settings that are the lab's to make.
+_RUN_KEYS = ("group", "slots", "prompt_tokens", "completion_tokens", "temperature", "template")
+_TAKEN = {"seed", "steps", "model"}
+
+
+def find_experiment(name: str) -> Path:
+    """A lab file by its path, or one that comes with the package by its name (`quick`, `paper/size`).
+
+    Raises:
+        UsageError: there is neither.
+    """
+    if name.endswith(".toml") or Path(name).is_file():
+        return Path(name)
+    known = [str(file.relative_to(SHIPPED).with_suffix("")) for file in sorted(SHIPPED.rglob("*.toml"))]
+    if name in known:
+        return SHIPPED / f"{name}.toml"
+    raise UsageError(
+        f"There is no lab file {name!r}.",
+        f"{did_you_mean(name, known)}Give the path of a .toml file, or one of: {', '.join(known)}.",
+    )
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Reads a lab file, checking everything that can be checked without a model. Raises UsageError."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"The lab file {path} cannot be read: {error.strerror}.", "Check the path.") from None
+    except RecursionError:  # tomllib descends into nested brackets
+        raise UsageError(f"The lab file {path} nests too deeply.", "Write it flatter.") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of thousands of digits
+        raise UsageError(f"The lab file {path} is not valid TOML: {error}.", "Mend that line.") from None
+    try:
+        experiment = Experiment.model_validate(document)
+    except ValidationError as error:
+        raise _as_usage_error(path, error) from None
+    for cell in experiment.all_cells():
+        _check_trial(cell, trial_of(experiment, cell, experiment.seeds[0]))
+    return experiment
+
+
+def narrowed(experiment: Experiment, *, seeds: str = "", steps: int | None = None) -> Experiment:
+    """Some of it: only these seeds (numbers between commas), or another number of steps. Raises UsageError."""
+    changes: dict[str, Any] = {} if steps is None else {"steps": steps}
+    if seeds:
+        try:
+            wanted = tuple(int(part) for part in seeds.split(","))
+        except ValueError:
+            raise UsageError(f"--seeds {seeds} are no numbers.", "Give them between commas: --seeds 0,1,2.") from None
+        if missing := set(wanted) - set(experiment.seeds):
+            known = ", ".join(map(str, experiment.seeds))
+            raise UsageError(f"The lab file has no seed {min(missing)}.", f"It has {known}.")
+        changes["seeds"] = tuple(dict.fromkeys(wanted))
+    return experiment.model_copy(update=changes)
+
+
+def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
+    """What only settings and the run can tell. Raises UsageError."""
+    for key in spec.run:
+        if key not in _RUN_KEYS:
+            raise UsageError(f"Cell {cell.name}: a run has no {key!r} to be set here.", did_you_mean(key, _RUN_KEYS))
+    learners = [member for member in spec.members if not member.script]
+    if not learners:
+        raise UsageError(f"Cell {cell.name} has no node that learns.", "Add one with a model.")
+    if spec.pace == "free" and len(learners) < len(spec.members):
+        raise UsageError(f"Cell {cell.name}: a script has no pace of its own.", 'Use pace = "lockstep".')
+    settled = {}
+    for member in spec.members:
+        if taken := _TAKEN & member.settings.keys():
+            raise UsageError(
+                f"Cell {cell.name}, node {member.name}: {min(taken)!r} is not a setting here.",
+                "The file's own `seeds`, `steps` and `model` decide that.",
+            )
+        try:
+            settled[member.name] = spec.settings_of(member)
+        except UsageError as error:
+            raise UsageError(f"Cell {cell.name}, node {member.name}: {error.what}", error.fix) from None
+        if cell.gradients and any(getattr(settled[member.name], part) is not None for part in OBJECTIVE_PARTS):
+            raise UsageError(f"Cell {cell.name} compares objectives but sets parts of them.", "Leave those out.")
+    if spec.collaboration == "horizontal":
+        _check_horizontal(cell, spec, list(settled.values()))
+
+
+def _check_horizontal(cell: CellSpec, spec: TrialSpec, settled: Sequence[Settings]) -> None:
+    same = {(settings.batch_groups, settings.own_share) for settings in settled}
+    if len(same) > 1 or settled[0].own_share is not None or len(settled) < 2 or spec.pace == "free" or cell.gradients:
+        raise UsageError(
+            f"Cell {cell.name} is horizontal, where each of two or more nodes makes its part of every group.",
+            "Give all the same batch_groups, no own_share, no gradients, and the pace lockstep.",
+        )
+
+
+def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
+    """One complaint only, for the others often follow from it; a misspelt key before what is then missing."""
+    complaints = error.errors(include_url=False)
+    first = next((c for c in complaints if c["type"] == "extra_forbidden"), complaints[0])
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        key = str(first["loc"][-1])
+        return UsageError(f"The lab file {path} has an unknown key {where!r}.", _nearest(key, first["loc"][:-1]))
+    message = first["msg"].removeprefix("Value error, ")
+    return UsageError(f"The lab file {path} is wrong{f' at {where}' if where else ''}: {message}.", "Mend that value.")
+
+
+def _nearest(key: str, place: Sequence[int | str]) -> str:
+    models: Mapping[str, type[BaseModel]] = {
+        **{"nodes": NodeSpec, "cells": CellSpec, "claims": Claim, "evaluate": EvaluationSet},
+        **{"clock": Clock, "warm": WarmUp, "gradients": Probe},
+    }
+    tables = [models[part] for part in place if isinstance(part, str) and part in models]
+    known = (tables[-1] if tables else Experiment).model_fields
+    return did_you_mean(key, known).rstrip() or f"It may hold: {', '.join(known)}."
