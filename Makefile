@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint unit test-all lab-quick evidence models proto clean
+.PHONY: demo test lint unit test-all slow lab-quick evidence models proto clean
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -17,10 +17,13 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 # What is too long for `make test`.
-test-all: test lab-quick
+test-all: test slow lab-quick
+
+slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
 # A small grid of the lab, from the nodes to the report: every kind of cell, which shows that they run and no more.
 lab-quick: $(STAMP)
