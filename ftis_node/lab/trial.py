@@ -71,6 +71,7 @@ class Trial:
         self._saved_at = time.monotonic()
         self._done = 0
         self._evaluated: dict[str, int] = {}  # node/set → the step of its last evaluation
+        self._at: dict[str, dict[str, float]] = {}  # when each node had taken its last step
         self._save_seconds = 0.0  # how long the last checkpoint took to write
 
     def run(self) -> None:
@@ -115,7 +116,7 @@ class Trial:
             else:
                 await asyncio.gather(*(self._free(node) for node in self._learners))
             for node in self._learners:
-                await self._evaluate(node)  # if its time was over between two evaluations
+                await self._evaluate(node, **self._at.get(node.name, {}))  # its time may be over between two
                 await self._look_further(node)
             if self.spec.keep:
                 await self._save_all()
@@ -216,6 +217,7 @@ class Trial:
 
     async def _after_step(self, node: Participant, event: dict[str, Any]) -> None:
         self._done += 1
+        self._at[node.name] = {"time": event["time"]}
         self._write(event)
         step = node.stepper.progress.step
         if step % node.settings.eval_every == 0 or step == self.spec.steps:
