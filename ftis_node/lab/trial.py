@@ -116,7 +116,7 @@ class Trial:
             else:
                 await asyncio.gather(*(self._free(node) for node in self._learners))
             for node in self._learners:
-                await self._evaluate(node, **self._at.get(node.name, {}))  # its time may be over between two
+                await self._evaluate(node, None, **self._at.get(node.name, {}))  # its time may be over between two
                 await self._look_further(node)
             if self.spec.keep:
                 await self._save_all()
