@@ -74,9 +74,14 @@ class Crew:
         return self._pool.submit(_run_trial, spec, directory, models, processes)
 
     def finish(
-        self, jobs: dict[Future[None], str], *, heard: Callable[[str, int], None], done: Callable[[str], None]
+        self,
+        jobs: dict[Future[None], str],
+        *,
+        stepped: Callable[[str, int], None],
+        done: Callable[[str], None],
+        tick: Callable[[], None],
     ) -> None:
-        """Waits for all jobs, telling what it `heard` of steps and which are `done`.
+        """Waits for all jobs, telling by name how many steps one has `stepped` and which are `done`; a `tick` a moment.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when everything under way has been saved.
@@ -87,11 +92,11 @@ class Crew:
             ready, waiting = concurrent.futures.wait(waiting, timeout=POLL_SECONDS)
             with contextlib.suppress(queue.Empty):
                 while True:
-                    heard(*self._told.get_nowait())
+                    stepped(*self._told.get_nowait())
             for job in ready:
                 _check(job)
                 done(jobs[job])
-            heard("", 0)
+            tick()
             if self._interrupts:
                 self._tell(INTERRUPTED)
                 self._stop.set()

@@ -44,6 +44,12 @@ class _Ledger:
     def finished(self) -> int:
         return sum(self.done.values())
 
+    def step(self, name: str, units: int) -> None:
+        self.done[name] = units
+
+    def finish(self, name: str) -> None:
+        self.done[name] = self.work[name]
+
     def seconds_left(self) -> float | None:
         new = self.finished - self.before
         return (time.monotonic() - self.began) / new * (self.total - self.finished) if new else None
@@ -105,18 +111,10 @@ class Runner:
             ledger.done[spec.id] = work[spec.id] if spec not in open_ones else 0
         ledger.before = ledger.finished
         with Crew(self._jobs, self._threads, self._console.print) as crew, self._drawn(ledger) as draw:
-
-            def heard(name: str, done: int) -> None:
-                if name:
-                    ledger.done[name] = done
-                draw()
-
-            def done(name: str) -> None:
-                ledger.done[name] = ledger.work[name]
-
-            crew.finish({crew.warm_up(start, self.models): start.name for start in warm}, heard=heard, done=done)
+            first = {crew.warm_up(start, self.models): start.name for start in warm}
+            crew.finish(first, stepped=ledger.step, done=ledger.finish, tick=draw)
             jobs = {crew.run(spec, self.directory(spec), self.models, self._processes): spec.id for spec in open_ones}
-            crew.finish(jobs, heard=heard, done=done)
+            crew.finish(jobs, stepped=ledger.step, done=ledger.finish, tick=draw)
         return {
             "experiment": self.experiment.name,
             "trials": len(specs),
