@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import FtisError, UsageError
@@ -71,6 +70,8 @@ class Outcome:
 
 def wilson(correct: int, count: int, level: float = 0.95) -> tuple[float, float]:
     """The interval of a rate that was `correct` of `count` (Wilson 1927, eq. 5); of none it is anything."""
+    from scipy import stats  # a second to import, which a daemon should not take before its first step
+
     if count == 0:
         return 0.0, 1.0
     interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")

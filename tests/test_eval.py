@@ -209,6 +209,7 @@ def test_nothing_is_trained_on_a_test(tmp_path: Path) -> None:
         Engine().load(arithmetic_settings(), "math500", None, None)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
     flags = ("--checkpoint", "tiny-a", "--task", "arithmetic", "--batch", "1", "--out", str(tmp_path / "o.jsonl"))
     with subprocess.Popen(

@@ -133,6 +133,7 @@ def test_the_report_judges_the_claims_and_draws_the_curves(out: Path) -> None:
     assert {".md", ".png", ".svg", ".csv", ".json"} <= {path.suffix for path in report.parent.iterdir()}
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file: Path, tmp_path: Path) -> None:
     place = tmp_path / "cut"
     words = ("run", str(file), "--out", str(place), "--jobs", "1", "--steps", "8", "--seeds", "0")
@@ -179,6 +180,7 @@ def test_a_file_of_the_package_is_found_by_its_name() -> None:
         find_experiment("quik")
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_told_and_nothing_hangs(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text(FILE.replace('model = "tiny-a"', 'model = "tiny-z"', 1))
