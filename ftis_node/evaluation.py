@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ftis_node.errors import FtisError, UsageError
-from ftis_node.learner.memory import free_memory, out_of_memory
+from ftis_node.errors import UsageError
+from ftis_node.learner.memory import fitting
 from ftis_node.packet import Completion
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.geometry import geometry_of
@@ -21,8 +20,6 @@ from ftis_node.policy.tokenizer import prompt_ids
 from ftis_node.tasks import Example, Score, Scorer, Task
 
 LARGEST_BATCH = 256
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +177,10 @@ def _sample(
     policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: int
 ) -> tuple[list[Completion], int]:
     """Completions of the first prompts, as many as fit; and how many that may be."""
-    while True:
-        try:
-            groups = generate(policy, prompts[:batch], group=1, sampling=sampling, batch=batch)
-            return [group[0] for group in groups], batch
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-        free_memory()  # out here: the error's traceback holds the tensors that were there
-        if batch == 1 or len(prompts) == 1:
-            raise FtisError("A single prompt with its completion does not fit into memory.")
-        batch = min(batch, len(prompts)) // 2
-        logger.warning("Out of memory: %d prompts are answered side by side now.", batch)
+    groups, batch = fitting(
+        lambda some: generate(policy, prompts[:some], group=1, sampling=sampling, batch=some),
+        batch=batch,
+        most=len(prompts),
+        least=1,
+    )
+    return [group[0] for group in groups], batch

@@ -17,12 +17,14 @@ from typing import Any
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.files import replace_text
 from ftis_node.observe.api import Api
-from ftis_node.observe.metrics import MetricsLog, versions
+from ftis_node.observe.metrics import MetricsLog
+from ftis_node.observe.provenance import versions
 from ftis_node.report import peers_report, training_status
-from ftis_node.run import RUN_DEFAULTS, Run, RunFile, dump_run_file, load_run_file, make_run
+from ftis_node.run import RunFile, check_fit, dump_run_file, load_run_file, run_for
 from ftis_node.saving import LearnedSizes, Saving, settled
 from ftis_node.settings import Settings
 from ftis_node.stepping import Progress, Stepper
+from ftis_node.store.checkpoints import labelled
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
@@ -145,9 +147,14 @@ class Node:
         self._learned = LearnedSizes(self.home.plan, self.settings.model)
         await self._start_worker()
         if self._run_file is None:
-            self._run_file = RunFile(run=_new_run(self._facts))
+            self._run_file = RunFile(run=run_for(self._facts))
         run = self._run_file.run
-        _check_fit(run, self._facts, self.settings.model)
+        if run.parts > 1:
+            raise UsageError(
+                "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
+                "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
+            )
+        check_fit(run, self._facts, self.settings.model)
         replace_text(self.home.run_file, dump_run_file(self._run_file))
         self._children = functools.partial(self.home.record_runtime, runtime)
         self._p2pd = transport.pid
@@ -158,7 +165,7 @@ class Node:
         store.skip_round()
         self._metrics = MetricsLog(self.home.metrics)
         self._stack.callback(self._metrics.close)
-        model = f"{self.settings.model} ({self._facts['kind']})"
+        model = labelled(self.settings.model, self._facts["kind"])
         self._saving = Saving(self.home.checkpoints, model, self._facts["plan"]["optimiser"], self._metrics)
         self._context = context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
         self._stepper = Stepper(
@@ -448,29 +455,3 @@ class Node:
 
 def _reason(error: BaseException) -> str:
     return str(error) or "out of time"
-
-
-def _new_run(facts: dict[str, Any]) -> Run:
-    """The run that a node without peers starts for its task and tokenizer."""
-    shared = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
-    return make_run(**{key: facts[key] for key in shared}, eos=tuple(facts["eos"]), **RUN_DEFAULTS)
-
-
-def _check_fit(run: Run, facts: dict[str, Any], model: str) -> None:
-    """Refuses a model or data that would misread the run's tokens, before anything is sent."""
-    if run.tokenizer != facts["tokenizer"] or run.vocabulary != facts["vocabulary"]:
-        raise UsageError(
-            f"The tokenizer of {model} is not the run's: its token ids would mean something else.",
-            "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run.",
-        )
-    if run.parts > 1:
-        raise UsageError(
-            "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
-            "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
-        )
-    if run.data != facts["data"]:
-        raise UsageError(
-            f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
-            f"not {run.data[:16]}….",
-            "Pass the very same file with --task or --data, or start a run of your own without --peers.",
-        )

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -134,6 +135,32 @@ def make_run(**fields: Any) -> Run:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the combination"
         raise UsageError(f"These values make no run: {key}: {first['msg']}.", "Change that value.") from None
+
+
+def run_for(facts: Mapping[str, Any], **fields: Any) -> Run:
+    """A run for the task and the tokenizer that a loaded model told of (`Engine.load`), and with these fields.
+
+    Raises:
+        UsageError: the fields make no run.
+    """
+    shared = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
+    known = {key: facts[key] for key in shared} | {"eos": tuple(facts["eos"])}
+    return make_run(**known | RUN_DEFAULTS | fields)
+
+
+def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
+    """Refuses a model or data that would misread the run's tokens, before anything is sent. Raises UsageError."""
+    if run.tokenizer != facts["tokenizer"] or run.vocabulary != facts["vocabulary"]:
+        raise UsageError(
+            f"The tokenizer of {model} is not the run's: its token ids would mean something else.",
+            "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run.",
+        )
+    if run.data != facts["data"]:
+        raise UsageError(
+            f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
+            f"not {run.data[:16]}….",
+            "Pass the very same file with --task or --data, or start a run of your own without --peers.",
+        )
 
 
 def load_run_file(path: Path) -> RunFile:

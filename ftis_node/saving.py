@@ -13,7 +13,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.files import replace_text
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.stepping import Progress
-from ftis_node.store.checkpoints import Checkpoints, newest_facts
+from ftis_node.store.checkpoints import Checkpoints, newest_facts, parse_label
 from ftis_node.worker.client import Worker
 
 CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
@@ -148,9 +148,10 @@ class Saving:
 def settled(checkpoints: Path, model: str) -> dict[str, Any]:
     """How the newest checkpoint of `model` was trained, and alone can go on: LoRA or not, and the optimiser."""
     facts = newest_facts(checkpoints)
-    if facts is None or facts["model"] not in (f"{model} (lora)", f"{model} (full)"):
+    of = parse_label(facts["model"]) if facts is not None else None
+    if facts is None or of is None or of[0] != model:
         return {}
-    return {"lora": facts["model"].endswith("(lora)"), "optimiser": facts.get("optimiser", "adamw")}
+    return {"lora": of[1] == "lora", "optimiser": facts.get("optimiser", "adamw")}
 
 
 class LearnedSizes:

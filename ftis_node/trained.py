@@ -19,7 +19,7 @@ from ftis_node.policy.plan import SMALL_MODEL
 from ftis_node.policy.policy import Policy
 from ftis_node.run import load_run_file
 from ftis_node.settings import Settings, collect
-from ftis_node.store.checkpoints import CheckpointError, verify
+from ftis_node.store.checkpoints import CheckpointError, parse_label, verify
 from ftis_node.worker.engine import ALPHA, WEIGHTS
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -153,18 +153,18 @@ def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
     facts = verify(path)
     progress = facts.get("progress")
     step = progress.get("step") if isinstance(progress, dict) else None
-    model = re.fullmatch(r"(.+) \((?:lora|full)\)", str(facts.get("model", "")))
+    label = parse_label(facts.get("model"))
     try:
         with safe_open(path / WEIGHTS, "pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             alpha = (file.metadata() or {}).get(ALPHA)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"The weights of the checkpoint {path} cannot be read: {error}") from error
-    if model is None:
+    if label is None:
         raise UserError(f"The checkpoint {path} does not say of which model it is.", _NO_CHECKPOINT)
     return Checkpoint(
         path=path,
-        model=model[1],
+        model=label[0],
         step=step if isinstance(step, int) else None,
         task=_task_of(path),
         shapes=shapes,

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,16 +158,16 @@ def test_a_manifest_may_be_anything(tmp_path: Path, manifest: str) -> None:
 
 def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_path: Path) -> None:
     rng = random.Random(0)
-    newest = -1
-    interrupted = 0
+    newest = interrupted = 0
     for _ in range(30):
         child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
-        first = child.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
-            child.wait(timeout=rng.uniform(0, 0.03))
+        lines = [child.stdout.readline()]
+        began = time.monotonic()
+        lines += [child.stdout.readline(), child.stdout.readline()]  # one is written, the next one begun
+        time.sleep(rng.uniform(0, time.monotonic() - began))
         child.kill()
-        lines = [first, *child.stdout.read().splitlines()]
+        lines += child.stdout.read().splitlines()
         child.wait()
         child.stdout.close()
         events = [line.split() for line in lines if line.strip()]
@@ -177,13 +178,10 @@ def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_
         store = Checkpoints(tmp_path)
         found = store.latest()
         assert store.damaged() == []
-        if found is None:
-            assert written == -1
-            continue
+        assert found is not None
         directory, facts = found
         newest = facts["step"]
         assert newest in (written, begun)
         assert verify(directory) == facts
         assert (directory / "part-2").read_bytes() == f"{newest} 2".encode() * 4000
-    assert newest > 0
     assert interrupted > 5, "the kills never met a writer at work"

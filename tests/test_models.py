@@ -12,7 +12,8 @@ import pytest
 import transformers
 
 import ftis_node
-from ftis_node.lab.warmup import RECIPES, TAGS, WORDS, build_tokenizer, greedy_pass_at_1
+from ftis_node.lab.recipes import RECIPES
+from ftis_node.lab.warmup import TAGS, WORDS, build_tokenizer, greedy_pass_at_1
 from ftis_node.tasks import load_task
 
 MODELS = Path(ftis_node.__file__).parent / "models"

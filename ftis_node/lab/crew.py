@@ -168,7 +168,7 @@ def _warm_up(start: Start, models: Path) -> None:
 def _run_trial(spec: TrialSpec, directory: Path, models: Path, processes: bool) -> None:
     from ftis_node.lab.trial import Interrupted, Trial, finished
 
-    def progressed(done: int, of: int) -> None:
+    def progressed(done: int) -> None:
         _told.put((spec.id, done))
 
     with _alone(directory / "lock") as mine, _disk(directory), contextlib.suppress(Interrupted):

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from ftis_node.errors import did_you_mean
+from ftis_node.lab.recipes import RECIPES
 from ftis_node.lab.reporting.manifest import ALL, HELD_OUT
-from ftis_node.lab.warmup import RECIPES
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
 

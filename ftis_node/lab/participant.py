@@ -15,10 +15,10 @@ from ftis_node.lab.compute import Compute, Metered
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.pool import Pool, Scored
-from ftis_node.run import RUN_DEFAULTS, Run, make_run
+from ftis_node.run import Run, check_fit, run_for
 from ftis_node.settings import Settings
 from ftis_node.stepping import OwnGroup, Progress, Stepper
-from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
@@ -61,12 +61,12 @@ class Participant:
 
     async def open(self, run: Run, network: Network, *, first_round: int = 0) -> None:
         """Takes up the run, and a place in the network."""
-        facts, told = self.facts, run.model_dump()
-        if any(told[key] != facts[key] for key in ("tokenizer", "vocabulary", "data")):
+        try:
+            check_fit(run, self.facts, self.settings.model)
+        except UsageError as error:
             raise UsageError(
-                f"Node {self.name} has another tokenizer or other data than the first node, so they share no run.",
-                "Use models of one family.",
-            )
+                f"Node {self.name} shares no run with the first node. {error.what}", "Use models of one family."
+            ) from None
         opened = await self.compute.call("open", run=run.model_dump(mode="json"))
         for also in self.spec.evaluate:
             await self.compute.call(
@@ -176,7 +176,7 @@ class Participant:
 
     def label(self) -> str:
         """What its checkpoints are of."""
-        return f"{self.settings.model} ({self.facts['kind']})"
+        return labelled(self.settings.model, self.facts["kind"])
 
     async def save(self, directory: Path) -> None:
         """A checkpoint in the daemon's own format."""
@@ -221,11 +221,8 @@ def generating(spec: TrialSpec) -> int:
 
 def run_of(spec: TrialSpec, facts: Mapping[str, Any]) -> Run:
     """The run that the trial's members share, for the task and tokenizer that an engine told of."""
-    shared = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
-    fields: dict[str, Any] = {key: facts[key] for key in shared} | {"eos": tuple(facts["eos"])} | RUN_DEFAULTS
-    if spec.collaboration == "horizontal":
-        fields |= {"collaboration": "horizontal", "parts": generating(spec)}
-    return make_run(**fields | spec.run)
+    horizontal = {"collaboration": "horizontal", "parts": generating(spec)}
+    return run_for(facts, **(horizontal if spec.collaboration == "horizontal" else {}), **spec.run)
 
 
 def number(*parts: Any) -> int:

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ftis_node.files import replace_text
 from ftis_node.lab.crew import Crew
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
-from ftis_node.lab.provenance import commit, versions
 from ftis_node.lab.spec import TrialSpec, trial_of, trials
+from ftis_node.observe.provenance import commit, versions
 from ftis_node.policy.names import built_in
 
 MANIFEST_SCHEMA = 1

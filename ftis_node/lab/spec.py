@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -50,7 +52,7 @@ class TrialSpec:
     evaluate: tuple[EvaluationSet, ...]
     gradients: Probe | None
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """16 hex digits: the same for the same trial, whatever experiment it belongs to."""
         return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()[:16]
@@ -59,7 +61,7 @@ class TrialSpec:
         """All of it in plain values."""
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
         return {
-            **vars(self),
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             **({"sha256": files} if files else {}),
             **({"rounds": "by seed"} if self.collaboration == "horizontal" else {}),
             "schema": TRIAL_SCHEMA,

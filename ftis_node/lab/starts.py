@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from ftis_node.lab.experiment import WarmUp
+from ftis_node.lab.recipes import RECIPES, Recipe
 from ftis_node.lab.scripts import MODEL
 from ftis_node.lab.spec import Member, TrialSpec
-from ftis_node.lab.warmup import RECIPES, Recipe, save, warm_up
+from ftis_node.lab.warmup import save, warm_up
 from ftis_node.tasks import load_task
 
 START_SCHEMA = 1

@@ -21,10 +21,10 @@ from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
 from ftis_node.lab.exchange import Network
 from ftis_node.lab.participant import Participant, kept, number, run_of
-from ftis_node.lab.provenance import commit, versions
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.lab.starts import model_of
+from ftis_node.observe.provenance import commit, versions
 from ftis_node.pool import Scored
 from ftis_node.stepping import OwnGroup
 
@@ -32,9 +32,6 @@ from ftis_node.stepping import OwnGroup
 CHECKPOINT_SECONDS = 120.0
 SAVING_SHARE = 20
 _DIGITS = 6  # of the numbers in events
-
-# (steps taken by all nodes, steps to be taken)
-Progressed = Callable[[int, int], None]
 
 
 class Interrupted(Exception):
@@ -52,12 +49,13 @@ class Trial:
         *,
         processes: bool = False,
         stopping: Callable[[], bool] = lambda: False,
-        progressed: Progressed = lambda done, of: None,
+        progressed: Callable[[int], None] = lambda steps: None,
     ) -> None:
         """
         Args:
             models: where the warm-ups lie.
             processes: each node has a compute process of its own.
+            progressed: told the steps that all nodes together have taken.
             stopping: asked after every step; true ends the trial with `Interrupted`.
         """
         self.spec = spec
@@ -222,7 +220,7 @@ class Trial:
         step = node.stepper.progress.step
         if step % node.settings.eval_every == 0 or step == self.spec.steps:
             await self._evaluate(node, time=event["time"])
-        self._progressed(self._done, self.spec.steps * len(self._learners))
+        self._progressed(self._done)
 
     def _probe(self, done: int) -> None:
         wanted = self.spec.gradients

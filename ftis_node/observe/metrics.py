@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
-
-import ftis_node
 
 
 class MetricsLog:
@@ -40,12 +36,6 @@ def read_events(path: Path, *events: str) -> list[dict[str, Any]]:
         if isinstance(entry, dict) and entry.get("event") in events:
             found.append(entry)
     return found
-
-
-def versions() -> dict[str, str]:
-    """Of what computes a step."""
-    libraries = {name: metadata.version(name) for name in ("torch", "transformers")}
-    return {"ftis-node": ftis_node.__version__, "python": platform.python_version(), **libraries}
 
 
 def _ends_in_newline(file: IO[bytes]) -> bool:

@@ -18,6 +18,17 @@ _NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "checkpoint.json"
 
 
+def labelled(model: str, kind: str) -> str:
+    """What checkpoints are of: the model's name and what of it is trained, `lora` or `full`."""
+    return f"{model} ({kind})"
+
+
+def parse_label(label: object) -> tuple[str, str] | None:
+    """Model and kind of what `labelled` gave; None for anything else."""
+    found = re.fullmatch(r"(.+) \((lora|full)\)", str(label))
+    return (found[1], found[2]) if found else None
+
+
 class CheckpointError(FtisError):
     """A checkpoint that is damaged or of another schema."""
 

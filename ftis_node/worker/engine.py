@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from ftis_node import evaluation
 from ftis_node.errors import FtisError, UsageError, did_you_mean
 from ftis_node.learner import Learner, Part, TrainingGroup
-from ftis_node.learner.memory import free_memory, out_of_memory
+from ftis_node.learner.memory import fitting
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
 from ftis_node.policy.generate import Sampling, generate
@@ -30,18 +29,17 @@ from ftis_node.tasks import Example, Score, Task, load_evaluation, load_task, sc
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
 
-logger = logging.getLogger(__name__)
-
 # Files of a checkpoint, and what of LoRA no tensor shows: in the weights' metadata.
 WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "lora_alpha"
 _RANDOM = "random.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
-class _Others:
-    """Problems of another task: prompts with their examples, by which rule they are scored, the cap in tokens."""
+class _Exam:
+    """What an evaluation is on: prompts, their examples, by which rule they are scored, the cap in tokens."""
 
-    prompts: list[tuple[list[int], Example]]
+    prompts: list[list[int]]
+    examples: Sequence[Example]
     reward: str
     completion_tokens: int
 
@@ -61,8 +59,7 @@ class Engine:
         self.random: torch.Generator
         self._generation_batch: int
         self.prompts: list[list[int]] = []
-        self._held_out: list[tuple[list[int], Example]] = []
-        self._others: dict[str, _Others] = {}
+        self._exams: dict[str | None, _Exam] = {}  # by what `look_at` calls them; None: of the run's own task
 
     def load(
         self,
@@ -125,9 +122,10 @@ class Engine:
             UsageError: a prompt is longer than the run allows, or the objective is unknown.
         """
         self.run = Run(**run)
-        template, tokenizer = self.run.template, self.policy.tokenizer
-        self.prompts = [prompt_ids(tokenizer, template, example.question) for example in self.task.train]
-        self._held_out = [(prompt_ids(tokenizer, template, e.question), e) for e in self.task.held_out]
+        self.prompts = self._prompts(self.run.template, self.task.train)
+        held_out = self.task.held_out[: self._settings.eval_prompts]
+        prompts = self._prompts(self.run.template, held_out)
+        self._exams[None] = _Exam(prompts, held_out, self.run.reward, self.run.completion_tokens)
         longest = max(len(ids) for ids in self.prompts)
         if longest > self.run.prompt_tokens:
             raise UsageError(
@@ -186,32 +184,22 @@ class Engine:
         Args:
             also: another task that `look_at` was told of, in place of the run's.
         """
-        others = self._others[also] if also else None
-        chosen = others.prompts if others else self._held_out[: self._settings.eval_prompts]
-        cap = max(others.completion_tokens, self.run.completion_tokens) if others else self.run.completion_tokens
-        with scoring(others.reward if others else self.run.reward) as scorer:
+        exam = self._exams[also]
+        sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
+        with scoring(exam.reward) as scorer:
             outcome = evaluation.evaluate(
-                self.policy,
-                [ids for ids, _ in chosen],
-                [example for _, example in chosen],
-                scorer,
-                self._sampling(greedy=True, cap=cap),
-                batch=self._generation_batch,
+                self.policy, exam.prompts, exam.examples, scorer, sampling, batch=self._generation_batch
             )
-        if outcome.batch < len(chosen):
-            self._generation_batch = min(self._generation_batch, outcome.batch)
+        self._generation_batch = outcome.batch
         return outcome.figures()
 
     def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> dict[str, Any]:
-        """Loads another task, to be evaluated only; it is called `name` from now on."""
+        """Loads another task, to be evaluated only; it is called `name` from now on. After `open`."""
         loaded = load_evaluation(task, data=Path(data) if data else None)
-        tokenizer = self.policy.tokenizer
-        self._others[name] = _Others(
-            [(prompt_ids(tokenizer, loaded.template, e.question), e) for e in _spread(loaded.held_out, prompts)],
-            loaded.reward,
-            loaded.completion_tokens,
-        )
-        return {"prompts": len(self._others[name].prompts)}
+        examples = _spread(loaded.held_out, prompts)
+        cap = max(loaded.completion_tokens, self.run.completion_tokens)
+        self._exams[name] = _Exam(self._prompts(loaded.template, examples), examples, loaded.reward, cap)
+        return {"prompts": len(examples)}
 
     def save(self, directory: str) -> dict[str, Any]:
         """Writes trainable weights, optimiser and random states into an existing directory."""
@@ -241,6 +229,9 @@ class Engine:
             self.random.set_state(random["sampling"])
         return {"steps": steps}
 
+    def _prompts(self, template: str, examples: Sequence[Example]) -> list[list[int]]:
+        return [prompt_ids(self.policy.tokenizer, template, example.question) for example in examples]
+
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
         return Sampling(cap, self.run.temperature, self.run.eos, greedy=greedy)
 
@@ -251,20 +242,15 @@ class Engine:
             FtisError: not even one group fits.
         """
         sampling = self._sampling(greedy=False, cap=self.run.completion_tokens)
-        while True:
-            batch = self._generation_batch
-            try:
-                return generate(
-                    self.policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
-                )
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-            free_memory()  # out here: the error's traceback holds the tensors that were there
-            if batch <= group:
-                raise FtisError("The completions of a single prompt do not fit into memory side by side.")
-            self._generation_batch = max(group, min(batch, group * len(prompts)) // 2)
-            logger.warning("Out of memory: %d sequences are generated side by side now.", self._generation_batch)
+        groups, self._generation_batch = fitting(
+            lambda batch: generate(
+                self.policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
+            ),
+            batch=self._generation_batch,
+            most=group * len(prompts),
+            least=group,
+        )
+        return groups
 
     def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
         example, scorer = self.task.train[row], functools.partial(score, self.run.reward)

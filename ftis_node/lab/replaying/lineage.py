@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.settings import Settings
+from ftis_node.store.checkpoints import labelled
 
 EVENTS = ("started", "resumed", "restored", "step")
 
@@ -35,6 +36,11 @@ class Start(_Line):
     device: str
     threads: int = Field(ge=1)
     versions: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """What its checkpoints are of."""
+        return labelled(self.settings.model, self.kind)
 
 
 class Resumed(_Line):

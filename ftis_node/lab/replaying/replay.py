@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
-from ftis_node.observe.metrics import MetricsLog, read_events, versions
+from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.observe.provenance import versions
 from ftis_node.packet import Group
 from ftis_node.pool import Scored
 from ftis_node.run import Run, load_run_file
@@ -266,9 +267,8 @@ class _Replay:
         checkpoints = Checkpoints(out / "checkpoints")
         directory = checkpoints.begin(self._taken.step)
         self._engine.save(str(directory))
-        settings = self._start.settings
-        model = f"{settings.model} ({self._start.kind})"
-        facts = {"model": model, "optimiser": settings.optimiser, "progress": self._taken.facts()}
+        optimiser = self._start.settings.optimiser
+        facts = {"model": self._start.label, "optimiser": optimiser, "progress": self._taken.facts()}
         checkpoints.commit(directory, facts)
 
     # --- the report -----------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class _Replay:
         return {
             "home": str(self._home.path),
             "run": self._run.id.hex(),
-            "model": f"{self._start.settings.model} ({self._start.kind})",
+            "model": self._start.label,
             "steps": len(steps),
             "last_step": links[-1].step,
             "packets": sum(len(step.batch.own) + len(step.batch.foreign) for step in steps),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import platform
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("ftis-node", "torch", "transformers", "peft", "numpy")
+import ftis_node
+
+_LIBRARIES = ("torch", "transformers", "peft", "numpy")
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of what computes."""
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _PACKAGES}}
+    """Versions of Python and of what computes a step."""
+    libraries = {name: metadata.version(name) for name in _LIBRARIES}
+    return {"ftis-node": ftis_node.__version__, "python": platform.python_version(), **libraries}
 
 
 @functools.cache

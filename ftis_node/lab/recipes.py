@@ -1,0 +1,34 @@
+"""What the built-in models are and how they are warmed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One model and its warm-up: `steps` of AdamW at the peak rate `rate`.
+
+    forgetful  its teacher mostly forgets the last operand after so many of the nine first operands
+    weak       the sign whose facts it mostly gets wrong, being good at the other; none: both alike
+    style      how it writes its reasoning: `terse` 15 12, `spelled` 8+7=15 15-3=12, `backwards` 12 15
+    harder     the share of examples that have four operands
+    """
+
+    name: str
+    layers: int
+    width: int
+    mlp: int
+    steps: int
+    rate: float
+    forgetful: int
+    weak: str = ""
+    style: str = "terse"
+    harder: float = 0.0
+
+
+RECIPES = (
+    Recipe("tiny-a", layers=2, width=64, mlp=128, steps=1400, rate=4e-3, forgetful=4),
+    Recipe("tiny-b", layers=3, width=80, mlp=160, steps=1000, rate=3e-3, forgetful=3),
+    Recipe("tiny-c", layers=2, width=96, mlp=192, steps=1400, rate=3e-3, forgetful=4),
+)
