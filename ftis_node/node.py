@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import signal
 import sqlite3
@@ -31,7 +30,7 @@ from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import fetch_run
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.transport import Transport, parse_address
+from ftis_node.swarm.transport import Listening, Transport, parse_address
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 
 logger = logging.getLogger(__name__)
@@ -133,11 +132,10 @@ class Node:
         bootstraps = [parse_address(text)[0] for text in self.options.peers]
         identity = Identity.load_or_create(self.home.key)
         runtime = self.home.make_runtime()
-        transport = await Transport.start(
-            key=self.home.key, host=self.settings.host, port=self.settings.port, sockets=runtime
-        )
+        self._runtime = runtime
+        listening = Listening(self.home.key, self.settings.host, self.settings.port, sockets=runtime)
+        transport = await Transport.start(listening, self._note_p2pd)
         self._stack.push_async_callback(transport.close)
-        self.home.record_runtime(runtime, (transport.pid,))
         self._addresses = await transport.addresses()
         api = Api({"/status": self.status, "/peers": self.peers}, {"/stop": self._api_stop})
         await api.start(runtime / "api.sock")
@@ -156,9 +154,7 @@ class Node:
             )
         check_fit(run, self._facts, self.settings.model)
         replace_text(self.home.run_file, dump_run_file(self._run_file))
-        self._children = functools.partial(self.home.record_runtime, runtime)
-        self._p2pd = transport.pid
-        self._children((self._p2pd, self._worker.pid or 0))
+        self._note_children()
         opened = await self._worker.call("open", run=run.model_dump(mode="json"))
         self._store = store = PacketStore(self.home.store, run.id, self.settings.packet_quota_mb << 20)
         self._stack.callback(store.close)
@@ -195,6 +191,15 @@ class Node:
         self._check_peers(bootstraps)
         self._refill_pool()
         logger.info("Run %s; this node is %s", run.id.hex(), " ".join(self._addresses))
+
+    def _note_p2pd(self, pid: int) -> None:
+        self._p2pd = pid
+        self._note_children()
+
+    def _note_children(self) -> None:
+        """For the reaper of the next start, should this process be killed."""
+        children = (self._p2pd, self._worker.pid)
+        self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
 
     async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
         """The run of a previous start, of --run, or of a peer; None if this node is to start one."""
@@ -406,7 +411,7 @@ class Node:
                 fault = error
                 continue
             self._stepper.worker = self._worker  # only now: an engine without a run could score nothing
-            self._children((self._p2pd, self._worker.pid or 0))
+            self._note_children()
             self._refill_pool()
             return
 

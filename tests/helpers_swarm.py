@@ -28,7 +28,7 @@ from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.transport import Listening, Transport
 
 VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
 PROMPTS = [[row, row + 1] for row in range(ROWS)]
@@ -134,7 +134,7 @@ async def transport(who: Identity, path: Path, port: int = 0) -> AsyncIterator[T
     """A running p2pd with this identity."""
     key = write_key(who, path)
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
-        started = await Transport.start(key=key, host="127.0.0.1", port=port, sockets=Path(sockets))
+        started = await Transport.start(Listening(key, "127.0.0.1", port, sockets=Path(sockets)))
         try:
             yield started
         finally:

@@ -19,7 +19,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, VIEW_SIZE, Membership, fetch_run
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.transport import Listening, Transport
 from tests.helpers_swarm import (
     OTHER_RUN,
     RUN,
@@ -59,7 +59,9 @@ async def node(
 
 def alone(who: Identity = ALICE, cache: Path | None = None) -> Membership:
     """A membership that never gets as far as its transport."""
-    return Membership(Transport(None), who, RunFile(run=RUN), Traffic(), cache)
+    transport = Transport(Listening(Path(), "127.0.0.1", 0, Path()))
+    transport.up = True
+    return Membership(transport, who, RunFile(run=RUN), Traffic(), cache)
 
 
 def address(who: Identity, port: int = 4001) -> str:
@@ -159,9 +161,16 @@ def test_peers_of_other_runs_do_not_fill_the_memory() -> None:
     assert len(alice.refused) == HEARD_SIZE
 
 
-def test_three_failures_in_a_row_drop_a_peer() -> None:
+def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     alice = alone()
     alice.on_handshake(hello(BOB), BOB.author)
+    for _ in range(GIVE_UP_AFTER):
+        alice.failed(BOB.author)
+    assert BOB.author in alice.view, "its p2pd may just be starting again"
+    monkeypatch.setattr("ftis_node.swarm.membership.GIVE_UP_SECONDS", 0.0)
+    alice.answered(BOB.author)
     for _ in range(3):
         alice.failed(BOB.author)
         alice.failed(BOB.author)

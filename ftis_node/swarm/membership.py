@@ -30,7 +30,9 @@ HEARD_SIZE = 256
 MAX_ADDRESSES = 8
 MAX_ADDRESS_LENGTH = 256
 HANDSHAKE_SECONDS = 5.0
+# A peer is lost after so many failures in a row, if nothing was heard of it for as long as a p2pd takes to come back.
 GIVE_UP_AFTER = 3
+GIVE_UP_SECONDS = 8.0
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +67,11 @@ class Membership:
         self._own_addresses: list[str] = []
 
     async def refresh_addresses(self) -> list[str]:
-        """Asks p2pd again where this node may be dialled."""
-        self._own_addresses = (await self._transport.addresses())[:MAX_ADDRESSES]
+        """Asks p2pd again where this node may be dialled; while it does not answer, what it said last stands."""
+        try:
+            self._own_addresses = (await self._transport.addresses())[:MAX_ADDRESSES]
+        except Exception as error:  # hivemind raises anything from a socket error to a ValueError
+            logger.debug("p2pd does not say where this node may be dialled: %r", error)
         return self._own_addresses
 
     def hear(self, addresses: Sequence[str]) -> bool:
@@ -92,6 +97,14 @@ class Membership:
         found = [peer for peer in self._heard if peer not in self.view and peer not in self.refused]
         random.shuffle(found)
         return found
+
+    async def dial(self, peer: bytes) -> None:
+        """Makes sure of a connection to a peer of the view, after one's own p2pd has lost all."""
+        try:
+            await self._transport.connect(peer, self.view[peer].addresses)
+        except Unreachable as error:
+            logger.debug("%s", error)
+            self.failed(peer)
 
     async def greet(self, peer: bytes) -> bool:
         """Dials a peer and shakes hands; True if it is now in the view."""
@@ -130,11 +143,15 @@ class Membership:
         return answer
 
     def failed(self, peer: bytes) -> None:
-        """Notes a failed call; after three in a row the peer leaves the view (and may come back by a handshake)."""
+        """Notes a failed call; after three in a row and some seconds of silence the peer leaves the view (and may come
+        back by a handshake).
+
+        While this node's own p2pd is down, nobody is to blame.
+        """
         entry = self.view.get(peer)
-        if entry is not None:
+        if entry is not None and self._transport.up:
             entry.failures += 1
-            if entry.failures >= GIVE_UP_AFTER:
+            if entry.failures >= GIVE_UP_AFTER and time.monotonic() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
 

@@ -12,32 +12,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
-from hivemind.utils.timed_storage import get_dht_time
 
 from ftis_node.packet import Group
 from ftis_node.run import RunFile
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.directory import Directory
 from ftis_node.swarm.fetch import MAX_DIGESTS, HolderFault, Uploads, fetch
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.records import OwnerSigned, pack_addresses, record_key, unpack_addresses
 from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.supervision import Supervisor
 from ftis_node.swarm.table import Table, Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.transport import DIAL_SECONDS, Transport
 
 EXCHANGE_SECONDS = 5.0
 IDLE_SECONDS = 30.0
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
-RECORD_LIFETIME = 240.0
-DHT_SECONDS = 10.0
 WAVE_SECONDS = 5.0
 MAX_TRIES = 3
 BAD_PACKETS = 3
@@ -97,11 +94,13 @@ class Swarm:
         self.gossip = Gossip(Table(max_age, time.monotonic), self._run, identity.author, store.seen)
         self._uploads = Uploads(store.body, self.traffic)
         self._service = FtisSwarm(self)
-        self._dht: DHTNode | None = None
+        self._directory = Directory(transport, identity, run_file.run.id)
+        self.supervisor = Supervisor(transport, self._revive)
         self._busy_holders: set[bytes] = set()
         self._told = asyncio.Event()  # something to tell or to ask
         self._news = asyncio.Event()  # something to pull
         self._heard = asyncio.Event()  # somebody to greet
+        self._record = asyncio.Event()  # something to do in the DHT
         self._tasks: list[asyncio.Task[None]] = []
         self._pulls: set[asyncio.Task[int]] = set()
 
@@ -113,9 +112,10 @@ class Swarm:
         self._bootstraps = list(bootstraps)
         self.membership.hear(self._bootstraps)
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
-        await self._start_dht()
+        await self._directory.join(self.membership.view)
         self._told.set()
-        for loop in (self._exchange_loop, self._pull_loop, self._maintain_loop, self._record_loop):
+        loops = (self._exchange_loop, self._pull_loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
+        for loop in loops:
             self._tasks.append(asyncio.create_task(self._forever(loop), name=loop.__name__))
 
     async def close(self) -> None:
@@ -129,9 +129,7 @@ class Swarm:
             self.membership.save_cache()
         with suppress(Exception):  # p2pd may be gone; else a late request would meet a store that is closed
             await asyncio.wait_for(self._service.remove_p2p_handlers(self._transport.p2p), EXCHANGE_SECONDS)
-        if self._dht is not None:
-            with suppress(Exception):
-                await asyncio.wait_for(self._dht.shutdown(), DHT_SECONDS)
+        await self._directory.leave()
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
         """Signs and spreads a round of this node's own packets, which are in the store already."""
@@ -353,46 +351,25 @@ class Swarm:
     async def _record_loop(self) -> None:
         """Leaves this node's addresses in the DHT and reads the others'."""
         while True:
-            if self._dht is not None:
-                value = pack_addresses(await self.membership.refresh_addresses())
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(
-                        self._dht.store(
-                            record_key(self._run.id),
-                            value,
-                            get_dht_time() + RECORD_LIFETIME,
-                            subkey=self._identity.peer_id,
-                        ),
-                        DHT_SECONDS,
-                    )
-                await self._look_up()
-            await asyncio.sleep(RECORD_SECONDS)
-
-    async def _start_dht(self) -> None:
-        joining = DHTNode.create(
-            p2p=self._transport.p2p,
-            initial_peers=[f"/p2p/{peer_id(peer)}" for peer in self.membership.view],
-            record_validator=OwnerSigned(self._identity, self._run.id),
-            ensure_bootstrap_success=False,
-            strict=False,
-        )
-        try:
-            self._dht = await asyncio.wait_for(joining, DHT_SECONDS)
-        except Exception as error:  # the DHT is a hint; whatever hivemind makes of a bad peer must not stop the node
-            logger.warning("The DHT cannot be joined, peers are found without it: %r", error)
+            await self._directory.join(self.membership.view)
+            await self._directory.publish(await self.membership.refresh_addresses())
+            await self._look_up()
+            await self._wait(self._record, RECORD_SECONDS)
 
     async def _look_up(self) -> None:
-        """Hears of the peers whose records the DHT has. The DHT is a hint: who is met is decided by a handshake."""
-        if self._dht is None:
-            return
-        try:
-            found = await asyncio.wait_for(self._dht.get(record_key(self._run.id), latest=True), DHT_SECONDS)
-        except TimeoutError:
-            return
-        if found is not None and isinstance(found.value, dict):
-            for entry in found.value.values():
-                if self.membership.hear(unpack_addresses(entry.value)):
-                    self._heard.set()
+        """Hears of the peers whose records the DHT has."""
+        for addresses in await self._directory.find():
+            if self.membership.hear(addresses):
+                self._heard.set()
+
+    async def _revive(self) -> None:
+        """After another p2pd took the old one's place: it knows no handler, no peer, no DHT."""
+        await asyncio.wait_for(self._service.add_p2p_handlers(self._transport.p2p), DIAL_SECONDS)
+        await self.membership.refresh_addresses()
+        await asyncio.gather(*(self.membership.dial(peer) for peer in self.membership.view))
+        await self._directory.leave()
+        self._record.set()
+        self.poke()
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Keeps a loop alive through an unforeseen error, which is logged; at most one a second."""

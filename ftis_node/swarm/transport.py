@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ from ftis_node.swarm.identity import author_of
 
 START_SECONDS = 15.0
 DIAL_SECONDS = 5.0
+# A p2pd that hangs is noticed after 1 + 1.5 + 1 + 1.5 s at the latest; one that died at once.
+PING_EVERY = 1.0
+PING_SECONDS = 1.5
+MISSED_PINGS = 2
 MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
 
 logger = logging.getLogger(__name__)
@@ -29,6 +35,16 @@ logger = logging.getLogger(__name__)
 
 class Unreachable(FtisError):
     """A peer could not be dialled, or did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """How p2pd is to be started: whose key, where to listen, where its control sockets lie (a directory of 0700)."""
+
+    key: Path
+    host: str
+    port: int
+    sockets: Path
 
 
 def parse_address(text: str) -> tuple[str, bytes]:
@@ -71,6 +87,20 @@ class _PendingCalls(dict[Any, "asyncio.Future[Any]"]):
         future = self.get(call)
         return future is not None and not future.done()
 
+    over = False
+
+    def __setitem__(self, call: Any, future: asyncio.Future[Any]) -> None:
+        super().__setitem__(call, future)
+        if self.over:
+            future.set_exception(P2PDaemonError("p2pd has ended"))
+
+    def fail(self) -> None:
+        """p2pd is gone: without this each call, now and later, would wait for its own time to run out."""
+        self.over = True
+        for future in list(self.values()):
+            if not future.done():
+                future.set_exception(P2PDaemonError("p2pd has ended"))
+
 
 class _OwnSession(P2P):  # type: ignore[misc]
     """Starts p2pd in a session of its own: Ctrl-C in a terminal reaches the whole group, and p2pd must outlive it."""
@@ -83,33 +113,58 @@ class _OwnSession(P2P):  # type: ignore[misc]
 
 
 class Transport:
-    """One running p2pd with our identity."""
+    """A p2pd with our identity. When it has died or hangs, `restart` puts another in its place."""
 
-    def __init__(self, p2p: Any) -> None:
-        self.p2p = p2p
+    def __init__(self, listening: Listening, started: Callable[[int], None] | None = None) -> None:
+        """
+        Args:
+            started: told the process id of each p2pd.
+        """
+        self.p2p: Any = None
+        self.up = False
+        self._listening = listening
+        self._any_port = listening.port == 0
+        self._started = started
 
     @classmethod
-    async def start(cls, *, key: Path, host: str, port: int, sockets: Path) -> Transport:
-        """Starts p2pd listening on TCP `host`:`port` (0: any free port), its control sockets under `sockets` (0700).
+    async def start(cls, listening: Listening, started: Callable[[int], None] | None = None) -> Transport:
+        """A transport whose p2pd runs.
 
         Raises:
             UserError: the port is taken, or p2pd does not start.
         """
-        _check_port(host, port)
-        # hivemind puts p2pd's control sockets into /tmp, open to every local user; a private directory is not.
-        private_p2p: Any = type("_P2P", (_OwnSession,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
-        family = "ip6" if ":" in host else "ip4"
+        transport = cls(listening, started)
+        await transport._launch()
+        return transport
+
+    async def restart(self) -> None:
+        """Ends what is left of p2pd and starts another, on the same port, so that it is found where it was.
+
+        Raises:
+            UserError: p2pd does not start.
+        """
+        await self._kill()
         try:
-            p2p = await private_p2p.create(
-                host_maddrs=[f"/{family}/{host}/tcp/{port}"],
-                identity_path=str(key),
-                check_if_identity_free=False,  # hivemind's check only parses RSA keys
-                startup_timeout=START_SECONDS,
-            )
-        except P2PDaemonError as error:
-            raise _start_error(str(error), host, port) from error
-        p2p._client.control._pending_calls = _PendingCalls()
-        return cls(p2p)
+            await self._launch()
+        except UserError:
+            if not self._any_port:
+                raise
+            self._listening = replace(self._listening, port=0)  # somebody took the port that the last one had
+            await self._launch()
+
+    async def trouble(self) -> str:
+        """Returns when p2pd has died or does not answer, saying which."""
+        missed = 0
+        ended = asyncio.ensure_future(self.p2p._child.wait())
+        try:
+            while missed < MISSED_PINGS:
+                done, _ = await asyncio.wait({ended}, timeout=PING_EVERY)
+                if done:
+                    return f"ended with code {ended.result()}"
+                missed = 0 if await self._answers() else missed + 1
+            return f"has not answered {missed} times"
+        finally:
+            ended.cancel()
 
     @property
     def pid(self) -> int:
@@ -145,12 +200,52 @@ class Transport:
 
     async def close(self) -> None:
         """Ends p2pd, by force if it does not end when asked."""
+        self.up = False
         try:
             await asyncio.wait_for(self.p2p.shutdown(), DIAL_SECONDS)
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self.p2p._child.kill()
-            await self.p2p._child.wait()
+            await self._kill()
+
+    async def _launch(self) -> None:
+        how = self._listening
+        _check_port(how.host, how.port)
+        # hivemind puts p2pd's control sockets into /tmp, open to every local user; a private directory is not.
+        private_p2p: Any = type("_P2P", (_OwnSession,), {"_UNIX_SOCKET_PREFIX": f"/unix{how.sockets}/"})
+        family = "ip6" if ":" in how.host else "ip4"
+        try:
+            self.p2p = await private_p2p.create(
+                host_maddrs=[f"/{family}/{how.host}/tcp/{how.port}"],
+                identity_path=str(how.key),
+                check_if_identity_free=False,  # hivemind's check only parses RSA keys
+                startup_timeout=START_SECONDS,
+            )
+        except P2PDaemonError as error:
+            raise _start_error(str(error), how.host, how.port) from error
+        self.p2p._client.control._pending_calls = _PendingCalls()
+        self.up = True
+        if self._started is not None:
+            self._started(self.pid)
+        if self._any_port:
+            self._listening = replace(how, port=_tcp_port(await self.addresses()))
+
+    async def _kill(self) -> None:
+        """Whatever state p2pd is in, it is gone afterwards, and so are its sockets and whoever waits for it."""
+        self.up = False
+        with suppress(ProcessLookupError):
+            self.p2p._child.kill()
+        await self.p2p._child.wait()
+        self.p2p._client.control._pending_calls.fail()
+        with suppress(Exception):  # hivemind's own clean-up, of a daemon that it need not end any more
+            await asyncio.wait_for(self.p2p.shutdown(), DIAL_SECONDS)
+        for socket_file in self._listening.sockets.glob("p2p*.sock"):
+            socket_file.unlink(missing_ok=True)
+
+    async def _answers(self) -> bool:
+        try:
+            await asyncio.wait_for(self.p2p._client.identify(), PING_SECONDS)
+        except Exception:  # hivemind raises anything from a socket error to what its parser raises
+            return False
+        return True
 
 
 def _check_port(host: str, port: int) -> None:
@@ -161,6 +256,11 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise _port_error(host, port) from error
+
+
+def _tcp_port(addresses: Sequence[str]) -> int:
+    """The port in a multiaddr; 0 if none has one."""
+    return next((int(found[1]) for text in addresses if (found := re.search(r"/tcp/(\d+)", text))), 0)
 
 
 def _port_error(host: str, port: int) -> UserError:

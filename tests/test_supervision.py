@@ -1,0 +1,120 @@
+"""p2pd dies or hangs, and the node is back in the swarm within seconds, where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ftis_node.swarm.transport import Transport
+from tests.helpers_swarm import (
+    Member,
+    event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
+    member,
+)
+
+
+@contextlib.asynccontextmanager
+async def pair(path: Path) -> AsyncIterator[tuple[Member, Member]]:
+    """Two nodes that have met."""
+    async with member(1, path) as one, member(2, path, [one.address]) as two:
+        await eventually(lambda: one.met(two) and two.met(one), "they meet")
+        yield one, two
+
+
+def sockets_of(node: Member) -> list[Path]:
+    return sorted(node.transport._listening.sockets.glob("*.sock"))
+
+
+async def is_back(node: Member, pid: int) -> None:
+    await eventually(lambda: node.swarm.supervisor.restarts > 0, "another p2pd is there", 30)
+    assert node.transport.pid != pid and not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_node_whose_p2pd_is_gone_is_back_where_it_was_and_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+    async with pair(tmp_path) as (one, two):
+        await eventually(lambda: len(sockets_of(one)) == 2, "all sockets are there")
+        addresses, pid = await one.transport.addresses(), one.transport.pid
+        os.kill(pid, how)
+        await is_back(one, pid)
+        assert await one.transport.addresses() == addresses, "others find it where it was"
+        await eventually(lambda: len(sockets_of(one)) == 2, "its sockets are there, and no others")
+        made = one.make(2) | two.make(2)
+        await eventually(lambda: {*one.admitted, *two.admitted} == made, "both get what is made afterwards")
+        assert one.met(two) and two.met(one)
+
+
+async def test_while_ones_own_p2pd_is_down_no_peer_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(tmp_path) as (one, two):
+        again = asyncio.Event()
+        launch = one.transport._launch
+
+        async def later() -> None:
+            await again.wait()
+            await launch()
+
+        monkeypatch.setattr(one.transport, "_launch", later)
+        pid = one.transport.pid
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: not one.transport.up, "it is noticed")
+        for _ in range(5):
+            one.swarm.membership.failed(two.author)
+        assert one.met(two)
+        again.set()
+        await is_back(one, pid)
+        made = two.make(1)
+        await eventually(lambda: set(one.admitted) == made, "it goes on")
+
+
+async def test_a_p2pd_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ftis_node.swarm.supervision.FIRST_PAUSE", 0.1)
+    async with pair(tmp_path) as (one, two):
+        launch, tries = one.transport._launch, 0
+
+        async def sometimes() -> None:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise OSError("Cannot allocate memory")
+            await launch()
+
+        monkeypatch.setattr(one.transport, "_launch", sometimes)
+        pid = one.transport.pid
+        os.kill(pid, signal.SIGKILL)
+        await is_back(one, pid)
+        assert tries == 3 and "Cannot allocate memory" in caplog.text
+        made = two.make(1)
+        await eventually(lambda: set(one.admitted) == made, "it goes on")
+
+
+async def test_a_port_that_somebody_took_meanwhile_is_given_up_unless_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with member(1, tmp_path) as node:
+        port, kill = node.transport._listening.port, Transport._kill
+        assert port != 0
+        taken = socket.socket()
+
+        async def kill_and_take(self: Transport) -> None:
+            await kill(self)
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+
+        monkeypatch.setattr(Transport, "_kill", kill_and_take)
+        with taken:
+            pid = node.transport.pid
+            os.kill(pid, signal.SIGKILL)
+            await is_back(node, pid)
+            assert f"/tcp/{port}/" not in (await node.transport.addresses())[0]
+        monkeypatch.undo()
