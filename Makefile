@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow lab-quick evidence models proto clean
 

@@ -26,11 +26,13 @@ from ftis_node.stepping import Progress, Stepper
 from ftis_node.store.checkpoints import labelled
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.membership import fetch_run
+from ftis_node.swarm.membership import Reachability, fetch_run
+from ftis_node.swarm.p2pd import listening_of, somebody_else
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.transport import Listening, Transport, parse_address
+from ftis_node.swarm.transport import Transport
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 
 logger = logging.getLogger(__name__)
@@ -39,7 +41,15 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 12.0
 FINISH_SECONDS = 13.0
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
+DUPLICATE_SECONDS = 5.0
 WORKER_FAILURES = 5  # in a row, without a step between them
+
+
+_REACHED = {
+    Reachability.DIRECT: ("ONLINE", ""),
+    Reachability.RELAYED: ("RELAYED", "; others reach this node through relays"),
+    Reachability.OUTBOUND_ONLY: ("OUTBOUND-ONLY", ", all over connections that this node opened: nobody can dial it"),
+}
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,12 @@ class Node:
         identity = Identity.load_or_create(self.home.key)
         runtime = self.home.make_runtime()
         self._runtime = runtime
-        listening = Listening(self.home.key, self.settings.host, self.settings.port, sockets=runtime)
+        listening = listening_of(self.settings, self.home.key, runtime)
+        if bootstraps and await somebody_else(listening, identity.author, bootstraps, DUPLICATE_SECONDS):
+            raise UserError(
+                f"Another node with the key of {self.home.path} is running somewhere: {identity.peer_id}.",
+                "Stop that one first, or give this one a --home of its own.",
+            )
         transport = await Transport.start(listening, self._note_p2pd)
         self._stack.push_async_callback(transport.close)
         self._addresses = await transport.addresses()
@@ -183,6 +198,7 @@ class Node:
             want=self._stepper.want,
             on_group=self._stepper.on_group,
             peer_cache=self.home.path / "peers.json",
+            upload_bytes=self.settings.upload_mbit * 1e6 / 8,
         )
         self._go_on_from(await self._saving.restore(self._worker))
         self._set_state("JOINING", "Looking for peers.")
@@ -420,8 +436,10 @@ class Node:
     def _look_around(self) -> None:
         """Sets the state by what is true now, and says so when it changes."""
         assert self._swarm is not None
-        if self._swarm.membership.view:
-            self._set_state("ONLINE", f"Training with {len(self._swarm.membership.view)} peers.")
+        membership = self._swarm.membership
+        if membership.view:
+            state, how = _REACHED[membership.reachability()]
+            self._set_state(state, f"Training with {len(membership.view)} peers{how}.")
         else:
             self._set_state("ALONE", "No peers: training alone, and looking for some.")
 
@@ -445,7 +463,7 @@ class Node:
             "kind": self._facts.get("kind"),
             "plan": self._facts.get("plan"),
             "parameters": self._facts.get("parameters"),
-            "addresses": self._addresses,
+            "addresses": self._swarm.membership.own_addresses if self._swarm is not None else self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
             "uptime": time.time() - self._started,
             "worker_restarts": self._restarts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from ftis_node.stepping import Stepper
@@ -31,9 +32,20 @@ def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
         "peers": len(swarm.membership.view),
         "bytes_in": swarm.traffic.bytes_in,
         "bytes_out": swarm.traffic.bytes_out,
+        "network": network_status(swarm),
         "refused_packets": dict(swarm.rejections),
         "announcements": dict(swarm.gossip.counts),
         "own_groups_refused": stepper.own_refused,
+    }
+
+
+def network_status(swarm: Swarm) -> dict[str, Any]:
+    """How this node is reached, and how its p2pd is."""
+    health = swarm.membership.health
+    return {
+        "reachability": str(swarm.membership.reachability()),
+        "p2pd_restarts": swarm.supervisor.restarts,
+        "p2pd": asdict(health) if health is not None else None,
     }
 
 

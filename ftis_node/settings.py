@@ -77,16 +77,21 @@ class Settings(BaseModel):
     # The network
     host: str = "0.0.0.0"
     port: int = Field(0, ge=0, le=65535)
+    quic: bool = True
+    listen: bool = True
+    announce: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    upload_mbit: float = Field(20.0, ge=0, allow_inf_nan=False)  # payload; 0: no limit
     exchange_peers: int = Field(6, ge=1, le=32)
     min_peers: int = Field(0, ge=0)
     patience: float = Field(20.0, ge=0)
     max_age: float = Field(600.0, gt=0)
     packet_quota_mb: int = Field(1024, ge=1)
 
-    @field_validator("lora_targets", mode="before")
+    @field_validator("lora_targets", "announce", "relays", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+        return tuple(part for part in map(str.strip, value.split(",")) if part) if isinstance(value, str) else value
 
     @field_validator("betas", mode="before")
     @classmethod

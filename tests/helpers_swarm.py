@@ -26,9 +26,10 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.transport import Listening, Transport
+from ftis_node.swarm.transport import Transport
 
 VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
 PROMPTS = [[row, row + 1] for row in range(ROWS)]
@@ -130,11 +131,13 @@ def write_key(who: Identity, path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def transport(who: Identity, path: Path, port: int = 0) -> AsyncIterator[Transport]:
-    """A running p2pd with this identity."""
+async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) -> AsyncIterator[Transport]:
+    """A running p2pd with this identity; over TCP alone, for QUIC drops what is under way when a stream is reset."""
     key = write_key(who, path)
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
-        started = await Transport.start(Listening(key, "127.0.0.1", port, sockets=Path(sockets)))
+        started = await Transport.start(
+            Listening(key, Path(sockets), "127.0.0.1", port, **{"quic": False, **listening})
+        )
         try:
             yield started
         finally:
@@ -206,11 +209,11 @@ class Member:
 
 @contextlib.asynccontextmanager
 async def member(
-    number: int, path: Path, bootstraps: list[str] | None = None, *, cache: bool = False
+    number: int, path: Path, bootstraps: list[str] | None = None, *, cache: bool = False, **listening: Any
 ) -> AsyncIterator[Member]:
     """A node that runs until the block ends; a second one with the same number and path is the first one restarted."""
     who, home = identity(number), path / f"member-{number}"
-    async with transport(who, home) as network:
+    async with transport(who, home, **listening) as network:
         store = CountingStore(home / "store.sqlite")
         store.skip_round()
 
@@ -234,7 +237,7 @@ async def member(
             peer_cache=home / "peers.json" if cache else None,
         )
         swarm.interval = 0.1
-        node = Member(who, network, store, swarm, (await network.addresses())[0])
+        node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""))
         await swarm.start(bootstraps or [])
         try:
             yield node

@@ -105,6 +105,42 @@ async def test_all_packets_arrive_and_those_that_are_gone_are_named(pair: Pair) 
     assert pair.traffic.bytes_out == traffic.bytes_in > 0
 
 
+async def test_over_quic_all_arrives_too(tmp_path: Path) -> None:
+    contents = bodies(24)
+    async with (
+        transport(ALICE, tmp_path / "alice", quic=True) as alice,
+        transport(BOB, tmp_path / "bob", quic=True) as bob,
+    ):
+        both = await bob.addresses()
+        quic = [address for address in both if "/quic-v1/" in address]
+        assert len(quic) == 1 and len(both) == 2
+        await alice.connect(BOB.author, quic)
+        pair = Pair(alice, bob)
+        await pair.serve(Uploads(holding(contents), Traffic()).serve)
+        assert await pair.fetch(targets(contents)) == contents
+
+
+async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = 100.0, []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+
+    monkeypatch.setattr(fetching.asyncio, "sleep", sleep)
+    contents = bodies(8, 1000)
+    limit = fetching.Limit(1100, clock=lambda: now)  # a little more than a packet a second
+    uploads = Uploads(holding(contents), Traffic(), limit)
+    assert await read(uploads, ALICE.author, contents) == [HERE] * 8
+    assert 5 < sum(slept) < 7 and max(slept) < 1.1, "a second's worth at once, then one a second"
+    await limit.send(10_000)
+    slept.clear()
+    assert await read(uploads, ALICE.author, contents[:2]) == [BUSY, BUSY] and not sum(slept)
+    now += 60
+    assert await read(uploads, ALICE.author, contents[:2]) == [HERE] * 2
+
+
 async def test_the_largest_packet_arrives(pair: Pair) -> None:
     contents = bodies(2, 4 << 20)
     await pair.serve(Uploads(holding(contents), Traffic()).serve)

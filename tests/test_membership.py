@@ -17,9 +17,10 @@ from ftis_node.run import Hints, Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, VIEW_SIZE, Membership, fetch_run
+from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Listening, Transport
+from ftis_node.swarm.transport import Transport
 from tests.helpers_swarm import (
     OTHER_RUN,
     RUN,
@@ -59,7 +60,7 @@ async def node(
 
 def alone(who: Identity = ALICE, cache: Path | None = None) -> Membership:
     """A membership that never gets as far as its transport."""
-    transport = Transport(Listening(Path(), "127.0.0.1", 0, Path()))
+    transport = Transport(Listening(Path(), Path()))
     transport.up = True
     return Membership(transport, who, RunFile(run=RUN), Traffic(), cache)
 

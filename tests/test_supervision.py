@@ -9,11 +9,12 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm import p2pd, transport
 from tests.helpers_swarm import (
     Member,
     event_loop_policy,  # noqa: F401 - a fixture
@@ -31,7 +32,7 @@ async def pair(path: Path) -> AsyncIterator[tuple[Member, Member]]:
 
 
 def sockets_of(node: Member) -> list[Path]:
-    return sorted(node.transport._listening.sockets.glob("*.sock"))
+    return sorted(node.transport.listening.sockets.glob("*.sock"))
 
 
 async def is_back(node: Member, pid: int) -> None:
@@ -102,16 +103,16 @@ async def test_a_port_that_somebody_took_meanwhile_is_given_up_unless_it_was_ask
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with member(1, tmp_path) as node:
-        port, kill = node.transport._listening.port, Transport._kill
+        port, kill = node.transport.port, p2pd.kill
         assert port != 0
         taken = socket.socket()
 
-        async def kill_and_take(self: Transport) -> None:
-            await kill(self)
+        async def kill_and_take(p2p: Any, sockets: Path) -> None:
+            await kill(p2p, sockets)
             taken.bind(("127.0.0.1", port))
             taken.listen()
 
-        monkeypatch.setattr(Transport, "_kill", kill_and_take)
+        monkeypatch.setattr(transport, "kill", kill_and_take)
         with taken:
             pid = node.transport.pid
             os.kill(pid, signal.SIGKILL)

@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.p2pd import MAX_MESSAGE_BYTES, Listening
 from ftis_node.swarm.service import FtisSwarm
-from ftis_node.swarm.transport import MAX_MESSAGE_BYTES, Listening, Transport, Unreachable, parse_address
+from ftis_node.swarm.transport import Transport, Unreachable
 from tests.helpers_swarm import (
     Answers,
     event_loop_policy,  # noqa: F401 - a fixture
@@ -36,7 +38,7 @@ PEER = ALICE.peer_id
 
 async def start(path: Path, who: Identity = ALICE, port: int = 0) -> Transport:
     (path / "key").write_bytes(who.to_bytes())
-    return await Transport.start(Listening(path / "key", "127.0.0.1", port, sockets=path))
+    return await Transport.start(Listening(path / "key", path, "127.0.0.1", port))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path) 
     sockets.mkdir(mode=0o700)
     (tmp_path / "key").write_bytes(ALICE.to_bytes())
     before = set(os.listdir("/tmp"))
-    network = await Transport.start(Listening(tmp_path / "key", "127.0.0.1", 0, sockets=sockets))
+    network = await Transport.start(Listening(tmp_path / "key", sockets, "127.0.0.1"))
     await FtisSwarm(Answers(lambda request, peer: nothing())).add_p2p_handlers(network.p2p)
     names = {path.name.split("-")[0] for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)}
     assert names == {"p2pd", "p2pclient"}

@@ -39,7 +39,17 @@ def join(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="End after so many steps in all; default: never.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="TCP port to listen on; 0 means any.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP and UDP port to listen on; 0 means any.")] = None,
+    announce: Annotated[
+        list[str] | None,
+        typer.Option(help="An address to tell others in place of its own, /ip4/…/tcp/…; repeatable."),
+    ] = None,
+    relay: Annotated[
+        list[str] | None, typer.Option(help="A node to be reached through if nobody can dial this one; repeatable.")
+    ] = None,
+    upload: Annotated[
+        float | None, typer.Option(help="Mbit/s that peers may take from this node; 0: no limit. Default: 20.")
+    ] = None,
     vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
@@ -61,6 +71,9 @@ def join(
             "steps": steps,
             "host": host,
             "port": port,
+            "announce": announce or None,
+            "relays": relay or None,
+            "upload_mbit": upload,
             "device": device,
             "vram_gb": vram,
             "seed": seed,

@@ -31,12 +31,33 @@ class HolderFault(Exception):
     """A holder sent something else than it was asked for, or stopped half-way."""
 
 
+class Limit:
+    """So many bytes a second, with a burst of one second's worth; 0: without limit."""
+
+    def __init__(self, bytes_a_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = bytes_a_second
+        self._clock = clock
+        self._free_at = clock()  # when all that was sent has had its time
+
+    def delay(self) -> float:
+        """Seconds that the next byte has to wait."""
+        return max(0.0, self._free_at - self._clock() - 1.0) if self._rate else 0.0
+
+    async def send(self, size: int) -> None:
+        """Waits until `size` bytes may go out."""
+        if self._rate:
+            wait = self.delay()
+            self._free_at = max(self._free_at, self._clock()) + size / self._rate  # before others ask
+            await asyncio.sleep(wait)
+
+
 class Uploads:
     """Serves packets: one upload a peer at a time, four in all; who would wait over three seconds hears "busy"."""
 
-    def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic) -> None:
+    def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic, limit: Limit | None = None) -> None:
         self._body = body
         self._traffic = traffic
+        self._limit = limit or Limit(0.0)
         self._active: set[bytes] = set()
         self._slots = asyncio.Semaphore(UPLOADS)
 
@@ -56,9 +77,13 @@ class Uploads:
                 return
             try:
                 for digest in digests:
+                    if self._limit.delay() > BUSY_AFTER:
+                        yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+                        continue
                     body = self._body(digest)
                     status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
                     chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
+                    await self._limit.send(chunk.ByteSize())
                     self._traffic.sent[peer] += chunk.ByteSize()
                     yield chunk
             finally:

@@ -49,19 +49,27 @@ class Identity:
         An existing file is never overwritten, and a new one appears whole or not at all.
         """
         try:
-            if not path.exists():
-                _write_new(path, cls(os.urandom(32)).to_bytes())
-            data = path.read_bytes()
+            return cls(os.urandom(32)).keep(path)
         except OSError as error:
             raise UserError(
                 f"The key file {path} cannot be used: {error.strerror}.", "Give --home a folder that you may write to."
             ) from error
+
+    def keep(self, path: Path) -> Identity:
+        """Writes this key into a file, unless there is one; returns the identity that is in the file afterwards.
+
+        Raises:
+            OSError: it cannot be read or written.
+            UserError: the file that is there is damaged.
+        """
+        if not path.exists():
+            _write_new(path, self.to_bytes())
         try:
-            return cls.from_bytes(data)
+            return self.from_bytes(path.read_bytes())
         except ValueError as error:
             raise UserError(
                 f"The key file {path} is damaged: {error}.",
-                "Restore it with `ftis-node keys import`, or remove it to start with a new identity.",
+                "Remove it; then give the home its key again with `ftis-node keys import`, or let it take a new one.",
             ) from error
 
     @classmethod

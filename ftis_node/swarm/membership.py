@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from hivemind.p2p import PeerID
@@ -20,21 +21,32 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.files import replace_text
 from ftis_node.run import RunFile, dump_run_file, parse_run_file
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.addresses import is_relayed, parse_address, ranked
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.p2pd import Health
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport, Unreachable, parse_address
+from ftis_node.swarm.transport import Transport, Unreachable
 
 VIEW_SIZE = 64
 HEARD_SIZE = 256
 MAX_ADDRESSES = 8
 MAX_ADDRESS_LENGTH = 256
+ADDRESSES_TOLD = 2
 HANDSHAKE_SECONDS = 5.0
 # A peer is lost after so many failures in a row, if nothing was heard of it for as long as a p2pd takes to come back.
 GIVE_UP_AFTER = 3
 GIVE_UP_SECONDS = 8.0
 
 logger = logging.getLogger(__name__)
+
+
+class Reachability(StrEnum):
+    """How others get at this node."""
+
+    DIRECT = "direct"  # or nothing is known to the contrary
+    RELAYED = "relayed"
+    OUTBOUND_ONLY = "outbound-only"
 
 
 @dataclass(eq=False)
@@ -56,6 +68,7 @@ class Membership:
     ) -> None:
         self.view: dict[bytes, Peer] = {}
         self.refused: dict[bytes, str] = {}
+        self.health: Health | None = None
         self._transport = transport
         self._identity = identity
         self._run_file = run_file
@@ -64,15 +77,32 @@ class Membership:
         self._cache = cache
         self._heard: dict[bytes, list[str]] = {}
         self._missed: Counter[bytes] = Counter()  # greetings in vain, of peers heard of
-        self._own_addresses: list[str] = []
+        self.own_addresses: list[str] = []
 
     async def refresh_addresses(self) -> list[str]:
         """Asks p2pd again where this node may be dialled; while it does not answer, what it said last stands."""
         try:
-            self._own_addresses = (await self._transport.addresses())[:MAX_ADDRESSES]
-        except Exception as error:  # hivemind raises anything from a socket error to a ValueError
+            found = ranked(await self._transport.addresses())
+        except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             logger.debug("p2pd does not say where this node may be dialled: %r", error)
-        return self._own_addresses
+            return self.own_addresses
+        self.health = await self._transport.health() or self.health
+        if self._only_dials():  # nobody shall waste time on addresses that do not answer
+            found = [address for address in found if is_relayed(address)]
+        self.own_addresses = found[:MAX_ADDRESSES]
+        return self.own_addresses
+
+    def reachability(self) -> Reachability:
+        """How others get at this node, by evidence."""
+        if not self._only_dials():
+            return Reachability.DIRECT
+        return Reachability.RELAYED if any(map(is_relayed, self.own_addresses)) else Reachability.OUTBOUND_ONLY
+
+    def _only_dials(self) -> bool:
+        """Whether it does not listen, or AutoNAT has found out that nobody can dial it."""
+        if not self._transport.listening.listen:
+            return True
+        return self.health is not None and self.health.reachability == "private"
 
     def hear(self, addresses: Sequence[str]) -> bool:
         """Remembers addresses that somebody mentioned; anything that is not an address of a peer is ignored.
@@ -162,9 +192,11 @@ class Membership:
             entry.failures, entry.seen = 0, time.monotonic()
 
     def some_addresses(self, count: int, besides: bytes) -> list[str]:
-        """An address each of some peers of the view, to tell another."""
+        """Addresses of some peers of the view, to tell another: the best two of each, for a node may be at home in a
+        private network and in the world."""
         peers = [peer for peer in self.view.values() if peer.addresses and peer.id != besides]
-        return [peer.addresses[0] for peer in random.sample(peers, min(count, len(peers)))]
+        chosen = random.sample(peers, min(count, len(peers)))
+        return [address for peer in chosen for address in ranked(peer.addresses)[:ADDRESSES_TOLD]]
 
     def load_cache(self) -> None:
         """Hears again of the peers that a previous start knew."""
@@ -181,7 +213,7 @@ class Membership:
             replace_text(self._cache, json.dumps(addresses))
 
     def _hello(self) -> ftis_pb2.Handshake:
-        return _hello(self._run_file.run.id, self._own_addresses)
+        return _hello(self._run_file.run.id, self.own_addresses)
 
     def _forget(self, peer: bytes) -> None:
         self._heard.pop(peer, None)

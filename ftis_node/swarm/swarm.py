@@ -20,10 +20,10 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.directory import Directory
-from ftis_node.swarm.fetch import MAX_DIGESTS, HolderFault, Uploads, fetch
+from ftis_node.swarm.fetch import MAX_DIGESTS, HolderFault, Limit, Uploads, fetch
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.supervision import Supervisor
 from ftis_node.swarm.table import Table, Target
@@ -69,9 +69,11 @@ class Swarm:
         want: Callable[[], int],
         on_group: Callable[[Group, bytes, float], Awaitable[None]],
         peer_cache: Path | None = None,
+        upload_bytes: float = 0.0,
     ) -> None:
         """
         Args:
+            upload_bytes: most payload a second that it sends; 0: no limit.
             store: where held packets are read and keys looked up.
             want: how many more groups the node would take now.
             on_group: takes an admitted group, its bytes, and its birth on the monotonic clock.
@@ -92,7 +94,7 @@ class Swarm:
         self._on_group = on_group
         self.membership = Membership(transport, identity, run_file, self.traffic, peer_cache)
         self.gossip = Gossip(Table(max_age, time.monotonic), self._run, identity.author, store.seen)
-        self._uploads = Uploads(store.body, self.traffic)
+        self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
         self._service = FtisSwarm(self)
         self._directory = Directory(transport, identity, run_file.run.id)
         self.supervisor = Supervisor(transport, self._revive)
@@ -218,7 +220,7 @@ class Swarm:
             await self._greet(peer)
             return
         self.gossip.told(peer, known)
-        if self.membership.hear(answer.peers[:PEERS_TOLD]):
+        if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]):
             self._heard.set()
         if self.gossip.merge(answer.entries, peer):
             self._news.set()
@@ -352,7 +354,9 @@ class Swarm:
         """Leaves this node's addresses in the DHT and reads the others'."""
         while True:
             await self._directory.join(self.membership.view)
-            await self._directory.publish(await self.membership.refresh_addresses())
+            addresses = await self.membership.refresh_addresses()
+            if addresses:
+                await self._directory.publish(addresses)
             await self._look_up()
             await self._wait(self._record, RECORD_SECONDS)
 

@@ -1,0 +1,79 @@
+"""``ftis-node keys``: a node's identity, taken along to another home or machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, print_json
+
+app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is that node.")
+
+
+@app.command("export")
+def export(
+    to: Annotated[Path, typer.Argument(help="The file to write; it must not exist yet.")],
+    home: HomeOption = DEFAULT_HOME,
+    json: JsonOption = False,
+) -> None:
+    """Copies the key of a home into a file that only you can read."""
+    from ftis_node.errors import UsageError, UserError
+    from ftis_node.store.home import Home
+    from ftis_node.swarm.identity import Identity
+
+    place = Home(home.expanduser())
+    if not place.key.exists():
+        raise UsageError(f"The home {place.path} has no key yet.", "Name the --home of a node that was started before.")
+    identity = Identity.load_or_create(place.key)
+    try:
+        descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{to} exists already.", "Name another file; none is overwritten.") from None
+    except OSError as error:
+        raise UserError(f"{to} cannot be written: {error.strerror}.", "Name another file.") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(identity.to_bytes())
+    if json:
+        print_json({"id": identity.peer_id, "file": str(to)})
+    else:
+        print(f"The key of {identity.peer_id} is in {to}.")
+        print("note: keep it secret, and never run two nodes with one key at a time.", file=sys.stderr)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="FROM", help="A file that `keys export` wrote.")],
+    home: HomeOption = DEFAULT_HOME,
+    json: JsonOption = False,
+) -> None:
+    """Gives a home the key in a file. A home that has another key keeps it."""
+    from ftis_node.errors import UsageError, UserError
+    from ftis_node.store.home import Home
+    from ftis_node.swarm.identity import Identity
+
+    try:
+        identity = Identity.from_bytes(source.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}.", "Check the path.") from None
+    except ValueError as error:
+        raise UsageError(
+            f"{source} holds no key: {error}.", "Name a file that `ftis-node keys export` wrote."
+        ) from None
+    place = Home(home.expanduser())
+    try:
+        kept = identity.keep(place.key)
+    except OSError as error:
+        raise UserError(f"The home {place.path} cannot be used: {error.strerror}.", "Name another --home.") from None
+    if kept.author != identity.author:
+        raise UsageError(
+            f"The home {place.path} has a key of its own, of {kept.peer_id}.",
+            f"Name another --home; or, to give that identity up for good, remove {place.key}.",
+        )
+    if json:
+        print_json({"id": identity.peer_id, "home": str(place.path)})
+    else:
+        print(f"The node on {place.path} is {identity.peer_id}.")

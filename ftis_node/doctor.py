@@ -1,0 +1,147 @@
+"""What keeps a node from its peers, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ftis_node.errors import UserError
+from ftis_node.settings import Settings
+from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.membership import Reachability, fetch_run
+from ftis_node.swarm.p2pd import listening_of
+from ftis_node.swarm.transport import Transport
+
+FORWARD = (
+    "Forward a port (TCP and UDP) in your router to this machine and start the node with --port; or name with --relay "
+    "nodes that can be dialled. It takes full part in any case, over the connections that it opens itself."
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. advice: what to do, empty if nothing."""
+
+    subject: str
+    verdict: Literal["ok", "note", "problem"]
+    text: str
+    advice: str = ""
+
+
+def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
+    """What a daemon's own status says of its network."""
+    found = [_addresses(status["addresses"] or [])]
+    network = status.get("network")
+    if network is None:
+        return [*found, Finding("daemon", "note", f"It is still starting: {status['reason']}")]
+    restarts = network["p2pd_restarts"]
+    if restarts:
+        text = f"The network daemon p2pd had to be started again {restarts} times."
+        found.append(
+            Finding("p2pd", "note", text, "If that number grows, look into the log, and at this machine's memory.")
+        )
+    if status["peers"]:
+        found.append(Finding("peers", "ok", f"{status['peers']} peers."))
+    else:
+        found.append(
+            Finding("peers", "problem", "No peers.", "Dial one by hand: `ftis-node doctor net --peers ADDRESS`.")
+        )
+    found.append(_reachability(network["reachability"], (network["p2pd"] or {}).get("reachability", "unknown")))
+    return found
+
+
+async def look_around(settings: Settings, peers: Sequence[str], patience: float) -> AsyncIterator[Finding]:
+    """Starts a network daemon of its own, with a key that it throws away, and tries what a node would do.
+
+    Args:
+        peers: addresses to dial.
+        patience: seconds to wait for what peers find out about this node.
+
+    Raises:
+        UserError: the port is taken, or p2pd does not start.
+        UsageError: an address is none.
+    """
+    targets = [parse_address(text)[0] for text in peers]
+    with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
+        key = Path(scratch) / "key"
+        Identity(os.urandom(32)).keep(key)
+        began = time.monotonic()
+        transport = await Transport.start(listening_of(settings, key, Path(scratch)))
+        try:
+            seconds = time.monotonic() - began
+            where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
+            yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
+            yield _addresses(await transport.addresses())
+            answered = 0
+            for text in targets:
+                finding = await _dial(transport, text)
+                answered += finding.verdict == "ok"
+                yield finding
+            if not targets:
+                yield Finding("peers", "note", "None was named, so none was dialled.", "Name some with --peers.")
+            if answered:
+                yield _reachability(*await _autonat(transport, patience))
+        finally:
+            await transport.close()
+
+
+def _addresses(addresses: Sequence[str]) -> Finding:
+    if not addresses:
+        return Finding("addresses", "note", "This node listens nowhere: it only dials.")
+    best = ranked(addresses)
+    listed = ", ".join(best)
+    match scope(best[0]):
+        case "public":
+            return Finding("addresses", "ok", f"Others are told: {listed}.")
+        case "relayed":
+            return Finding("addresses", "ok", f"Others are told, through relays: {listed}.")
+        case "private":
+            text = f"All are of a private network: {listed}."
+            return Finding("addresses", "note", text, f"From outside it takes more. {FORWARD}")
+        case _:
+            text = f"All are of this machine alone: {listed}."
+            return Finding("addresses", "note", text, "For peers elsewhere start with --host 0.0.0.0.")
+
+
+async def _dial(transport: Transport, text: str) -> Finding:
+    began = time.monotonic()
+    try:
+        run_file = await fetch_run(transport, [text], 0.0)
+    except UserError as error:
+        return Finding("peer", "problem", error.what, "Check its address, that it runs, and firewalls on both sides.")
+    milliseconds = 1000 * (time.monotonic() - began)
+    return Finding(
+        "peer", "ok", f"{text} answers in {milliseconds:.0f} ms; run {run_file.run.id.hex()} ({run_file.run.task})."
+    )
+
+
+async def _autonat(transport: Transport, patience: float) -> tuple[str, str]:
+    """(reachability, AutoNAT's finding), as soon as AutoNAT knows."""
+    deadline = time.monotonic() + patience
+    verdict = "unknown"
+    while verdict == "unknown" and time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+        health = await transport.health()
+        verdict = health.reachability if health is not None else "unknown"
+    if verdict != "private":
+        return Reachability.DIRECT, verdict
+    relayed = any(map(is_relayed, await transport.addresses()))
+    return (Reachability.RELAYED if relayed else Reachability.OUTBOUND_ONLY), verdict
+
+
+def _reachability(how: str, autonat: str) -> Finding:
+    if how == Reachability.OUTBOUND_ONLY:
+        return Finding("reachability", "note", "Nobody can dial this node.", FORWARD)
+    if how == Reachability.RELAYED:
+        return Finding("reachability", "ok", "Nobody can dial this node directly; relays pass calls on.")
+    if autonat == "public":
+        return Finding("reachability", "ok", "Peers dialled this node successfully.")
+    text = "Not known yet: only peers with public addresses can tell, and none has."
+    return Finding("reachability", "note", text)

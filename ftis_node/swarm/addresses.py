@@ -1,0 +1,139 @@
+"""Multiaddrs: whose they are, which of several to try first, and where to listen."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from hivemind.utils.multiaddr import Multiaddr
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.swarm.identity import author_of
+
+Scope = Literal["public", "relayed", "private", "machine"]
+
+_SCOPES = get_args(Scope)  # in the order in which they are tried
+_IP = re.compile(r"/ip[46]/([^/]+)")
+_PORT_TRIES = 20
+
+
+def parse_address(text: str) -> tuple[str, bytes]:
+    """A multiaddr such as ``/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…`` → (itself, the 38-byte peer id in it).
+
+    Raises:
+        UsageError: it is no multiaddr, or does not end in ``/p2p/`` and an Ed25519 peer id.
+    """
+    fix = "Copy it from the other node's `ftis-node id`; it looks like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+    try:
+        Multiaddr(text)
+        peer = text.rsplit("/p2p/", 1)[1]  # the last: in a relayed address the first is the relay
+    except Exception:  # the parser raises whatever its codecs raise
+        raise UsageError(f"The peer address {text!r} is not a multiaddr that ends in /p2p/ID.", fix) from None
+    try:
+        return text, author_of(peer)
+    except ValueError as error:
+        raise UsageError(f"The peer address {text!r} has a bad peer id: {error}", fix) from None
+
+
+def is_relayed(address: str) -> bool:
+    """Whether it leads through a relay."""
+    return "/p2p-circuit" in address
+
+
+def scope(address: str) -> Scope:
+    """From where it can be dialled: from anywhere, through a relay, from a private network, from this machine."""
+    if is_relayed(address):
+        return "relayed"
+    found = _IP.search(address)
+    return _scope_of(found[1]) if found else "public"  # a name
+
+
+def ranked(addresses: Iterable[str]) -> list[str]:
+    """The same, those first that most others can dial: public, relayed, private, this machine's own; TCP before QUIC.
+
+    Addresses that mean something on this machine only are left out where there are any others.
+    """
+    best_first = sorted(dict.fromkeys(addresses), key=lambda text: (_SCOPES.index(scope(text)), "/tcp/" not in text))
+    return [text for text in best_first if scope(text) != "machine"] or best_first
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody beyond this machine can reach `host`."""
+    return host not in ("0.0.0.0", "::") and _scope_of(host) == "machine"
+
+
+def _scope_of(host: str) -> Scope:
+    try:
+        place = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return "public"
+    if place.is_loopback or place.is_link_local or place.is_unspecified:
+        return "machine"
+    return "public" if place.is_global else "private"
+
+
+def listen_addresses(host: str, port: int, *, quic: bool) -> list[str]:
+    """Multiaddrs to listen on, TCP and QUIC on the same port. 0.0.0.0 means every address, IPv6 included."""
+    hosts = [host]
+    if host == "0.0.0.0" and _has_ip6():
+        hosts.append("::")
+    found = []
+    for one in hosts:
+        family = "ip6" if ":" in one else "ip4"
+        found.append(f"/{family}/{one}/tcp/{port}")
+        if quic:
+            found.append(f"/{family}/{one}/udp/{port}/quic-v1")
+    return found
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises UserError if a port is taken. libp2p listens with SO_REUSEPORT: it would share a taken port with another
+    node, each getting half the calls."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        try:
+            _bind(host, port, kind).close()
+        except OSError as error:
+            raise port_error(host, port) from error
+
+
+def free_port(host: str) -> int:
+    """A port that is free for TCP and UDP both, for the moment."""
+    for _ in range(_PORT_TRIES):
+        with _bind(host, 0, socket.SOCK_STREAM) as tcp:
+            port = int(tcp.getsockname()[1])
+            try:
+                _bind(host, port, socket.SOCK_DGRAM).close()
+            except OSError:
+                continue
+            return port
+    raise UserError(f"There is no free port on {host}.", "Name one with --port.")
+
+
+def port_error(host: str, port: int) -> UserError:
+    return UserError(
+        f"The port {port} on {host} is taken or cannot be listened on.", "Choose another --port (0 means any)."
+    )
+
+
+def _bind(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
+    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
+    try:
+        if kind == socket.SOCK_STREAM:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+    except OSError:
+        probe.close()
+        raise
+    return probe
+
+
+def _has_ip6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,248 @@
+"""hivemind's libp2p daemon as this node needs it: in private, and with closed what hivemind leaves open."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.utils.multiaddr import Multiaddr
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.packet import MAX_PACKET_BYTES
+from ftis_node.settings import Settings
+from ftis_node.swarm.addresses import (
+    check_port,
+    free_port,
+    is_loopback,
+    listen_addresses,
+    parse_address,
+    port_error,
+)
+
+START_SECONDS = 15.0
+KILL_SECONDS = 5.0
+METRICS_SECONDS = 2.0
+MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
+_ANY = "127.0.0.1"
+_REACHABILITY: dict[int, Literal["unknown", "public", "private"]] = {1: "public", 2: "private"}
+
+
+@dataclass(frozen=True)
+class Listening:
+    """How p2pd is started.
+
+    key: the identity. sockets: a directory of mode 0700 for its control sockets. host, port: where to listen, TCP and
+    (with `quic`) UDP; port 0 means any. listen: False dials only. announce: multiaddrs to name in place of those that
+    p2pd sees itself. relays: nodes to be reached through where nobody can dial this one.
+    """
+
+    key: Path
+    sockets: Path
+    host: str = "0.0.0.0"
+    port: int = 0
+    quic: bool = True
+    listen: bool = True
+    announce: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+
+
+def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
+    """As the settings say. Raises UsageError for addresses that are none."""
+    relays = tuple(parse_address(text)[0] for text in settings.relays)
+    for text in settings.announce:
+        try:
+            Multiaddr(text)
+        except Exception:  # the parser raises whatever its codecs raise
+            raise UsageError(
+                f"The address to announce {text!r} is no multiaddr.", "Write it like /ip4/192.0.2.7/tcp/4001."
+            ) from None
+    if settings.announce and settings.port == 0:
+        raise UsageError("An announced address names a port, but this node takes any.", "Give --port too.")
+    return Listening(
+        key,
+        sockets,
+        settings.host,
+        settings.port,
+        quic=settings.quic,
+        listen=settings.listen,
+        announce=settings.announce,
+        relays=relays,
+    )
+
+
+@dataclass(frozen=True)
+class Health:
+    """What p2pd says of itself. reachability: AutoNAT's finding. inbound, outbound: open connections."""
+
+    reachability: Literal["unknown", "public", "private"]
+    inbound: int
+    outbound: int
+    memory_bytes: int
+    cpu_seconds: float
+    open_files: int
+
+
+async def _receive_bounded(reader: asyncio.StreamReader) -> bytes:
+    """hivemind believes any length that a stream's sender writes, and buffers until memory is full."""
+    length = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), "big")
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
+    return await reader.readexactly(length)
+
+
+P2P.receive_raw_data = staticmethod(_receive_bounded)
+
+
+class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
+    """Calls that still wait for their answer.
+
+    hivemind asks whether a call is `in` here and then gives it its answer. If the call was given up in the same turn of
+    the loop, that raises, and ends the one task that reads all answers: the node would be deaf from then on.
+    """
+
+    over = False
+
+    def __contains__(self, call: object) -> bool:
+        future = self.get(call)
+        return future is not None and not future.done()
+
+    def __setitem__(self, call: Any, future: asyncio.Future[Any]) -> None:
+        super().__setitem__(call, future)
+        if self.over:
+            future.set_exception(P2PDaemonError("p2pd has ended"))
+
+    def fail(self) -> None:
+        """p2pd is gone: without this each call, now and later, would wait for its own time to run out."""
+        self.over = True
+        for future in list(self.values()):
+            if not future.done():
+                future.set_exception(P2PDaemonError("p2pd has ended"))
+
+
+class _OwnSession(P2P):  # type: ignore[misc]
+    """Starts p2pd in a session of its own: Ctrl-C in a terminal reaches the whole group, and p2pd must outlive it."""
+
+    _MORE: Sequence[str] = ()
+
+    @classmethod
+    def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
+        line: list[str] = [*P2P._make_process_args(*args, **kwargs), *cls._MORE]
+        leave_group = "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
+        return [sys.executable, "-S", "-c", leave_group, *line]
+
+
+def _private(sockets: Path, *more: str) -> Any:
+    """A P2P whose control sockets are private: hivemind puts them into /tmp, open to every local user."""
+    return type("_P2P", (_OwnSession,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more})
+
+
+async def launch(how: Listening, port: int, metrics_port: int) -> Any:
+    """A running p2pd. Raises UserError if the port is taken, or p2pd does not start."""
+    if how.listen:
+        check_port(how.host, port)
+    try:
+        p2p = await _private(how.sockets, f"-metricsAddr={_ANY}:{metrics_port}").create(
+            host_maddrs=listen_addresses(how.host, port, quic=how.quic),
+            no_listen=not how.listen,
+            announce_maddrs=how.announce or None,
+            nat_port_map=how.listen and not is_loopback(how.host),
+            use_auto_relay=bool(how.relays),
+            trusted_relays=how.relays or None,
+            identity_path=str(how.key),
+            check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `somebody_else`
+            startup_timeout=START_SECONDS,
+        )
+    except P2PDaemonError as error:
+        message = str(error)
+        if "address already in use" in message or "failed to listen" in message:
+            raise port_error(how.host, port) from error
+        fix = "Look into the log; then start again."
+        raise UserError(f"The network daemon p2pd did not start: {message}", fix) from error
+    p2p._client.control._pending_calls = PendingCalls()
+    return p2p
+
+
+async def kill(p2p: Any, sockets: Path) -> None:
+    """Whatever state p2pd is in, it is gone afterwards, and so are its sockets and whoever waits for an answer."""
+    with suppress(ProcessLookupError):
+        p2p._child.kill()
+    await p2p._child.wait()
+    p2p._client.control._pending_calls.fail()
+    with suppress(Exception):  # hivemind's own clean-up, of a daemon that it need not end any more
+        await asyncio.wait_for(p2p.shutdown(), KILL_SECONDS)
+    _remove_sockets(sockets)
+
+
+def _remove_sockets(directory: Path) -> None:
+    for file in directory.glob("p2p*.sock"):
+        file.unlink(missing_ok=True)
+
+
+def choose_ports(how: Listening) -> tuple[int, int]:
+    """The port to listen on, and one on this machine alone for p2pd's metrics."""
+    return how.port or free_port(how.host), free_port(_ANY)
+
+
+async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float) -> bool:
+    """Whether another node of this identity is alive somewhere: an anonymous p2pd tries to reach it.
+
+    Args:
+        own: this node's 38-byte peer id, whose own p2pd must not run yet.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            scout = await _private(how.sockets).create(
+                initial_peers=list(bootstraps), dht_mode="client", no_listen=True, nat_port_map=False, auto_nat=False
+            )
+    except (P2PDaemonError, TimeoutError, OSError):
+        return False  # nobody there who could know
+    scout._client.control._pending_calls = PendingCalls()
+    try:
+        async with asyncio.timeout(seconds):
+            await scout._client.connect(PeerID(own), [])
+            return True
+    except (ControlFailure, P2PDaemonError, TimeoutError, OSError, asyncio.IncompleteReadError):
+        return False
+    finally:
+        await kill(scout, how.sockets)
+
+
+async def health(metrics_port: int) -> Health | None:
+    """p2pd's metrics; None if it does not give any."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=METRICS_SECONDS)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"http://{_ANY}:{metrics_port}/metrics") as answer,
+        ):
+            text = await answer.text()
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+    if "libp2p_autonat_reachability_status" not in text:
+        return None  # somebody else's metrics
+    return Health(
+        reachability=_REACHABILITY.get(int(_metric(text, "libp2p_autonat_reachability_status")), "unknown"),
+        inbound=int(_metric(text, "libp2p_rcmgr_connections", 'dir="inbound"', 'scope="system"')),
+        outbound=int(_metric(text, "libp2p_rcmgr_connections", 'dir="outbound"', 'scope="system"')),
+        memory_bytes=int(_metric(text, "process_resident_memory_bytes")),
+        cpu_seconds=_metric(text, "process_cpu_seconds_total"),
+        open_files=int(_metric(text, "process_open_fds")),
+    )
+
+
+def _metric(text: str, name: str, *labels: str) -> float:
+    """One value of a Prometheus exposition; 0 if it is not there."""
+    for found in re.finditer(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", text, re.MULTILINE):
+        if all(label in (found[1] or "") for label in labels):
+            return float(found[2])
+    return 0.0

@@ -1,0 +1,195 @@
+"""Nodes that only dial, keys that move, and what the doctor says of the network."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis_node.cli.keys import export, import_
+from ftis_node.doctor import Finding, look_around, of_a_running_node
+from ftis_node.errors import UsageError
+from ftis_node.settings import Settings
+from ftis_node.store.home import Home
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.membership import Reachability
+from ftis_node.swarm.p2pd import Health, Listening, listening_of, somebody_else
+from tests.helpers_swarm import (
+    event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
+    identity,
+    member,
+    transport,
+)
+
+# --- only dialling ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_only_dials_takes_full_part(tmp_path: Path) -> None:
+    async with (
+        member(1, tmp_path) as open_one,
+        member(2, tmp_path, [open_one.address]) as other,
+        member(3, tmp_path, [open_one.address], listen=False) as shy,
+    ):
+        nodes = [open_one, other, shy]
+        await eventually(lambda: all(a.met(b) for a in nodes for b in nodes if a is not b), "all meet")
+        assert shy.swarm.membership.reachability() is Reachability.OUTBOUND_ONLY
+        assert open_one.swarm.membership.reachability() is Reachability.DIRECT
+        assert shy.swarm.membership.own_addresses == []
+        made = {node.author: node.make(2) for node in nodes}
+        everything = set().union(*made.values())
+        for node in nodes:
+            wanted = everything - made[node.author]
+            await eventually(lambda n=node, w=wanted: set(n.admitted) == w, "each gets what the others made")
+
+
+async def test_who_cannot_be_dialled_names_its_relayed_addresses_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with member(1, tmp_path) as node:
+        direct = (await node.transport.addresses())[0]
+        relayed = f"/ip4/8.8.4.4/tcp/1/p2p/{identity(2).peer_id}/p2p-circuit/p2p/{identity(1).peer_id}"
+
+        async def addresses() -> list[str]:
+            return [direct, relayed]
+
+        async def health() -> Health:
+            return Health(verdict, 0, 1, 0, 0.0, 0)
+
+        verdict: Any = "unknown"
+        monkeypatch.setattr(node.transport, "addresses", addresses)
+        monkeypatch.setattr(node.transport, "health", health)
+        membership = node.swarm.membership
+        assert await membership.refresh_addresses() == [relayed], "this machine's own addresses are no use to others"
+        assert membership.reachability() is Reachability.DIRECT
+        verdict = "private"
+        assert await membership.refresh_addresses() == [relayed]
+        assert membership.reachability() is Reachability.RELAYED
+        relayed = direct
+        assert await membership.refresh_addresses() == []
+        assert membership.reachability() is Reachability.OUTBOUND_ONLY
+
+
+async def test_p2pd_tells_how_it_is(tmp_path: Path) -> None:
+    async with transport(identity(1), tmp_path / "a") as one, transport(identity(2), tmp_path / "b") as two:
+        await two.connect(identity(1).author, await one.addresses())
+        health = await one.health()
+        assert health is not None and (health.inbound, health.outbound) == (1, 0)
+        assert health.memory_bytes > 1 << 20 and health.open_files > 0 and health.reachability == "unknown"
+        await one.close()
+        assert await one.health() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"relays": ("/ip4/1.2.3.4/tcp/1",)}, "peer address"),
+        ({"announce": ("nonsense",), "port": 4001}, "no multiaddr"),
+        ({"announce": ("/ip4/1.2.3.4/tcp/4001",)}, "takes any"),
+    ],
+)
+def test_addresses_in_the_settings_are_checked(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        listening_of(Settings(**changes), Path(), Path())
+
+
+async def test_what_is_announced_is_what_others_hear(tmp_path: Path) -> None:
+    async with transport(identity(1), tmp_path, announce=("/ip4/8.8.4.4/tcp/4001",)) as network:
+        assert await network.addresses() == [f"/ip4/8.8.4.4/tcp/4001/p2p/{identity(1).peer_id}"]
+
+
+# --- one key, one node ------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def listening(who: Identity) -> AsyncIterator[Listening]:
+    with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
+        who.keep(Path(scratch) / "key")
+        yield Listening(Path(scratch) / "key", Path(scratch), "127.0.0.1")
+
+
+async def test_a_second_node_of_the_same_key_is_found_wherever_it_lives(tmp_path: Path) -> None:
+    alive, free = identity(2), identity(3)
+    async with member(1, tmp_path) as bootstrap, member(2, tmp_path, [bootstrap.address]) as twin:
+        await eventually(lambda: bootstrap.met(twin), "they meet")
+        async with listening(alive) as how:
+            for _ in range(10):  # until the bootstrap's routing table has it
+                if await somebody_else(how, alive.author, [bootstrap.address], 5.0):
+                    break
+            else:
+                pytest.fail("it was not found")
+            assert not await somebody_else(how, free.author, [bootstrap.address], 5.0)
+            assert list(how.sockets.glob("*.sock")) == []
+    async with listening(alive) as how:
+        assert not await somebody_else(how, alive.author, [bootstrap.address], 2.0), "there is nobody to ask"
+
+
+def test_a_key_moves_to_another_home_and_replaces_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third, file = (tmp_path / name for name in ("first", "second", "third", "key"))
+    with pytest.raises(UsageError, match="no key yet"):
+        export(file, first)
+    made = Identity.load_or_create(Home(first).key)
+    export(file, first)
+    assert file.stat().st_mode & 0o777 == 0o600
+    import_(file, second)
+    assert Identity.load_or_create(Home(second).key).author == made.author
+    import_(file, second)  # it is there already
+    with pytest.raises(UsageError, match="exists already"):
+        export(file, first)
+    own = Identity.load_or_create(Home(third).key)
+    with pytest.raises(UsageError, match="a key of its own"):
+        import_(file, third)
+    assert Identity.load_or_create(Home(third).key).author == own.author
+    file.write_bytes(b"nonsense")
+    with pytest.raises(UsageError, match="holds no key"):
+        import_(file, tmp_path / "fourth")
+    assert made.peer_id in capsys.readouterr().out
+
+
+# --- the doctor -------------------------------------------------------------------------------------------------------
+
+
+async def found_by(peers: list[str], **settings: Any) -> dict[str, Finding]:
+    chosen = Settings(**{"host": "127.0.0.1", "quic": False, **settings})
+    return {finding.subject: finding async for finding in look_around(chosen, peers, 0.0)}
+
+
+async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> None:
+    async with member(1, tmp_path) as node:
+        found = await found_by([node.address])
+        assert {subject: finding.verdict for subject, finding in found.items()} == {
+            **{"p2pd": "ok", "addresses": "note", "peer": "ok", "reachability": "note"}
+        }
+        assert node.swarm.membership.view == {}, "it is no member"
+    found = await found_by([node.address])
+    assert found["peer"].verdict == "problem" and "reachability" not in found
+    assert "listens nowhere" in (await found_by([], listen=False))["addresses"].text.replace("This node ", "")
+
+
+@pytest.mark.parametrize(
+    ("network", "peers", "verdicts"),
+    [
+        (("direct", "public", 0), 3, {"peers": "ok", "reachability": "ok"}),
+        (("direct", "unknown", 0), 3, {"peers": "ok", "reachability": "note"}),
+        (("outbound-only", "private", 2), 0, {"p2pd": "note", "peers": "problem", "reachability": "note"}),
+        (("relayed", "private", 0), 1, {"peers": "ok", "reachability": "ok"}),
+    ],
+)
+def test_the_doctor_reads_a_running_nodes_status(
+    network: tuple[str, Any, int], peers: int, verdicts: dict[str, str]
+) -> None:
+    how, autonat, restarts = network
+    p2pd = dataclasses.asdict(Health(autonat, 0, 0, 0, 0.0, 0))
+    status = {
+        "addresses": ["/ip4/8.8.4.4/tcp/1/p2p/x"],
+        "peers": peers,
+        "network": {"reachability": how, "p2pd_restarts": restarts, "p2pd": p2pd},
+    }
+    found = {finding.subject: finding.verdict for finding in of_a_running_node(status)}
+    assert found == {"addresses": "ok", **verdicts}
+    assert of_a_running_node({"addresses": [], "reason": "Loading."})[-1].verdict == "note"
