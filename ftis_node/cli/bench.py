@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Annotated
 
@@ -76,6 +77,54 @@ def train(
     else:
         for key, value in figures.items():
             print(f"{key:23} {_human(value)}")
+
+
+@app.command("swarm")
+def swarm(
+    nodes: Annotated[int, typer.Option(min=2, max=64, help="How many; each has a p2pd of its own.")] = 16,
+    per_process: Annotated[int, typer.Option(min=1, help="Nodes that share a process.")] = 4,
+    groups: Annotated[int, typer.Option(min=1, max=64, help="Packets that a node makes at a time.")] = 6,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each of a packet's 12 completions; 8 bytes each.")] = 384,
+    repetitions: Annotated[int, typer.Option(min=1, help="Of everybody sending everything to everybody.")] = 20,
+    quic: Annotated[bool, typer.Option("--quic", help="QUIC in place of TCP.")] = False,
+    uplink: Annotated[
+        float | None, typer.Option(min=0.1, help="Mbit/s; each node in a network namespace of its own. Needs root.")
+    ] = None,
+    delay: Annotated[float, typer.Option(min=0, help="Seconds each way, by a proxy before each node.")] = 0.0,
+    cut_every: Annotated[float, typer.Option(min=0.1, help="Seconds that a connection lasts on average.")] = math.inf,
+    steady: Annotated[
+        float | None, typer.Option(min=1, help="An even pace instead, measured for so many seconds.")
+    ] = None,
+    step: Annotated[float, typer.Option(min=0.1, help="With --steady: seconds between a node's steps.")] = 10.0,
+    batch: Annotated[int, typer.Option(min=1, help="With --steady: groups that a node takes a step.")] = 12,
+    json: JsonOption = False,
+) -> None:
+    """All-gather of packets by announcing and pulling, beside a plain push of the same; or what an even pace costs."""
+    import asyncio
+
+    from ftis_node.lab.bench.swarm import Plan, all_gather
+    from ftis_node.lab.bench.swarm import steady as even_pace
+
+    plan = Plan(
+        nodes,
+        per_process,
+        groups,
+        tokens,
+        repetitions,
+        quic=quic,
+        uplink_mbit=uplink,
+        delay=delay,
+        cut_every=cut_every,
+    )
+    if steady is None:
+        figures = asyncio.run(all_gather(plan, _tell))
+    else:
+        figures = asyncio.run(even_pace(plan, step_seconds=step, batch=batch, seconds=steady, tell=_tell))
+    if json:
+        print_json(figures)
+    else:
+        for key, value in figures.items():
+            print(f"{key:25} {_human(value)}")
 
 
 def _tell(line: str) -> None:

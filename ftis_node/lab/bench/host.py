@@ -1,0 +1,267 @@
+"""Nodes without models, several in one process: `python -m ftis_node.lab.bench.host`, spoken to in lines of JSON.
+
+Everything on the network's side is real: p2pd, gossip, fetch, admission, store. In place of a model each node has a
+generator of packets of a run's size. `bench.swarm` starts such hosts, in the namespaces that it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises a stream by typing's alias only
+
+import numpy as np
+import psutil
+import uvloop
+from hivemind.p2p import P2PContext, PeerID, ServicerBase
+
+from ftis_node.lab.bench.packets import make_context, make_packet, make_run
+from ftis_node.packet import Group, encode, packet_digest
+from ftis_node.run import RunFile
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.admission import AdmissionContext, admit
+from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.transport import Transport
+
+QUOTA_BYTES = 64 << 20
+POLL_SECONDS = 0.005
+
+
+class PushedPackets(ServicerBase):  # type: ignore[misc]
+    """The rival of announce-and-pull: whoever made packets sends them to everybody over one stream each."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    async def rpc_push(
+        self, requests: AsyncIterator[ftis_pb2.FetchChunk], context: P2PContext
+    ) -> AsyncIterator[ftis_pb2.FetchRequest]:
+        async for chunk in requests:
+            self.received += packet_digest(chunk.packet) == chunk.digest
+            yield ftis_pb2.FetchRequest()
+
+
+class BenchNode:
+    """The network side of one node."""
+
+    def __init__(self, number: int, tokens: int) -> None:
+        self.number = number
+        self.run = make_run(tokens)
+        self.identity = Identity((number + 1).to_bytes(32, "big"))
+        self.random = np.random.default_rng(number)
+        self.store = PacketStore(Path(":memory:"), self.run.id, QUOTA_BYTES, first_round=0)
+        self.pushed = PushedPackets()
+        self.admitted = 0
+        self.authors: set[bytes] = set()
+        self.ages: list[float] = []
+        self.appetite = 1 << 40  # how many it wants in all
+        self.steps = self.short = 0
+        self._made: list[tuple[Group, bytes]] = []
+
+    async def start(self, stack: contextlib.AsyncExitStack, context: AdmissionContext, setup: dict[str, Any]) -> str:
+        """Starts p2pd; returns its address.
+
+        Args:
+            setup: host, quic, exchange_peers, interval; ports and announce by the nodes' numbers, or None.
+        """
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis-")))
+        self.identity.keep(scratch / "key")
+        listening = Listening(
+            scratch / "key",
+            scratch,
+            setup["host"],
+            setup["ports"][self.number] if setup["ports"] else 0,
+            quic=setup["quic"],
+            announce=(setup["announce"][self.number],) if setup["announce"] else (),
+        )
+        self.transport = await Transport.start(listening)
+        stack.push_async_callback(self.transport.close)
+        await self.pushed.add_p2p_handlers(self.transport.p2p)
+        self.context = context
+        self.swarm = Swarm(
+            transport=self.transport,
+            identity=self.identity,
+            run_file=RunFile(run=self.run),
+            context=context,
+            store=self.store,
+            exchange_peers=setup["exchange_peers"],
+            max_age=600.0,
+            want=lambda: self.appetite - self.admitted,
+            on_group=self._take,
+        )
+        self.swarm.interval = setup["interval"]
+        return (await self.transport.addresses())[0]
+
+    async def join(self, stack: contextlib.AsyncExitStack, bootstraps: Sequence[str]) -> None:
+        await self.swarm.start(bootstraps)
+        stack.push_async_callback(self.swarm.close)
+
+    def make(self, groups: int) -> int:
+        """Makes a round of packets and stores them; returns their bytes."""
+        self.round = self.store.next_round()
+        bodies = [
+            encode(make_packet(self.run, self.identity.author, self.round, slot, self.random)) for slot in range(groups)
+        ]
+        admitted = [(admit(self.context, self.identity.author, body), body) for body in bodies]
+        self._made = [(group, body) for group, body in admitted if isinstance(group, Group)]
+        self.store.add(self._made, own=True)
+        return sum(map(len, bodies))
+
+    def announce(self) -> None:
+        refs = [PacketRef(slot, group.digest, len(body)) for slot, (group, body) in enumerate(self._made)]
+        self.swarm.announce(self.round, policy_step=self.round, packets=refs)
+
+    async def push(self, others: Sequence[bytes]) -> None:
+        """Sends what `make` made to all others, over a stream each."""
+        await asyncio.gather(*(self._push(other) for other in others))
+
+    async def _push(self, other: bytes) -> None:
+        received = asyncio.Event()
+
+        async def chunks() -> AsyncIterator[ftis_pb2.FetchChunk]:
+            for group, body in self._made:
+                yield ftis_pb2.FetchChunk(digest=group.digest, packet=body)
+            await received.wait()  # whoever called ends the stream, else p2pd drops what is under way
+
+        stream = await PushedPackets.get_stub(self.transport.p2p, PeerID(other)).rpc_push(chunks())
+        try:
+            for _ in self._made:
+                await anext(stream)
+        finally:
+            received.set()
+            with contextlib.suppress(Exception):
+                await stream.aclose()
+
+    async def pace(self, groups: int, batch: int, seconds: float) -> None:
+        """A node's life without its model: every so many seconds a round of its own, and a batch out of the pool."""
+        taken = 0
+        self.appetite = self.admitted + batch
+        while True:
+            self.make(groups)
+            self.announce()
+            await asyncio.sleep(seconds * float(self.random.uniform(0.9, 1.1)))
+            have = self.admitted - taken
+            used = min(batch, have)
+            self.steps += 1
+            self.short += batch - used
+            taken += used
+            self.appetite = taken + 2 * batch  # this batch and the next
+            self.swarm.poke()
+
+    async def _take(self, group: Group, body: bytes, born: float) -> None:
+        self.store.add([(group, body)], own=False)
+        self.admitted += 1
+        self.authors.add(group.author)
+        self.ages.append(time.monotonic() - born)
+
+    def figures(self) -> dict[str, Any]:
+        """Counted since the start."""
+        ages = sorted(self.ages)
+        return {
+            "number": self.number,
+            "admitted": self.admitted,
+            "pushed": self.pushed.received,
+            "peers": len(self.swarm.membership.view),
+            "bytes_in": self.swarm.traffic.bytes_in,
+            "bytes_out": self.swarm.traffic.bytes_out,
+            "rejections": dict(self.swarm.rejections),
+            "authors": len(self.authors),
+            "age_p50": ages[len(ages) // 2] if ages else None,
+            "age_p95": ages[len(ages) * 95 // 100] if ages else None,
+            "steps": self.steps,
+            "short": self.short,
+            "p2pd_cpu": sum(psutil.Process(self.transport.pid).cpu_times()[:2]),
+            "p2pd_memory": psutil.Process(self.transport.pid).memory_info().rss,
+        }
+
+
+class Host:
+    """What the commands do."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self._stack = stack
+        self._nodes: list[BenchNode] = []
+        self._paced: list[asyncio.Task[None]] = []
+
+    async def start(self, numbers: list[int], tokens: int, setup: dict[str, Any]) -> dict[str, Any]:
+        self._nodes = [BenchNode(number, tokens) for number in numbers]
+        context = make_context(self._nodes[0].run)
+        return {"addresses": [await node.start(self._stack, context, setup) for node in self._nodes]}
+
+    async def join(self, bootstraps: list[str]) -> dict[str, Any]:
+        await asyncio.gather(*(node.join(self._stack, bootstraps) for node in self._nodes))
+        return {}
+
+    async def make(self, groups: int) -> dict[str, Any]:
+        return {"bytes": sum(node.make(groups) for node in self._nodes)}
+
+    async def announce(self) -> dict[str, Any]:
+        for node in self._nodes:
+            node.announce()
+        return {}
+
+    async def push(self, others: list[str]) -> dict[str, Any]:
+        peers = [bytes.fromhex(other) for other in others]
+        await asyncio.gather(
+            *(node.push([peer for peer in peers if peer != node.identity.author]) for node in self._nodes)
+        )
+        return {}
+
+    async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:
+        """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
+        deadline = time.monotonic() + seconds
+        while self._least(key) < count and time.monotonic() < deadline:  # noqa: ASYNC110 - of many nodes at once
+            await asyncio.sleep(POLL_SECONDS)
+        return {"least": self._least(key), "at": time.monotonic()}
+
+    async def pace(self, groups: int, batch: int, seconds: float) -> dict[str, Any]:
+        self._paced = [asyncio.create_task(node.pace(groups, batch, seconds)) for node in self._nodes]
+        return {}
+
+    async def figures(self) -> dict[str, Any]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "cpu": usage.ru_utime + usage.ru_stime,
+            "memory": psutil.Process().memory_info().rss,
+            "at": time.monotonic(),
+            "nodes": [node.figures() for node in self._nodes],
+        }
+
+    def _least(self, key: str) -> int:
+        return min(self._count(node, key) for node in self._nodes)
+
+    @staticmethod
+    def _count(node: BenchNode, key: str) -> int:
+        if key == "peers":
+            return len(node.swarm.membership.view)
+        return node.pushed.received if key == "pushed" else node.admitted
+
+
+async def serve() -> None:
+    """Obeys one command a line until its input ends."""
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        host = Host(stack)
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            command = json.loads(line)
+            answer = await getattr(host, command.pop("do"))(**command)
+            print(json.dumps(answer), flush=True)
+        for task in host._paced:
+            task.cancel()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    uvloop.run(serve())

@@ -1,0 +1,60 @@
+"""Real packets without a model: what admission lets through, of the size and shape that a run's would have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ftis_node.draw import draw
+from ftis_node.packet import Completion, Packet, pack_group, prompt_digests
+from ftis_node.run import Run
+from ftis_node.swarm.admission import AdmissionContext
+
+GROUP = 12
+VOCABULARY = 151_665  # Qwen2.5 with its special tokens
+EOS = (151_643, 151_645)
+ROWS = 7_473
+
+
+def make_run(tokens: int) -> Run:
+    """A run whose completions have up to `tokens` tokens."""
+    return Run(
+        task="gsm8k",
+        data="0" * 64,
+        template="{question}",
+        reward="gsm8k",
+        group=GROUP,
+        slots=64,
+        prompt_tokens=512,
+        completion_tokens=tokens,
+        temperature=1.0,
+        eos=EOS,
+        tokenizer="0" * 64,
+        vocabulary=VOCABULARY,
+    )
+
+
+def make_context(run: Run) -> AdmissionContext:
+    """What admits packets of `make_packet`."""
+    return AdmissionContext(run, prompt_digests([row] * 60 for row in range(ROWS)))
+
+
+def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> Packet:
+    """Ids with the long tail of text and log-probs of a fairly sure model; every second completion ends in an EOS."""
+    tokens = run.completion_tokens
+    completions = []
+    for index in range(GROUP):
+        ids = (random.zipf(1.2, tokens) % EOS[0]).astype(np.uint32)
+        finished = index % 2 == 0
+        if finished:
+            ids[-1] = EOS[1]
+        completions.append(Completion(ids, -random.exponential(0.4, tokens).astype(np.float32), finished))
+    row = draw(run.id, author, round, slot, ROWS)
+    return pack_group(
+        run_id=run.id,
+        author=author,
+        round=round,
+        slot=slot,
+        policy_step=round,
+        prompt_ids=[row] * 60,
+        completions=completions,
+    )

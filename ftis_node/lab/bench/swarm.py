@@ -1,0 +1,277 @@
+"""What a swarm carries: everybody sends everything to everybody, beside a plain push; and a long even pace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import FtisError
+from ftis_node.lab.bench.namespaces import bytes_sent, namespaces
+from ftis_node.lab.bench.packets import GROUP, make_run
+from ftis_node.lab.bench.proxy import Proxy
+from ftis_node.swarm.addresses import free_port
+from ftis_node.swarm.identity import Identity
+
+MEET_SECONDS = 120.0
+ANSWER_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """nodes: how many. per_process: of them share a process. groups, tokens: a round's packets, and a completion's
+    length. uplink_mbit: each node in a namespace of its own with so fast an uplink. delay, cut_every: each node behind
+    a proxy, in seconds. timeout: of one repetition, in seconds."""
+
+    nodes: int
+    per_process: int = 4
+    groups: int = 6
+    tokens: int = 384
+    repetitions: int = 20
+    quic: bool = False
+    uplink_mbit: float | None = None
+    delay: float = 0.0
+    cut_every: float = float("inf")
+    timeout: float = 60.0
+
+    @property
+    def proxied(self) -> bool:
+        return self.delay > 0 or self.cut_every < float("inf")
+
+
+class _Host:
+    """A process with some nodes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def do(self, what: str, *, limit: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
+        """Raises FtisError if it does not answer."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": what, **arguments}).encode() + b"\n")
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), limit)
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise FtisError(f"A process of the benchmark did not answer to {what!r}.")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), ANSWER_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+class _Swarm:
+    """All hosts; commands go to all of them at once."""
+
+    def __init__(self, hosts: Sequence[_Host], plan: Plan, names: Sequence[str], proxies: Sequence[Proxy]) -> None:
+        self.plan = plan
+        self.proxies = proxies
+        self._hosts = hosts
+        self._names = names
+        self.authors = [Identity((number + 1).to_bytes(32, "big")).author.hex() for number in range(plan.nodes)]
+
+    async def do(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
+        return list(await asyncio.gather(*(host.do(what, **arguments) for host in self._hosts)))
+
+    async def wait(self, what: str, count: int, seconds: float) -> tuple[int, float]:
+        """(the least that any node has, when the last one had it)"""
+        told = await self.do("wait", key=what, count=count, seconds=seconds, limit=seconds + ANSWER_SECONDS)
+        return min(answer["least"] for answer in told), max(answer["at"] for answer in told)
+
+    async def figures(self) -> dict[str, Any]:
+        """Of all nodes, and what the network's interfaces have sent so far."""
+        told = await self.do("figures")
+        nodes = [node for answer in told for node in answer["nodes"]]
+        return {
+            "at": max(answer["at"] for answer in told),
+            "cpu": sum(answer["cpu"] for answer in told) + sum(node["p2pd_cpu"] for node in nodes),
+            "memory": sum(answer["memory"] for answer in told) + sum(node["p2pd_memory"] for node in nodes),
+            "wire": sum(map(bytes_sent, self._names)) if self._names else _loopback_bytes(),
+            "nodes": nodes,
+        }
+
+
+@contextlib.asynccontextmanager
+async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Swarm]:
+    """The nodes of a plan, all of whom have met."""
+    async with contextlib.AsyncExitStack() as stack:
+        places = stack.enter_context(namespaces(plan.nodes, plan.uplink_mbit)) if plan.uplink_mbit else []
+        per_process = 1 if places else plan.per_process
+        numbers = [list(range(plan.nodes))[i : i + per_process] for i in range(0, plan.nodes, per_process)]
+        proxies, ports, announce = await _behind_proxies(plan, stack)
+        began = time.monotonic()
+        tell(f"starting {plan.nodes} nodes in {len(numbers)} processes")
+        hosts, starting = [], []
+        for index, some in enumerate(numbers):
+            name, address = places[index] if places else ("", "127.0.0.1")
+            prefix = ["ip", "netns", "exec", name] if name else []
+            process = await asyncio.create_subprocess_exec(
+                *prefix,
+                *(sys.executable, "-m", "ftis_node.lab.bench.host"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=1 << 24,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+            host = _Host(process)
+            stack.push_async_callback(host.close)
+            hosts.append(host)
+            setup = {
+                **{"host": address, "quic": plan.quic, "interval": 0.2, "exchange_peers": min(32, plan.nodes - 1)},
+                **{"ports": ports, "announce": announce},
+            }
+            starting.append(host.do("start", numbers=some, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS))
+        addresses = [text for answer in await asyncio.gather(*starting) for text in answer["addresses"]]
+        swarm = _Swarm(hosts, plan, [name for name, _ in places], proxies)
+        await swarm.do("join", bootstraps=addresses[:2], limit=MEET_SECONDS)
+        least, at = await swarm.wait("peers", min(plan.nodes - 1, 64), MEET_SECONDS)
+        tell(f"every node knows {least} others after {at - began:.1f} s")
+        yield swarm
+
+
+async def _behind_proxies(
+    plan: Plan, stack: contextlib.AsyncExitStack
+) -> tuple[list[Proxy], list[int] | None, list[str] | None]:
+    """(proxies, the port that each node listens on, the address that it names)"""
+    if not plan.proxied:
+        return [], None, None
+    rng = random.Random(0)
+    ports = [free_port("127.0.0.1") for _ in range(plan.nodes)]
+    proxies = [Proxy(port, delay=plan.delay, cut_every=plan.cut_every, rng=rng) for port in ports]
+    announced = []
+    for proxy in proxies:
+        announced.append(f"/ip4/127.0.0.1/tcp/{await proxy.start()}")
+        stack.push_async_callback(proxy.close)
+    return proxies, ports, announced
+
+
+async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Each node makes `groups` packets and every node wants everything; then the same packets by a plain push.
+
+    Returns seconds (median) until all have all, `lost` packets over all repetitions, `amplification` (payload of all
+    RPCs over that of the packets alone), `wire_bytes_per_token` (of the network's interfaces, which on a machine's
+    loopback count whatever else is sent there), and the same of the push.
+    """
+    async with _started(plan, tell) as swarm:
+        everything = (plan.nodes - 1) * plan.groups
+        seconds, pushed_seconds, wire, pushed_wire = [], [], [], []
+        lost = payload = ideal = 0
+        for repetition in range(1, plan.repetitions + 1):
+            size = sum(answer["bytes"] for answer in await swarm.do("make", groups=plan.groups))
+            ideal += size * (plan.nodes - 1)
+            before = await swarm.figures()
+            began = time.monotonic()
+            await swarm.do("announce")
+            _, at = await swarm.wait("admitted", repetition * everything, plan.timeout)
+            seconds.append(at - began)
+            after = await swarm.figures()
+            wire.append(after["wire"] - before["wire"])
+            payload += sum(_total(after, "bytes_in")) - sum(_total(before, "bytes_in"))
+            lost = sum(repetition * everything - have for have in _total(after, "admitted"))
+            tell(f"{repetition} of {plan.repetitions}: {seconds[-1]:.2f} s, {lost} lost so far")
+            if not plan.proxied:  # a push has nothing to go on with after a cut
+                began = time.monotonic()
+                await swarm.do("push", others=swarm.authors, limit=plan.timeout + ANSWER_SECONDS)
+                _, at = await swarm.wait("pushed", repetition * everything, plan.timeout)
+                pushed_seconds.append(at - began)
+                pushed_wire.append((await swarm.figures())["wire"] - after["wire"])
+        tokens = plan.nodes * everything * GROUP * plan.tokens
+        result = {
+            "nodes": plan.nodes,
+            "repetitions": plan.repetitions,
+            "packet_bytes": size // (plan.nodes * plan.groups),
+            "seconds": statistics.median(seconds),
+            "seconds_spread": [min(seconds), max(seconds)],
+            "lost": lost,
+            "amplification": payload / ideal,
+            "wire_bytes_per_token": statistics.median(wire) / tokens,
+            "rejections": _merged(after),
+        }
+        if pushed_seconds:
+            ratios = [ours / push for ours, push in zip(seconds, pushed_seconds, strict=True)]
+            result |= {
+                "stream_push_seconds": statistics.median(pushed_seconds),
+                "ratio": statistics.median(ratios),
+                "push_wire_bytes_per_token": statistics.median(pushed_wire) / tokens,
+            }
+        if plan.uplink_mbit is not None:
+            line = size / plan.nodes * (plan.nodes - 1) * 8 / 1e6 / plan.uplink_mbit
+            result |= {"line_seconds": line, "line_ratio": statistics.median(seconds) / line}
+        if plan.proxied:
+            result["cuts"] = sum(proxy.cuts for proxy in swarm.proxies)
+        return result
+
+
+async def steady(
+    plan: Plan, *, step_seconds: float, batch: int, seconds: float, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Each node makes `groups` packets a step and takes a batch; what that costs a node, after a warm-up."""
+    async with _started(plan, tell) as swarm:
+        await swarm.do("pace", groups=plan.groups, batch=batch, seconds=step_seconds)
+        await asyncio.sleep(2 * step_seconds)
+        before = await swarm.figures()
+        tell(f"measuring for {seconds:.0f} s")
+        await asyncio.sleep(seconds)
+        after = await swarm.figures()
+        elapsed = after["at"] - before["at"]
+
+        def rate(key: str) -> list[float]:
+            return [(b - a) / elapsed for a, b in zip(_total(before, key), _total(after, key), strict=True)]
+
+        steps = sum(_total(after, "steps")) - sum(_total(before, "steps"))
+        taken = rate("admitted")
+        return {
+            "nodes": plan.nodes,
+            "seconds": elapsed,
+            "bytes_in_per_s": statistics.mean(rate("bytes_in")),
+            "bytes_out_per_s": statistics.mean(rate("bytes_out")),
+            "busiest_bytes_out_per_s": max(rate("bytes_out")),
+            "wire_bytes_per_s": (after["wire"] - before["wire"]) / elapsed / plan.nodes,
+            "overhead_bytes_per_s": statistics.mean(rate("bytes_in")) - statistics.mean(taken) * _packet_bytes(plan),
+            "cpu_per_s": (after["cpu"] - before["cpu"]) / elapsed / plan.nodes,
+            "memory_bytes": after["memory"] / plan.nodes,
+            "groups_per_step": sum(taken) * elapsed / steps if steps else None,
+            "missing_per_step": (sum(_total(after, "short")) - sum(_total(before, "short"))) / steps if steps else None,
+            "authors": statistics.mean(_total(after, "authors")),
+            "age_p50": statistics.median(filter(None, _total(after, "age_p50"))),
+            "age_p95": statistics.median(filter(None, _total(after, "age_p95"))),
+            "rejections": _merged(after),
+        }
+
+
+def _total(figures: dict[str, Any], key: str) -> list[Any]:
+    """One figure of every node, by its number."""
+    return [node[key] for node in sorted(figures["nodes"], key=lambda node: node["number"])]
+
+
+def _merged(figures: dict[str, Any]) -> dict[str, int]:
+    merged: dict[str, int] = {}
+    for node in figures["nodes"]:
+        for reason, count in node["rejections"].items():
+            merged[reason] = merged.get(reason, 0) + count
+    return merged
+
+
+def _packet_bytes(plan: Plan) -> int:
+    return make_run(plan.tokens).packet_bytes_max - 80
+
+
+def _loopback_bytes() -> int:
+    return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
