@@ -196,7 +196,7 @@ class Node:
             exchange_peers=self.settings.exchange_peers,
             max_age=self.settings.max_age,
             want=self._stepper.want,
-            on_group=self._stepper.on_group,
+            on_groups=self._stepper.on_groups,
             peer_cache=self.home.path / "peers.json",
             upload_bytes=self.settings.upload_mbit * 1e6 / 8,
         )

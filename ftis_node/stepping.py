@@ -20,6 +20,7 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.table import Arrival
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 
@@ -163,10 +164,11 @@ class Stepper:
         ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
         return math.ceil(per_step * ahead) - len(self.pool) - len(self._scoring)
 
-    async def on_group(self, group: Group, data: bytes, born: float) -> None:
-        """Stores an admitted group and has it scored; the pool gets it as soon as its rewards are known."""
-        self._store.add([(group, data)], own=False)
-        self.score_later(group, born)
+    async def on_groups(self, arrived: Sequence[Arrival]) -> None:
+        """Stores admitted groups and has them scored; the pool gets each as soon as its rewards are known."""
+        self._store.add([(one.group, one.body) for one in arrived], own=False)
+        for one in arrived:
+            self.score_later(one.group, one.born)
 
     def score_later(self, group: Group, born: float) -> None:
         task = asyncio.create_task(self._score(group, born))

@@ -8,7 +8,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.transport import Transport
 
 VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
@@ -220,9 +221,9 @@ async def member(
         def want() -> int:
             return node.appetite - len(node.admitted)
 
-        async def take(admitted: Group, body: bytes, born: float) -> None:
-            store.add([(admitted, body)], own=False)
-            node.admitted.append(admitted.key)
+        async def take(arrived: Sequence[Arrival]) -> None:
+            store.add([(one.group, one.body) for one in arrived], own=False)
+            node.admitted += [one.group.key for one in arrived]
 
         swarm = Swarm(
             transport=network,
@@ -233,7 +234,7 @@ async def member(
             exchange_peers=3,
             max_age=600.0,
             want=want,
-            on_group=take,
+            on_groups=take,
             peer_cache=home / "peers.json" if cache else None,
         )
         swarm.interval = 0.1

@@ -86,6 +86,7 @@ def swarm(
     groups: Annotated[int, typer.Option(min=1, max=64, help="Packets that a node makes at a time.")] = 6,
     tokens: Annotated[int, typer.Option(min=1, help="Of each of a packet's 12 completions; 8 bytes each.")] = 384,
     repetitions: Annotated[int, typer.Option(min=1, help="Of everybody sending everything to everybody.")] = 20,
+    exchange_peers: Annotated[int, typer.Option(min=1, max=32, help="Whom a node asks for news at a time.")] = 6,
     quic: Annotated[bool, typer.Option("--quic", help="QUIC in place of TCP.")] = False,
     uplink: Annotated[
         float | None, typer.Option(min=0.1, help="Mbit/s; each node in a network namespace of its own. Needs root.")
@@ -115,6 +116,7 @@ def swarm(
         uplink_mbit=uplink,
         delay=delay,
         cut_every=cut_every,
+        exchange_peers=exchange_peers,
     )
     if steady is None:
         figures = asyncio.run(all_gather(plan, _tell))

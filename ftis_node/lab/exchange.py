@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ftis_node.errors import FtisError
-from ftis_node.packet import Group
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import Announcement, PacketRef
 from ftis_node.swarm.identity import peer_id
-from ftis_node.swarm.table import Table, Target
+from ftis_node.swarm.table import Arrival, Table, Target
 
 
 class Taker(Protocol):
@@ -21,7 +20,7 @@ class Taker(Protocol):
 
     def want(self) -> int: ...
 
-    async def on_group(self, group: Group, data: bytes, born: float) -> None: ...
+    async def on_groups(self, arrived: Sequence[Arrival]) -> None: ...
 
 
 class Network:
@@ -109,6 +108,7 @@ class MemorySwarm:
             await self._take(targets)
 
     async def _take(self, targets: Sequence[Target]) -> None:
+        arrived = []
         for target in targets:
             target.known.done |= 1 << target.index
             author, round, slot = target.key
@@ -116,4 +116,5 @@ class MemorySwarm:
             verdict = admit(self._context, author, data, announced=(round, slot), digest=target.ref.digest)
             if isinstance(verdict, Rejection):
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
-            await self.taker.on_group(verdict, data, target.known.born)
+            arrived.append(Arrival(verdict, data, target.known.born))
+        await self.taker.on_groups(arrived)

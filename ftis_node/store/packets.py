@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at);
 """
 # A packet's announcement is refused after three hours, so a key needs no longer memory than some multiple of that.
 SEEN_SECONDS = 24 * 3600.0
+RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk
 
 
 class PacketStore:
@@ -44,6 +45,8 @@ class PacketStore:
             UserError: the database cannot be opened, is damaged, or was written by a newer version.
         """
         self.run_id = run_id
+        self._recent: dict[bytes, bytes] = {}
+        self._recent_bytes = 0
         self.quota_bytes = quota_bytes
         self._first_round = time.time_ns() // 1_000_000 if first_round is None else first_round
         try:
@@ -88,7 +91,7 @@ class PacketStore:
         with self._durably():
             self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (self.run_id, number))
 
-    def add(self, groups: Iterable[tuple[Group, bytes]], *, own: bool) -> None:
+    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
         """Keeps admitted packets with their bytes, the oldest making room once the quota is reached."""
         now = time.time()
         with self._transaction():
@@ -102,9 +105,14 @@ class PacketStore:
                 if not own:
                     self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, 'admitted', ?)", (*key, now))
             self._make_room()
+        for group, body in groups:
+            self._remember(group.digest, body)
 
     def body(self, digest: bytes) -> bytes | None:
         """The bytes of a held packet, or None."""
+        recent = self._recent.get(digest)
+        if recent is not None:
+            return recent
         row = self._db.execute("SELECT body FROM packets WHERE digest = ?", (digest,)).fetchone()
         return bytes(row[0]) if row else None
 
@@ -136,6 +144,15 @@ class PacketStore:
         )
         rows = self._db.execute(query, (self.run_id, now - max_age)).fetchall()
         return [(bytes(author), bytes(body), max(0.0, now - stored)) for author, body, stored in rows]
+
+    def _remember(self, digest: bytes, body: bytes) -> None:
+        """What is new is asked for by many at once."""
+        if digest not in self._recent:
+            self._recent[digest] = body
+            self._recent_bytes += len(body)
+        while self._recent_bytes > RECENT_BYTES:
+            oldest = next(iter(self._recent))
+            self._recent_bytes -= len(self._recent.pop(oldest))
 
     @contextmanager
     def _durably(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import random
@@ -33,6 +34,7 @@ HEARD_SIZE = 256
 MAX_ADDRESSES = 8
 MAX_ADDRESS_LENGTH = 256
 ADDRESSES_TOLD = 2
+PEERS_IN_A_HANDSHAKE = 16
 HANDSHAKE_SECONDS = 5.0
 # A peer is lost after so many failures in a row, if nothing was heard of it for as long as a p2pd takes to come back.
 GIVE_UP_AFTER = 3
@@ -51,7 +53,7 @@ class Reachability(StrEnum):
 
 @dataclass(eq=False)
 class Peer:
-    """A peer that shook hands with this node and belongs to its run."""
+    """A peer that shook hands with this node and belongs to its run. addresses: the best first."""
 
     id: bytes
     addresses: list[str]
@@ -152,6 +154,7 @@ class Membership:
             self._refuse(peer, _plain(answer.refusal, 200) or "it belongs to another run or speaks another protocol")
             return False
         self._admit(peer, answer)
+        self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD])
         return True
 
     def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
@@ -169,6 +172,7 @@ class Membership:
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
         else:
             self._admit(peer, request)
+            answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE, peer))
         self._traffic.sent[peer] += answer.ByteSize()
         return answer
 
@@ -196,7 +200,7 @@ class Membership:
         private network and in the world."""
         peers = [peer for peer in self.view.values() if peer.addresses and peer.id != besides]
         chosen = random.sample(peers, min(count, len(peers)))
-        return [address for peer in chosen for address in ranked(peer.addresses)[:ADDRESSES_TOLD]]
+        return [address for peer in chosen for address in peer.addresses[:ADDRESSES_TOLD]]
 
     def load_cache(self) -> None:
         """Hears again of the peers that a previous start knew."""
@@ -225,7 +229,7 @@ class Membership:
         known = self.view.get(peer)
         if known is None and len(self.view) >= VIEW_SIZE:
             del self.view[random.choice(list(self.view))]
-        addresses = [text for text in hello.addresses[:MAX_ADDRESSES] if _peer_at(text) == peer]
+        addresses = ranked(text for text in hello.addresses[:MAX_ADDRESSES] if _peer_at(text) == peer)
         if known is None:
             agent = _plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
@@ -279,6 +283,7 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def _peer_at(address: str) -> bytes | None:
     """The peer id in an address that somebody sent; None if that is no address that a node would keep."""
     if len(address) > MAX_ADDRESS_LENGTH:

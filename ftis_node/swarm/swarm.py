@@ -26,7 +26,7 @@ from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.supervision import Supervisor
-from ftis_node.swarm.table import Table, Target
+from ftis_node.swarm.table import Arrival, Table, Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.transport import DIAL_SECONDS, Transport
 
@@ -38,7 +38,9 @@ RECORD_SECONDS = 60.0
 WAVE_SECONDS = 5.0
 MAX_TRIES = 3
 BAD_PACKETS = 3
-PEERS_TOLD = 8
+PEERS_TOLD = 2
+ENOUGH_PEERS = 16
+TAKEN_TOGETHER = 16
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class Swarm:
         exchange_peers: int,
         max_age: float,
         want: Callable[[], int],
-        on_group: Callable[[Group, bytes, float], Awaitable[None]],
+        on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
         peer_cache: Path | None = None,
         upload_bytes: float = 0.0,
     ) -> None:
@@ -76,7 +78,7 @@ class Swarm:
             upload_bytes: most payload a second that it sends; 0: no limit.
             store: where held packets are read and keys looked up.
             want: how many more groups the node would take now.
-            on_group: takes an admitted group, its bytes, and its birth on the monotonic clock.
+            on_groups: takes admitted groups.
         """
         self.traffic = Traffic()
         self.rejections: Counter[str] = Counter()
@@ -91,7 +93,7 @@ class Swarm:
         self._store = store
         self._exchange_peers = exchange_peers
         self._want = want
-        self._on_group = on_group
+        self._on_groups = on_groups
         self.membership = Membership(transport, identity, run_file, self.traffic, peer_cache)
         self.gossip = Gossip(Table(max_age, time.monotonic), self._run, identity.author, store.seen)
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
@@ -115,6 +117,7 @@ class Swarm:
         self.membership.hear(self._bootstraps)
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
         await self._directory.join(self.membership.view)
+        self._meet_more()
         self._told.set()
         loops = (self._exchange_loop, self._pull_loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
         for loop in loops:
@@ -258,6 +261,7 @@ class Swarm:
     async def _pull(self, holder: bytes, targets: list[Target]) -> int:
         """Fetches from one holder; returns how many groups were admitted."""
         admitted, left = 0, list(targets)
+        arrived: dict[Target, Arrival] = {}
         self._busy_holders.add(holder)
         for target in targets:
             target.known.pulling |= 1 << target.index
@@ -266,8 +270,11 @@ class Swarm:
                 left.remove(target)
                 if data is None:
                     self._note_try(target, holder)
-                else:
-                    admitted += await self._take_in(target, data)
+                    continue
+                if (group := self._admit(target, data)) is not None:
+                    arrived[target] = Arrival(group, data, target.known.born)
+                if len(arrived) >= TAKEN_TOGETHER:
+                    admitted += await self._hand_over(arrived)
             self.membership.answered(holder)
         except HolderFault as fault:
             logger.info("Holder %s: %s", peer_id(holder), fault)
@@ -279,22 +286,37 @@ class Swarm:
             self._busy_holders.discard(holder)
             for target in targets:
                 target.known.pulling &= ~(1 << target.index)
+            admitted += await self._hand_over(arrived)
         return admitted
 
-    async def _take_in(self, target: Target, data: bytes) -> int:
+    async def _hand_over(self, arrived: dict[Target, Arrival]) -> int:
+        """To the node; empties `arrived`. What it could not take, as for want of room, will be pulled again."""
+        if not arrived:
+            return 0
+        groups = arrived.copy()
+        arrived.clear()
+        try:
+            await self._on_groups(list(groups.values()))
+        except BaseException:
+            for target in groups:
+                target.known.done &= ~(1 << target.index)
+            raise
+        for target, arrival in groups.items():
+            target.known.have |= 1 << target.index
+            self.accepted_by_author[arrival.group.author] += 1
+        return len(groups)
+
+    def _admit(self, target: Target, data: bytes) -> Group | None:
         """Admits one packet whose hash is right: from here on, what is wrong is the author's doing."""
         author, round, slot = target.key
         target.known.done |= 1 << target.index
         if self._store.seen(author, round, slot):
-            return 0
-        verdict = admit(self._context, author, data, announced=(round, slot))
+            return None
+        verdict = admit(self._context, author, data, announced=(round, slot), digest=target.ref.digest)
         if isinstance(verdict, Rejection):
             self._blame(author, target, verdict)
-            return 0
-        target.known.have |= 1 << target.index
-        self.accepted_by_author[author] += 1
-        await self._on_group(verdict, data, target.known.born)
-        return 1
+            return None
+        return verdict
 
     def _blame(self, author: bytes, target: Target, rejection: Rejection) -> None:
         self.rejections[str(rejection.reason)] += 1
@@ -339,9 +361,15 @@ class Swarm:
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met):
                 self.poke()
+                self._meet_more()
             self.membership.save_cache()
             self.traffic.forget_all_but(self.membership.view)
             await asyncio.sleep(1.0)
+
+    def _meet_more(self) -> None:
+        """Who has few peers does not wait to greet those whom the first ones told of."""
+        if len(self.membership.view) < ENOUGH_PEERS and self.membership.strangers():
+            self._heard.set()
 
     async def _greet(self, peer: bytes) -> bool:
         """A peer that has to be greeted may have been started anew: it is told everything again."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
 
 CAPACITY = 2048
@@ -66,6 +67,15 @@ class Target:
     @property
     def key(self) -> tuple[bytes, int, int]:
         return (self.known.announcement.author, self.known.announcement.round, self.ref.slot)
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """An admitted group, its packet's bytes, and its birth on this node's monotonic clock."""
+
+    group: Group
+    body: bytes
+    born: float
 
 
 class Table:

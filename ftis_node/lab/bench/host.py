@@ -33,6 +33,7 @@ from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.transport import Transport
 
 QUOTA_BYTES = 64 << 20
@@ -99,7 +100,7 @@ class BenchNode:
             exchange_peers=setup["exchange_peers"],
             max_age=600.0,
             want=lambda: self.appetite - self.admitted,
-            on_group=self._take,
+            on_groups=self._take,
         )
         self.swarm.interval = setup["interval"]
         return (await self.transport.addresses())[0]
@@ -160,11 +161,11 @@ class BenchNode:
             self.appetite = taken + 2 * batch  # this batch and the next
             self.swarm.poke()
 
-    async def _take(self, group: Group, body: bytes, born: float) -> None:
-        self.store.add([(group, body)], own=False)
-        self.admitted += 1
-        self.authors.add(group.author)
-        self.ages.append(time.monotonic() - born)
+    async def _take(self, arrived: Sequence[Arrival]) -> None:
+        self.store.add([(one.group, one.body) for one in arrived], own=False)
+        self.admitted += len(arrived)
+        self.authors |= {one.group.author for one in arrived}
+        self.ages += [time.monotonic() - one.born for one in arrived]
 
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""

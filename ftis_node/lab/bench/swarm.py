@@ -30,7 +30,8 @@ ANSWER_SECONDS = 60.0
 class Plan:
     """nodes: how many. per_process: of them share a process. groups, tokens: a round's packets, and a completion's
     length. uplink_mbit: each node in a namespace of its own with so fast an uplink. delay, cut_every: each node behind
-    a proxy, in seconds. timeout: of one repetition, in seconds."""
+    a proxy, in seconds. timeout: of one repetition, in seconds. exchange_peers, interval: whom a hungry node asks for
+    news, and how often."""
 
     nodes: int
     per_process: int = 4
@@ -42,6 +43,8 @@ class Plan:
     delay: float = 0.0
     cut_every: float = float("inf")
     timeout: float = 60.0
+    exchange_peers: int = 6
+    interval: float = 0.2
 
     @property
     def proxied(self) -> bool:
@@ -134,7 +137,12 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
             stack.push_async_callback(host.close)
             hosts.append(host)
             setup = {
-                **{"host": address, "quic": plan.quic, "interval": 0.2, "exchange_peers": min(32, plan.nodes - 1)},
+                **{
+                    "host": address,
+                    "quic": plan.quic,
+                    "interval": plan.interval,
+                    "exchange_peers": plan.exchange_peers,
+                },
                 **{"ports": ports, "announce": announce},
             }
             starting.append(host.do("start", numbers=some, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS))
@@ -171,7 +179,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
     """
     async with _started(plan, tell) as swarm:
         everything = (plan.nodes - 1) * plan.groups
-        seconds, pushed_seconds, wire, pushed_wire = [], [], [], []
+        seconds, pushed_seconds, wire, pushed_wire, cpu, pushed_cpu = [], [], [], [], [], []
         lost = payload = ideal = 0
         for repetition in range(1, plan.repetitions + 1):
             size = sum(answer["bytes"] for answer in await swarm.do("make", groups=plan.groups))
@@ -183,6 +191,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             seconds.append(at - began)
             after = await swarm.figures()
             wire.append(after["wire"] - before["wire"])
+            cpu.append(after["cpu"] - before["cpu"])
             payload += sum(_total(after, "bytes_in")) - sum(_total(before, "bytes_in"))
             lost = sum(repetition * everything - have for have in _total(after, "admitted"))
             tell(f"{repetition} of {plan.repetitions}: {seconds[-1]:.2f} s, {lost} lost so far")
@@ -191,7 +200,9 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
                 await swarm.do("push", others=swarm.authors, limit=plan.timeout + ANSWER_SECONDS)
                 _, at = await swarm.wait("pushed", repetition * everything, plan.timeout)
                 pushed_seconds.append(at - began)
-                pushed_wire.append((await swarm.figures())["wire"] - after["wire"])
+                last = await swarm.figures()
+                pushed_wire.append(last["wire"] - after["wire"])
+                pushed_cpu.append(last["cpu"] - after["cpu"])
         tokens = plan.nodes * everything * GROUP * plan.tokens
         result = {
             "nodes": plan.nodes,
@@ -199,6 +210,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             "packet_bytes": size // (plan.nodes * plan.groups),
             "seconds": statistics.median(seconds),
             "seconds_spread": [min(seconds), max(seconds)],
+            "cpu_seconds": statistics.median(cpu),
             "lost": lost,
             "amplification": payload / ideal,
             "wire_bytes_per_token": statistics.median(wire) / tokens,
@@ -209,6 +221,7 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             result |= {
                 "stream_push_seconds": statistics.median(pushed_seconds),
                 "ratio": statistics.median(ratios),
+                "stream_push_cpu_seconds": statistics.median(pushed_cpu),
                 "push_wire_bytes_per_token": statistics.median(pushed_wire) / tokens,
             }
         if plan.uplink_mbit is not None:
