@@ -247,7 +247,6 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
 async def test_a_silent_holder_does_not_keep_the_node_from_the_others(
     swarms: Swarms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swarming, "WAVE_SECONDS", 0.2)
     first, second, third = await swarms.three()
     silence = asyncio.Event()
 

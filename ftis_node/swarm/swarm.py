@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import time
@@ -35,7 +36,6 @@ IDLE_SECONDS = 30.0
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
-WAVE_SECONDS = 5.0
 MAX_TRIES = 3
 BAD_PACKETS = 3
 PEERS_TOLD = 2
@@ -106,7 +106,8 @@ class Swarm:
         self._heard = asyncio.Event()  # somebody to greet
         self._record = asyncio.Event()  # something to do in the DHT
         self._tasks: list[asyncio.Task[None]] = []
-        self._pulls: set[asyncio.Task[int]] = set()
+        self._pulls: set[asyncio.Task[bool]] = set()
+        self._under_way = 0  # packets that are being pulled
 
     async def start(self, bootstraps: Sequence[str]) -> None:
         """Registers the handlers, greets the bootstraps, joins the DHT and starts the loops."""
@@ -229,70 +230,79 @@ class Swarm:
             self._news.set()
 
     async def _pull_loop(self) -> None:
-        """Pulls what the node wants, as long as somebody has it."""
+        """Pulls what the node wants and is not under way, as soon as somebody has it. From each holder in a stream of
+        its own, so that a slow one holds nothing up."""
         while True:
             await self._wait(self._news, IDLE_SECONDS)
-            while (need := self._want()) > 0:
-                targets = self.gossip.table.choose(need, self._wanted)
-                if not targets:
-                    break
-                by_holder: dict[bytes, list[Target]] = {}
-                for target in targets:
-                    by_holder.setdefault(random.choice(self._holders(target)), []).append(target)
-                if not await self._pull_wave(by_holder):
-                    await asyncio.sleep(self.interval)
+            need = self._want() - self._under_way
+            by_holder: dict[bytes, list[Target]] = {}
+            for target in self.gossip.table.choose(need, self._wanted) if need > 0 else []:
+                by_holder.setdefault(random.choice(self._holders(target)), []).append(target)
+                target.known.pulling |= 1 << target.index
+            for holder, targets in by_holder.items():
+                self._under_way += len(targets)
+                self._busy_holders.add(holder)
+                task = asyncio.create_task(self._pull(holder, targets))
+                self._pulls.add(task)
+                task.add_done_callback(functools.partial(self._pulled, holder, targets))
 
-    async def _pull_wave(self, by_holder: dict[bytes, list[Target]]) -> int:
-        """Fetches from several holders at once and returns how many groups were admitted within a few seconds.
-
-        Who is slower goes on beside the next wave, so that one slow holder does not keep the node from the others.
-        """
-        wave = {asyncio.create_task(self._pull(holder, part)) for holder, part in by_holder.items()}
-        self._pulls |= wave
-        for task in wave:
-            task.add_done_callback(self._pulled)
-        done, _ = await asyncio.wait(wave, timeout=WAVE_SECONDS)
-        return sum(task.result() for task in done)
-
-    def _pulled(self, task: asyncio.Task[int]) -> None:
+    def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
+        """A holder that had nothing, or not all, is left alone for a moment."""
         self._pulls.discard(task)
-        self._news.set()  # its holder may be asked for more
+        for target in list(left):
+            self._landed(target, left)
+        well = False
+        if not task.cancelled():
+            error = task.exception()
+            well = error is None and task.result()
+            if error is not None:
+                logger.error("A pull failed; what it brought will be pulled again", exc_info=error)
+        asyncio.get_running_loop().call_later(0.0 if well else self.interval, self._free, holder)
 
-    async def _pull(self, holder: bytes, targets: list[Target]) -> int:
-        """Fetches from one holder; returns how many groups were admitted."""
-        admitted, left = 0, list(targets)
+    def _free(self, holder: bytes) -> None:
+        """It may be asked again."""
+        self._busy_holders.discard(holder)
+        self._news.set()
+
+    def _landed(self, target: Target, left: list[Target]) -> None:
+        """It is under way no longer, whatever became of it."""
+        left.remove(target)
+        target.known.pulling &= ~(1 << target.index)
+        self._under_way -= 1
+
+    async def _pull(self, holder: bytes, left: list[Target]) -> bool:
+        """Fetches from one holder, taking from `left` what landed; returns whether it had everything."""
         arrived: dict[Target, Arrival] = {}
-        self._busy_holders.add(holder)
-        for target in targets:
-            target.known.pulling |= 1 << target.index
+        missing = False
         try:
-            async for target, data in fetch(self._transport, holder, targets, self.traffic):
-                left.remove(target)
+            async for target, data in fetch(self._transport, holder, left.copy(), self.traffic):
+                group = self._admit(target, data) if data is not None else None
                 if data is None:
                     self._note_try(target, holder)
-                    continue
-                if (group := self._admit(target, data)) is not None:
+                    missing = True
+                if data is None or group is None:
+                    self._landed(target, left)
+                else:
                     arrived[target] = Arrival(group, data, target.known.born)
                 if len(arrived) >= TAKEN_TOGETHER:
-                    admitted += await self._hand_over(arrived)
+                    await self._hand_over(arrived, left)
             self.membership.answered(holder)
         except HolderFault as fault:
             logger.info("Holder %s: %s", peer_id(holder), fault)
             self.rejections["holder"] += 1
             self.membership.failed(holder)
+            missing = True
             for target in left:
-                self._note_try(target, holder)
+                if target not in arrived:
+                    self._note_try(target, holder)
         finally:
-            self._busy_holders.discard(holder)
-            for target in targets:
-                target.known.pulling &= ~(1 << target.index)
-            admitted += await self._hand_over(arrived)
-        return admitted
+            await self._hand_over(arrived, left)
+        return not missing
 
-    async def _hand_over(self, arrived: dict[Target, Arrival]) -> int:
+    async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
         """To the node; empties `arrived`. What it could not take, as for want of room, will be pulled again."""
         if not arrived:
-            return 0
+            return
         groups = arrived.copy()
         arrived.clear()
         try:
@@ -302,9 +312,9 @@ class Swarm:
                 target.known.done &= ~(1 << target.index)
             raise
         for target, arrival in groups.items():
+            self._landed(target, left)
             target.known.have |= 1 << target.index
             self.accepted_by_author[arrival.group.author] += 1
-        return len(groups)
 
     def _admit(self, target: Target, data: bytes) -> Group | None:
         """Admits one packet whose hash is right: from here on, what is wrong is the author's doing."""

@@ -14,7 +14,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises a stream by typing's alias only
 
@@ -24,7 +24,7 @@ import uvloop
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from ftis_node.lab.bench.packets import make_context, make_packet, make_run
-from ftis_node.packet import Group, encode, packet_digest
+from ftis_node.packet import Group, author_digest, decode, encode, packet_digest
 from ftis_node.run import RunFile
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
@@ -43,13 +43,21 @@ POLL_SECONDS = 0.005
 class PushedPackets(ServicerBase):  # type: ignore[misc]
     """The rival of announce-and-pull: whoever made packets sends them to everybody over one stream each."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[bytes], None]) -> None:
+        """
+        Args:
+            keep: what is done with each packet where more than its hash is to be looked at.
+        """
         self.received = 0
+        self.keeps = False
+        self._keep = keep
 
     async def rpc_push(
         self, requests: AsyncIterator[ftis_pb2.FetchChunk], context: P2PContext
     ) -> AsyncIterator[ftis_pb2.FetchRequest]:
         async for chunk in requests:
+            if self.keeps:
+                self._keep(chunk.packet)
             self.received += packet_digest(chunk.packet) == chunk.digest
             yield ftis_pb2.FetchRequest()
 
@@ -63,12 +71,13 @@ class BenchNode:
         self.identity = Identity((number + 1).to_bytes(32, "big"))
         self.random = np.random.default_rng(number)
         self.store = PacketStore(Path(":memory:"), self.run.id, QUOTA_BYTES, first_round=0)
-        self.pushed = PushedPackets()
+        self.pushed = PushedPackets(self._keep)
         self.admitted = 0
         self.authors: set[bytes] = set()
         self.ages: list[float] = []
         self.appetite = 1 << 40  # how many it wants in all
         self.steps = self.short = 0
+        self.authors_by_digest: dict[bytes, bytes] = {}
         self._made: list[tuple[Group, bytes]] = []
 
     async def start(self, stack: contextlib.AsyncExitStack, context: AdmissionContext, setup: dict[str, Any]) -> str:
@@ -161,6 +170,13 @@ class BenchNode:
             self.appetite = taken + 2 * batch  # this batch and the next
             self.swarm.poke()
 
+    def _keep(self, body: bytes) -> None:
+        """What a pulled packet goes through, for one that was pushed."""
+        author = self.authors_by_digest[decode(body).author_digest]
+        verdict = admit(self.context, author, body)
+        assert isinstance(verdict, Group)
+        self.store.add([(verdict, body)], own=False)
+
     async def _take(self, arrived: Sequence[Arrival]) -> None:
         self.store.add([(one.group, one.body) for one in arrived], own=False)
         self.admitted += len(arrived)
@@ -215,9 +231,17 @@ class Host:
 
     async def push(self, others: list[str]) -> dict[str, Any]:
         peers = [bytes.fromhex(other) for other in others]
+        for node in self._nodes:
+            node.authors_by_digest = {author_digest(peer): peer for peer in peers}
         await asyncio.gather(
             *(node.push([peer for peer in peers if peer != node.identity.author]) for node in self._nodes)
         )
+        return {}
+
+    async def keep(self, pushed: bool) -> dict[str, Any]:
+        """Whether packets that are pushed from now on are admitted and stored, as pulled ones are."""
+        for node in self._nodes:
+            node.pushed.keeps = pushed
         return {}
 
     async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:

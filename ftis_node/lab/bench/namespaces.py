@@ -59,7 +59,7 @@ def bytes_sent(name: str) -> int:
 def _run(*line: str) -> None:
     try:
         subprocess.run(line, check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise UserError(f"There is no `{line[0]}` here.", "Install iproute2 and ethtool.") from None
-    except subprocess.CalledProcessError as error:
-        raise UserError(f"`{' '.join(line)}` failed: {error.stderr.strip()}.", "See what it says.") from error
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        why = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else f"no {line[0]} here"
+        fix = "It takes Linux with iproute2 and ethtool, and the right to make namespaces."
+        raise UserError(f"`{' '.join(line)}` failed: {why}.", fix) from error

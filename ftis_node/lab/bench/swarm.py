@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -170,17 +170,39 @@ async def _behind_proxies(
     return proxies, ports, announced
 
 
-async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Each node makes `groups` packets and every node wants everything; then the same packets by a plain push.
+@dataclass
+class _Phase:
+    """One way of giving everybody everything, over the repetitions."""
 
-    Returns seconds (median) until all have all, `lost` packets over all repetitions, `amplification` (payload of all
-    RPCs over that of the packets alone), `wire_bytes_per_token` (of the network's interfaces, which on a machine's
-    loopback count whatever else is sent there), and the same of the push.
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    wire: list[float] = field(default_factory=list)
+
+    def add(self, before: dict[str, Any], after: dict[str, Any], seconds: float) -> None:
+        self.seconds.append(seconds)
+        self.cpu.append(after["cpu"] - before["cpu"])
+        self.wire.append(after["wire"] - before["wire"])
+
+    def medians(self, name: str, tokens: int) -> dict[str, float]:
+        return {
+            f"{name}seconds": statistics.median(self.seconds),
+            f"{name}cpu_seconds": statistics.median(self.cpu),
+            f"{name}wire_bytes_per_token": statistics.median(self.wire) / tokens,
+        }
+
+
+async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Each node makes `groups` packets and every node wants everything. Then the same packets by a plain push, whose
+    receivers look at nothing but the hash; then others by a push whose receivers admit and store them, as pullers do.
+
+    Returns seconds (median) until all have all, CPU-seconds of all processes, p2pd included, `lost` packets over all
+    repetitions, `amplification` (payload of all RPCs over that of the packets alone), `wire_bytes_per_token` (of the
+    network's interfaces, which on a machine's loopback count whatever else is sent there), and the same of the pushes.
     """
     async with _started(plan, tell) as swarm:
         everything = (plan.nodes - 1) * plan.groups
-        seconds, pushed_seconds, wire, pushed_wire, cpu, pushed_cpu = [], [], [], [], [], []
-        lost = payload = ideal = 0
+        pulled, pushed, stored = _Phase(), _Phase(), _Phase()
+        lost = payload = ideal = count = 0
         for repetition in range(1, plan.repetitions + 1):
             size = sum(answer["bytes"] for answer in await swarm.do("make", groups=plan.groups))
             ideal += size * (plan.nodes - 1)
@@ -188,45 +210,41 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             began = time.monotonic()
             await swarm.do("announce")
             _, at = await swarm.wait("admitted", repetition * everything, plan.timeout)
-            seconds.append(at - began)
             after = await swarm.figures()
-            wire.append(after["wire"] - before["wire"])
-            cpu.append(after["cpu"] - before["cpu"])
+            pulled.add(before, after, at - began)
             payload += sum(_total(after, "bytes_in")) - sum(_total(before, "bytes_in"))
             lost = sum(repetition * everything - have for have in _total(after, "admitted"))
-            tell(f"{repetition} of {plan.repetitions}: {seconds[-1]:.2f} s, {lost} lost so far")
-            if not plan.proxied:  # a push has nothing to go on with after a cut
+            tell(f"{repetition} of {plan.repetitions}: {at - began:.2f} s, {lost} lost so far")
+            if plan.proxied:
+                continue  # a push has nothing to go on with after a cut
+            for phase, keeps in ((pushed, False), (stored, True)):
+                await swarm.do("keep", pushed=keeps)
+                if keeps:
+                    await swarm.do("make", groups=plan.groups)  # others, which are in no store yet
+                before = await swarm.figures()
+                count += everything
                 began = time.monotonic()
                 await swarm.do("push", others=swarm.authors, limit=plan.timeout + ANSWER_SECONDS)
-                _, at = await swarm.wait("pushed", repetition * everything, plan.timeout)
-                pushed_seconds.append(at - began)
-                last = await swarm.figures()
-                pushed_wire.append(last["wire"] - after["wire"])
-                pushed_cpu.append(last["cpu"] - after["cpu"])
+                _, at = await swarm.wait("pushed", count, plan.timeout)
+                phase.add(before, await swarm.figures(), at - began)
         tokens = plan.nodes * everything * GROUP * plan.tokens
         result = {
             "nodes": plan.nodes,
             "repetitions": plan.repetitions,
             "packet_bytes": size // (plan.nodes * plan.groups),
-            "seconds": statistics.median(seconds),
-            "seconds_spread": [min(seconds), max(seconds)],
-            "cpu_seconds": statistics.median(cpu),
+            **pulled.medians("", tokens),
+            "seconds_spread": [min(pulled.seconds), max(pulled.seconds)],
             "lost": lost,
             "amplification": payload / ideal,
-            "wire_bytes_per_token": statistics.median(wire) / tokens,
             "rejections": _merged(after),
         }
-        if pushed_seconds:
-            ratios = [ours / push for ours, push in zip(seconds, pushed_seconds, strict=True)]
-            result |= {
-                "stream_push_seconds": statistics.median(pushed_seconds),
-                "ratio": statistics.median(ratios),
-                "stream_push_cpu_seconds": statistics.median(pushed_cpu),
-                "push_wire_bytes_per_token": statistics.median(pushed_wire) / tokens,
-            }
+        if not plan.proxied:
+            for name, phase in (("stream_push_", pushed), ("stored_push_", stored)):
+                ratios = [ours / push for ours, push in zip(pulled.seconds, phase.seconds, strict=True)]
+                result |= phase.medians(name, tokens) | {f"{name}ratio": statistics.median(ratios)}
         if plan.uplink_mbit is not None:
             line = size / plan.nodes * (plan.nodes - 1) * 8 / 1e6 / plan.uplink_mbit
-            result |= {"line_seconds": line, "line_ratio": statistics.median(seconds) / line}
+            result |= {"line_seconds": line, "line_ratio": statistics.median(pulled.seconds) / line}
         if plan.proxied:
             result["cuts"] = sum(proxy.cuts for proxy in swarm.proxies)
         return result
