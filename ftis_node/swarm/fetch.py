@@ -21,8 +21,11 @@ MAX_DIGESTS = 64
 UPLOADS = 4
 BUSY_AFTER = 3.0
 OPEN_SECONDS = 5.0
-CHUNK_SECONDS = 20.0
-FETCH_SECONDS = 60.0  # all the waiting for one holder together: a chunk every 19 s is not an answer
+# p2pd does not tell of a connection that broke as long as this side of a stream is open, so silence has to tell: who is
+# asked may let one wait for a slot and for the upload limit, and then sends at least so many bytes a second.
+CHUNK_SECONDS = 2 * BUSY_AFTER + 2.0
+SLOWEST_BYTES = 64 << 10
+FETCH_SECONDS = 60.0  # all the waiting for one holder together: a chunk every 7 s is not an answer
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +129,8 @@ async def fetch(
     try:
         while open_targets:
             asked = time.monotonic()
-            chunk = await _next(stream, min(CHUNK_SECONDS, patience))
+            largest = max(target.ref.size for target in open_targets.values())
+            chunk = await _next(stream, min(CHUNK_SECONDS + largest / SLOWEST_BYTES, patience))
             patience -= time.monotonic() - asked
             traffic.received[holder] += chunk.ByteSize()
             target = open_targets.pop(chunk.digest, None)
