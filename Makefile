@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint unit test-all slow lab-quick evidence models proto clean
+.PHONY: demo test lint unit test-all slow chaos soak lab-quick evidence models proto clean
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -26,6 +26,11 @@ test-all: test slow lab-quick
 
 slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+# Eight daemons for ten minutes in which everything is killed, cut off and frozen; four for an hour in which nothing may
+# grow. As root, for each daemon has a network namespace.
+chaos soak: $(STAMP)
+	$(BIN)/python -m tests.endurance $@
 
 # A small grid of the lab, from the nodes to the report: every kind of cell, which shows that they run and no more.
 lab-quick: $(STAMP)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,15 +43,24 @@ def run_cli(*args: str, timeout: float = 60, **environment: str) -> subprocess.C
 class Daemon:
     """One `ftis-node join` on a home."""
 
-    def __init__(self, home: Path, *flags: str) -> None:
+    def __init__(self, home: Path, *flags: str, prefix: Sequence[str] = (), host: str = "127.0.0.1") -> None:
+        """
+        Args:
+            prefix: what the command is run by, as in a namespace. host: where it listens.
+        """
         self.home = Home(home)
         self.flags = flags
+        self.prefix = prefix
+        self.host = host
         self.process: subprocess.Popen[bytes] | None = None
         self.children: list[psutil.Process] = []
 
     def start(self, new_group: bool = False) -> Daemon:
         self.home.path.mkdir(parents=True, exist_ok=True)
-        line = command("join", "--home", str(self.home.path), "--host", "127.0.0.1", *STILL, *self.flags)
+        line = [
+            *self.prefix,
+            *command("join", "--home", str(self.home.path), "--host", self.host, *STILL, *self.flags),
+        ]
         with (self.home.path / "output.log").open("ab") as log:
             self.process = subprocess.Popen(
                 line,

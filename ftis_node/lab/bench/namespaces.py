@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ftis_node.errors import UserError
 
-_BRIDGE = "ftis-bridge"
+_BRIDGE, _OTHER_BRIDGE = "ftis-bridge", "ftis-other"
 _NETWORK = "10.203.0"
 
 
@@ -48,6 +48,21 @@ def namespaces(count: int, uplink_mbit: float | None) -> Iterator[list[tuple[str
                 _run(*within, "tc", "qdisc", "add", "dev", inside, "root", "tbf", *limit)
             found.append((name, address))
         yield found
+
+
+@contextlib.contextmanager
+def partition(numbers: Sequence[int]) -> Iterator[None]:
+    """Cuts these namespaces off from all others, though not from one another."""
+    _run("ip", "link", "add", _OTHER_BRIDGE, "type", "bridge")
+    try:
+        _run("ip", "link", "set", _OTHER_BRIDGE, "up")
+        for number in numbers:
+            _run("ip", "link", "set", f"ftis-v{number}", "master", _OTHER_BRIDGE)
+        yield
+        for number in numbers:
+            _run("ip", "link", "set", f"ftis-v{number}", "master", _BRIDGE)
+    finally:
+        _run("ip", "link", "del", _OTHER_BRIDGE)
 
 
 def bytes_sent(name: str) -> int:
