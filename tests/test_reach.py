@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.cli.keys import export, import_
 from ftis_node.doctor import Finding, look_around, of_a_running_node
@@ -101,6 +102,15 @@ def test_addresses_in_the_settings_are_checked(changes: dict[str, Any], match: s
 async def test_what_is_announced_is_what_others_hear(tmp_path: Path) -> None:
     async with transport(identity(1), tmp_path, announce=("/ip4/8.8.4.4/tcp/4001",)) as network:
         assert await network.addresses() == [f"/ip4/8.8.4.4/tcp/4001/p2p/{identity(1).peer_id}"]
+
+
+def test_a_relayed_address_is_written_as_p2pd_reads_it() -> None:
+    relay, node = identity(1), identity(2)
+    text = f"/ip4/8.8.4.4/tcp/4001/p2p/{relay.peer_id}/p2p-circuit/p2p/{node.peer_id}"
+    ip, tcp = bytes.fromhex("0408080404"), bytes.fromhex("060fa1")
+    circuit, p2p = bytes.fromhex("a202"), bytes.fromhex("a50326")  # of 38 bytes
+    assert Multiaddr(text).to_bytes() == ip + tcp + p2p + relay.author + circuit + p2p + node.author
+    assert str(Multiaddr(Multiaddr(text).to_bytes())) == text
 
 
 # --- one key, one node ------------------------------------------------------------------------------------------------

@@ -25,11 +25,19 @@ logger = logging.getLogger(__name__)
 class Gossip:
     """The announcement table and its two directions."""
 
-    def __init__(self, table: Table, run: Run, own: bytes, seen: Callable[[bytes, int, int], bool]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        run: Run,
+        own: bytes,
+        seen: Callable[[bytes, int, int], bool],
+        decode: Callable[..., Announcement] = decode_announcement,
+    ) -> None:
         """
         Args:
             own: this node's 38-byte peer id.
             seen: whether a group (author, round, slot) was dealt with before, also in an earlier life.
+            decode: reads an announcement; a simulation of many nodes reads each only once.
         """
         self.table = table
         self.counts: Counter[str] = Counter()
@@ -37,6 +45,7 @@ class Gossip:
         self._run_id = run.id
         self._own = own
         self._seen = seen
+        self._decode = decode
         self._quarantine: dict[bytes, tuple[float, str]] = {}
         self._newest: Known | None = None
 
@@ -106,7 +115,7 @@ class Gossip:
     def _merge_one(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
         held, age = int.from_bytes(entry.held[:512], "little"), entry.age_ms / 1000
         try:
-            announcement = decode_announcement(entry.announcement, max_packets=self._run.slots)
+            announcement = self._decode(entry.announcement, max_packets=self._run.slots)
         except AnnouncementError:
             return "malformed"
         if announcement.run_id != self._run_id:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.multiaddr.codecs import cid
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import MAX_PACKET_BYTES
@@ -102,6 +104,10 @@ async def _receive_bounded(reader: asyncio.StreamReader) -> bytes:
 
 P2P.receive_raw_data = staticmethod(_receive_bounded)
 
+# hivemind writes a peer id within a multiaddr as a CID, which p2pd cannot read: no relayed address could be dialled. A
+# multihash, which is what the specification of multiaddr says, is what it writes for protocols that are not in here.
+cid.PROTO_NAME_TO_CIDv1_CODEC.clear()
+
 
 class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
     """Calls that still wait for their answer.
@@ -129,21 +135,28 @@ class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
                 future.set_exception(P2PDaemonError("p2pd has ended"))
 
 
-class _OwnSession(P2P):  # type: ignore[misc]
-    """Starts p2pd in a session of its own: Ctrl-C in a terminal reaches the whole group, and p2pd must outlive it."""
+# What runs before p2pd in its process: a session of its own, for Ctrl-C in a terminal reaches the whole group and p2pd
+# must outlive it; and death together with this process, whatever kills it (PR_SET_PDEATHSIG, SIGKILL).
+_PRELUDE = (
+    "import ctypes, os, sys; os.setsid(); ctypes.CDLL(None).prctl(1, 9); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+class _Child(P2P):  # type: ignore[misc]
+    """A p2pd that ends with this process."""
 
     _MORE: Sequence[str] = ()
 
     @classmethod
     def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
         line: list[str] = [*P2P._make_process_args(*args, **kwargs), *cls._MORE]
-        leave_group = "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
-        return [sys.executable, "-S", "-c", leave_group, *line]
+        return [sys.executable, "-S", "-c", _PRELUDE, str(os.getpid()), *line]
 
 
 def _private(sockets: Path, *more: str) -> Any:
     """A P2P whose control sockets are private: hivemind puts them into /tmp, open to every local user."""
-    return type("_P2P", (_OwnSession,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more})
+    return type("_P2P", (_Child,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more})
 
 
 async def launch(how: Listening, port: int, metrics_port: int) -> Any:

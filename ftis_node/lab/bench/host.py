@@ -84,7 +84,7 @@ class BenchNode:
         """Starts p2pd; returns its address.
 
         Args:
-            setup: host, quic, exchange_peers, interval; ports and announce by the nodes' numbers, or None.
+            setup: host, quic, exchange_peers, interval; ports and announce by the nodes' numbers, or None; relays.
         """
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis-")))
         self.identity.keep(scratch / "key")
@@ -95,6 +95,7 @@ class BenchNode:
             setup["ports"][self.number] if setup["ports"] else 0,
             quic=setup["quic"],
             announce=(setup["announce"][self.number],) if setup["announce"] else (),
+            relays=tuple(setup.get("relays", ())),
         )
         self.transport = await Transport.start(listening)
         stack.push_async_callback(self.transport.close)
@@ -191,6 +192,8 @@ class BenchNode:
             "admitted": self.admitted,
             "pushed": self.pushed.received,
             "peers": len(self.swarm.membership.view),
+            "reachability": self.swarm.membership.reachability(),
+            "addresses": self.swarm.membership.own_addresses,
             "bytes_in": self.swarm.traffic.bytes_in,
             "bytes_out": self.swarm.traffic.bytes_out,
             "rejections": dict(self.swarm.rejections),
