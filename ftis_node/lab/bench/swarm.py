@@ -51,11 +51,29 @@ class Plan:
         return self.delay > 0 or self.cut_every < float("inf")
 
 
-class _Host:
-    """A process with some nodes."""
+class Host:
+    """A process with some nodes (`bench.host`)."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+
+    @classmethod
+    async def start(cls, stack: contextlib.AsyncExitStack, prefix: Sequence[str] = ()) -> Host:
+        """A new process, which ends with the stack.
+
+        Args:
+            prefix: what its command is run by, as in a namespace.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(*prefix, sys.executable, "-m", "ftis_node.lab.bench.host"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 24,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        host = cls(process)
+        stack.push_async_callback(host.close)
+        return host
 
     async def do(self, what: str, *, limit: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
         """Raises FtisError if it does not answer."""
@@ -83,7 +101,7 @@ class _Host:
 class _Swarm:
     """All hosts; commands go to all of them at once."""
 
-    def __init__(self, hosts: Sequence[_Host], plan: Plan, names: Sequence[str], proxies: Sequence[Proxy]) -> None:
+    def __init__(self, hosts: Sequence[Host], plan: Plan, names: Sequence[str], proxies: Sequence[Proxy]) -> None:
         self.plan = plan
         self.proxies = proxies
         self._hosts = hosts
@@ -124,17 +142,7 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
         hosts, starting = [], []
         for index, some in enumerate(numbers):
             name, address = places[index] if places else ("", "127.0.0.1")
-            prefix = ["ip", "netns", "exec", name] if name else []
-            process = await asyncio.create_subprocess_exec(
-                *prefix,
-                *(sys.executable, "-m", "ftis_node.lab.bench.host"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=1 << 24,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
-            host = _Host(process)
-            stack.push_async_callback(host.close)
+            host = await Host.start(stack, ("ip", "netns", "exec", name) if name else ())
             hosts.append(host)
             setup = {
                 **{

@@ -1,0 +1,58 @@
+"""The swarm's benchmark measures what it says it does, on swarms of three."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from ftis_node.lab.bench.proxy import Proxy
+from ftis_node.lab.bench.swarm import Plan, all_gather, steady
+
+SMALL = {"nodes": 3, "per_process": 2, "groups": 2, "tokens": 32}
+
+
+async def test_everybody_gets_everything_and_the_bytes_add_up() -> None:
+    found = await all_gather(Plan(**SMALL, repetitions=2))
+    assert found["lost"] == 0 and found["rejections"] == {}
+    assert 3000 < found["packet_bytes"] < 3300  # 12 completions of 32 tokens of 8 bytes
+    assert 1 < found["amplification"] < 3, "all that came in, over the packets alone"
+    assert found["wire_bytes_per_token"] > 8 and found["stream_push_wire_bytes_per_token"] > 8
+    assert found["seconds_spread"][0] <= found["seconds"] <= found["seconds_spread"][1]
+    for rival in ("stream_push", "stored_push"):
+        assert found[f"{rival}_seconds"] > 0 and found[f"{rival}_ratio"] > 0
+
+
+@pytest.mark.slow
+async def test_behind_proxies_all_arrives_too() -> None:
+    found = await all_gather(Plan(**SMALL, repetitions=1, delay=0.02))
+    assert found["lost"] == 0 and found["cuts"] == 0 and "stream_push_seconds" not in found
+    assert found["seconds"] > 0.08, "there and back, for news and for packets"
+
+
+@pytest.mark.slow
+async def test_an_even_pace_fills_batches() -> None:
+    found = await steady(Plan(**SMALL), step_seconds=0.5, batch=2, seconds=4)
+    assert found["groups_per_step"] == pytest.approx(2, abs=0.6) and found["missing_per_step"] < 0.6
+    assert found["authors"] == 2 and found["rejections"] == {}
+    assert found["bytes_in_per_s"] == pytest.approx(found["bytes_out_per_s"], rel=0.3)
+
+
+async def test_a_proxy_delays_and_cuts() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    proxy = Proxy(server.sockets[0].getsockname()[1], delay=0.05, cut_every=0.3, rng=random.Random(0))
+    reader, writer = await asyncio.open_connection("127.0.0.1", await proxy.start())
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    writer.write(b"hello")
+    assert await reader.readexactly(5) == b"hello"
+    assert loop.time() - began > 0.1
+    assert await asyncio.wait_for(reader.read(), 10) == b"" and proxy.cuts == 1
+    writer.close()
+    await proxy.close()
+    server.close()
