@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hivemind.p2p import PeerID
 
@@ -106,12 +106,18 @@ class Swarm:
         self._heard = asyncio.Event()  # somebody to greet
         self._record = asyncio.Event()  # something to do in the DHT
         self._tasks: list[asyncio.Task[None]] = []
+        self._asking: dict[bytes, asyncio.Task[None]] = {}
         self._pulls: set[asyncio.Task[bool]] = set()
         self._under_way = 0  # packets that are being pulled
 
     async def start(self, bootstraps: Sequence[str]) -> None:
         """Registers the handlers, greets the bootstraps, joins the DHT and starts the loops."""
-        await self._service.add_p2p_handlers(self._transport.p2p)
+        try:
+            await self._serve()
+        except Exception as error:  # p2pd may have died while the model was being loaded
+            logger.error("p2pd does not answer (%r); it is started again.", error)
+            await self._transport.restart()
+            await self._serve()
         await self.membership.refresh_addresses()
         self.membership.load_cache()
         self._bootstraps = list(bootstraps)
@@ -126,7 +132,7 @@ class Swarm:
 
     async def close(self) -> None:
         """Stops the loops and the DHT; the transport is its owner's to close."""
-        pending = {*self._tasks, *self._pulls}
+        pending: set[asyncio.Task[Any]] = {*self._tasks, *self._pulls, *self._asking.values()}
         while pending:  # again, because wait_for before Python 3.12 loses a cancellation that meets its result
             for task in pending:
                 task.cancel()
@@ -196,13 +202,22 @@ class Swarm:
     # --- what this node asks --------------------------------------------------------------------------------------
 
     async def _exchange_loop(self) -> None:
-        """Exchanges with a few random peers while hungry or with news to tell; at least every half minute."""
+        """Exchanges with a few random peers while hungry or with news to tell; at least every half minute. Whoever does
+        not answer holds nobody else up."""
         while True:
             await self._wait(self._told, self.interval if self._want() > 0 else IDLE_SECONDS)
-            view = list(self.membership.view)
-            peers = random.sample(view, min(self._exchange_peers, len(view)))
-            await asyncio.gather(*(self._exchange(peer) for peer in peers))
+            view = [peer for peer in self.membership.view if peer not in self._asking]
+            for peer in random.sample(view, min(self._exchange_peers, len(view))):
+                self._asking[peer] = task = asyncio.create_task(self._exchange(peer))
+                task.add_done_callback(functools.partial(self._asked, peer))
+            if self._asking:
+                await asyncio.wait(self._asking.values(), timeout=self.interval)
             await asyncio.sleep(self.interval / 2)  # news that arrive meanwhile go out together
+
+    def _asked(self, peer: bytes, task: asyncio.Task[None]) -> None:
+        del self._asking[peer]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("An exchange failed; the next may not", exc_info=error)
 
     async def _exchange(self, peer: bytes) -> None:
         known, entries = self.gossip.offer(peer, time.monotonic())
@@ -406,12 +421,16 @@ class Swarm:
 
     async def _revive(self) -> None:
         """After another p2pd took the old one's place: it knows no handler, no peer, no DHT."""
-        await asyncio.wait_for(self._service.add_p2p_handlers(self._transport.p2p), DIAL_SECONDS)
+        await self._serve()
         await self.membership.refresh_addresses()
         await asyncio.gather(*(self.membership.dial(peer) for peer in self.membership.view))
         await self._directory.leave()
         self._record.set()
         self.poke()
+
+    async def _serve(self) -> None:
+        """From now on p2pd passes calls on to this node."""
+        await asyncio.wait_for(self._service.add_p2p_handlers(self._transport.p2p), DIAL_SECONDS)
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Keeps a loop alive through an unforeseen error, which is logged; at most one a second."""
