@@ -216,7 +216,7 @@ def chaos(nodes: int, seconds: float, seed: int) -> dict[str, Any]:
         trouble.run()
         ends = {}
         for member in running.members:
-            before = member.daemon.status().get("step") or 0
+            before = member.wait_for("an answer", lambda status: "step" in status)["step"]
             status = member.wait_for(
                 "all peers and two steps after all is over",
                 lambda status, step=before: status.get("peers") == nodes - 1 and (status.get("step") or 0) >= step + 2,

@@ -181,7 +181,10 @@ async def launch(how: Listening, port: int, metrics_port: int) -> Any:
             raise port_error(how.host, port) from error
         fix = "Look into the log; then start again."
         raise UserError(f"The network daemon p2pd did not start: {message}", fix) from error
-    p2p._client.control._pending_calls = PendingCalls()
+    control = p2p._client.control
+    control._pending_calls = PendingCalls()
+    for task in (control._read_task, control._write_task):  # how they end is seen by `Transport.trouble`
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return p2p
 
 

@@ -132,16 +132,19 @@ class Swarm:
 
     async def close(self) -> None:
         """Stops the loops and the DHT; the transport is its owner's to close."""
-        pending: set[asyncio.Task[Any]] = {*self._tasks, *self._pulls, *self._asking.values()}
-        while pending:  # again, because wait_for before Python 3.12 loses a cancellation that meets its result
+        # Again, because wait_for before Python 3.12 loses a cancellation that meets its result, and a loop begins anew.
+        while pending := self._running():
             for task in pending:
                 task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=0.5)
+            await asyncio.wait(pending, timeout=0.5)
         with suppress(OSError):  # a full disk must not keep the rest from ending
             self.membership.save_cache()
         with suppress(Exception):  # p2pd may be gone; else a late request would meet a store that is closed
             await asyncio.wait_for(self._service.remove_p2p_handlers(self._transport.p2p), EXCHANGE_SECONDS)
         await self._directory.leave()
+
+    def _running(self) -> list[asyncio.Task[Any]]:
+        return [task for task in (*self._tasks, *self._pulls, *self._asking.values()) if not task.done()]
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
         """Signs and spreads a round of this node's own packets, which are in the store already."""
@@ -249,7 +252,7 @@ class Swarm:
         its own, so that a slow one holds nothing up."""
         while True:
             await self._wait(self._news, IDLE_SECONDS)
-            need = self._want() - self._under_way
+            need = self._want() - self._under_way if self._transport.up else 0
             by_holder: dict[bytes, list[Target]] = {}
             for target in self.gossip.table.choose(need, self._wanted) if need > 0 else []:
                 by_holder.setdefault(random.choice(self._holders(target)), []).append(target)
@@ -303,13 +306,14 @@ class Swarm:
                     await self._hand_over(arrived, left)
             self.membership.answered(holder)
         except HolderFault as fault:
-            logger.info("Holder %s: %s", peer_id(holder), fault)
-            self.rejections["holder"] += 1
-            self.membership.failed(holder)
             missing = True
-            for target in left:
-                if target not in arrived:
-                    self._note_try(target, holder)
+            if self._transport.up:  # else it was this node's own p2pd
+                logger.info("Holder %s: %s", peer_id(holder), fault)
+                self.rejections["holder"] += 1
+                self.membership.failed(holder)
+                for target in left:
+                    if target not in arrived:
+                        self._note_try(target, holder)
         finally:
             await self._hand_over(arrived, left)
         return not missing
