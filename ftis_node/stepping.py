@@ -112,6 +112,11 @@ class Compute(Protocol):
         """As `ftis_node.worker.client.Worker.call`."""
 
 
+def exchange_interval(step_seconds: float) -> float:
+    """Seconds between a hungry node's exchanges, whose steps take so long."""
+    return min(max(step_seconds / 4, 0.1), 15.0)
+
+
 class Stepper:
     """Assembles batches and takes steps. It knows the pool and the worker; the swarm brings it groups."""
 
@@ -237,7 +242,7 @@ class Stepper:
         report = await self.worker.call("step", groups=messages(own, foreign, horizontal=self.run.parts > 1))
         ended = self._clock()
         self._step_seconds.append(ended - began)
-        self.swarm.interval = min(max(self.step_seconds() / 4, 0.1), 15.0)
+        self.swarm.interval = exchange_interval(self.step_seconds())
         return self._account(own, foreign, report, wait=wait, train=ended - trained, total=ended - began)
 
     def _missing(self, have: int) -> int:

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ftis_node.errors import FtisError
 from ftis_node.lab.bench.namespaces import bytes_sent, namespaces
 from ftis_node.lab.bench.packets import GROUP, make_run
 from ftis_node.lab.bench.proxy import Proxy
+from ftis_node.stepping import exchange_interval
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 
@@ -262,6 +263,7 @@ async def steady(
     plan: Plan, *, step_seconds: float, batch: int, seconds: float, tell: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Each node makes `groups` packets a step and takes a batch; what that costs a node, after a warm-up."""
+    plan = replace(plan, interval=exchange_interval(step_seconds))
     async with _started(plan, tell) as swarm:
         await swarm.do("pace", groups=plan.groups, batch=batch, seconds=step_seconds)
         await asyncio.sleep(2 * step_seconds)
