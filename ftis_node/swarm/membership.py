@@ -189,6 +189,10 @@ class Membership:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
 
+    def drop(self, peer: bytes) -> None:
+        """It leaves the view, and may come back by a handshake."""
+        self.view.pop(peer, None)
+
     def answered(self, peer: bytes) -> None:
         """Notes a call that worked."""
         entry = self.view.get(peer)

@@ -177,7 +177,7 @@ class Swarm:
         known = peer in self.membership.view
         answer = self.membership.on_handshake(request, peer)
         self.gossip.table.forget_peer(peer)
-        if not known and peer in self.membership.view:
+        if not known and peer in self.membership.view and not self._settled():
             self.poke()  # it may have what nobody else has
             self._heard.set()  # and belongs into the cache, for the next start
         return answer
@@ -238,11 +238,14 @@ class Swarm:
         self.traffic.sent[peer] += request.ByteSize()
         self.traffic.received[peer] += answer.ByteSize()
         self.membership.answered(peer)
-        if answer.stranger:
-            await self._greet(peer)
+        if answer.stranger:  # its view was full, or it was started anew
+            if self._settled():
+                self.membership.drop(peer)
+            else:
+                await self._greet(peer)
             return
         self.gossip.told(peer, known)
-        if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]):
+        if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]) and not self._settled():
             self._heard.set()
         if self.gossip.merge(answer.entries, peer):
             self._news.set()
@@ -386,18 +389,23 @@ class Swarm:
                 self.membership.hear(self._bootstraps)
                 self.membership.load_cache()
                 await self._look_up()
-            strangers = self.membership.strangers()[: self._exchange_peers]
+            strangers = self.membership.strangers()[: 1 if self._settled() else self._exchange_peers]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
-            if any(met):
+            if any(met) and not self._settled():
                 self.poke()
                 self._meet_more()
             self.membership.save_cache()
             self.traffic.forget_all_but(self.membership.view)
             await asyncio.sleep(1.0)
 
+    def _settled(self) -> bool:
+        """Whether there are peers enough: then one stranger at a time is greeted, now and then. In a large swarm each
+        exchange tells of somebody new, and whoever greeted them all would do little else."""
+        return len(self.membership.view) >= ENOUGH_PEERS
+
     def _meet_more(self) -> None:
         """Who has few peers does not wait to greet those whom the first ones told of."""
-        if len(self.membership.view) < ENOUGH_PEERS and self.membership.strangers():
+        if not self._settled() and self.membership.strangers():
             self._heard.set()
 
     async def _greet(self, peer: bytes) -> bool:
@@ -420,7 +428,7 @@ class Swarm:
     async def _look_up(self) -> None:
         """Hears of the peers whose records the DHT has."""
         for addresses in await self._directory.find():
-            if self.membership.hear(addresses):
+            if self.membership.hear(addresses) and not self._settled():
                 self._heard.set()
 
     async def _revive(self) -> None:
