@@ -138,7 +138,7 @@ class Stepper:
             pool: by default one that drops groups without a signal.
         """
         self.progress = Progress()
-        self.pool = pool or Pool(settings.max_age, clock)
+        self.pool = Pool(settings.max_age, clock) if pool is None else pool  # an empty one is false
         self.worker = worker
         self.waiting_for = ""
         self.last: dict[str, Any] = {}

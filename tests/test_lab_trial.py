@@ -95,6 +95,14 @@ def test_a_listener_generates_nothing_and_takes_everything(tmp_path: Path) -> No
     assert kind(found, "step", "A")[-1]["own_groups"] == 2
 
 
+def test_at_a_free_pace_too_the_same_trial_takes_the_same_course(tmp_path: Path) -> None:
+    nodes = [A, B, {"name": "C", "model": "tiny-c"}]
+    free = spec({"pace": "free", "speed": {"B": 3.0}}, nodes=nodes, steps=6)
+    first, second = (run(free, tmp_path / name) for name in ("first", "second"))
+    assert timeless(first) == timeless(second)
+    assert sum(event["foreign_groups"] for event in kind(first, "step")) > 0
+
+
 def test_at_a_free_pace_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
     found = run(spec({"pace": "free", "speed": {"B": 0.2}}, steps=40, seconds=60), tmp_path)
     fast, slow = (kind(found, "step", node) for node in "AB")

@@ -108,3 +108,33 @@ def replay(
     else:
         print(told(report))
     sys.exit(0 if report["identical"] or not report["exact"] else 1)
+
+
+@app.command("simulate")
+def simulate(
+    nodes: Annotated[str, typer.Option(help="How many, a simulation for each number.")] = "10,100",
+    seconds: Annotated[float, typer.Option(min=1, help="Simulated seconds of each.")] = 900.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is random.")] = 0,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Nodes greet all they hear of, however many peers they have.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Simulates swarms of many nodes without models: traffic, batches, waiting, speed-up over training alone."""
+    from ftis_node.lab.simulation.scenario import Scenario
+    from ftis_node.lab.simulation.simulate import simulate as simulated
+    from ftis_node.lab.simulation.tally import table
+
+    if not all(part.strip().isdecimal() and int(part) >= 2 for part in nodes.split(",")):
+        raise UsageError(f"--nodes {nodes} is not a list of numbers from 2.", "Write for example --nodes 10,100,1000.")
+    results = []
+    for count in map(int, nodes.split(",")):
+
+        def progress(now: float, count: int = count) -> None:
+            print(f"{count} nodes: second {now:.0f} of {seconds:.0f}", file=sys.stderr, flush=True)
+
+        results.append(simulated(Scenario(nodes=count, seconds=seconds, seed=seed, eager=eager), progress))
+    if json:
+        print_json({"simulations": results})
+    else:
+        print(table(results))

@@ -40,6 +40,7 @@ MAX_TRIES = 3
 BAD_PACKETS = 3
 PEERS_TOLD = 2
 ENOUGH_PEERS = 16
+ENOUGH_RECORDS = 64
 TAKEN_TOGETHER = 16
 
 logger = logging.getLogger(__name__)
@@ -419,17 +420,19 @@ class Swarm:
         """Leaves this node's addresses in the DHT and reads the others'."""
         while True:
             await self._directory.join(self.membership.view)
+            others = await self._look_up()
             addresses = await self.membership.refresh_addresses()
-            if addresses:
+            if addresses and others < ENOUGH_RECORDS:  # all lie under one key: it must not grow with the swarm
                 await self._directory.publish(addresses)
-            await self._look_up()
             await self._wait(self._record, RECORD_SECONDS)
 
-    async def _look_up(self) -> None:
-        """Hears of the peers whose records the DHT has."""
-        for addresses in await self._directory.find():
+    async def _look_up(self) -> int:
+        """Hears of the peers whose records the DHT has; returns how many there are."""
+        found = await self._directory.find()
+        for addresses in found:
             if self.membership.hear(addresses) and not self._settled():
                 self._heard.set()
+        return len(found)
 
     async def _revive(self) -> None:
         """After another p2pd took the old one's place: it knows no handler, no peer, no DHT."""

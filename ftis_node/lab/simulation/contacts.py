@@ -1,0 +1,248 @@
+"""Whom a node knows: `Membership`, and the loops of `Swarm` that greet, as events."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ftis_node.lab.simulation.network import MEMBERSHIP, Line, Network
+from ftis_node.lab.simulation.scheduler import Alarm
+from ftis_node.lab.simulation.wire import hello
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.membership import (
+    ADDRESSES_TOLD,
+    GIVE_UP_AFTER,
+    GIVE_UP_SECONDS,
+    HANDSHAKE_SECONDS,
+    HEARD_SIZE,
+    PEERS_IN_A_HANDSHAKE,
+    VIEW_SIZE,
+)
+from ftis_node.swarm.swarm import ALONE_SECONDS, ENOUGH_PEERS, MAINTAIN_SECONDS, RECORD_SECONDS
+from ftis_node.swarm.table import Table
+from ftis_node.swarm.transport import DIAL_SECONDS
+
+AFTER_GREETING_SECONDS = 1.0  # as `_maintain_loop` sleeps
+
+
+@dataclass
+class Contact:
+    """A peer of the view. seen: when it last answered, in simulated seconds; failures: in a row."""
+
+    seen: float
+    failures: int = 0
+
+
+class Contacts:
+    """The view, who was heard of, and the greeting of strangers."""
+
+    def __init__(
+        self,
+        line: Line,
+        network: Network,
+        table: Table,
+        rng: random.Random,
+        *,
+        at_once: int,
+        eager: bool,
+        poke: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            at_once: strangers that are greeted at once.
+            eager: as `Scenario.eager`.
+            poke: tells the swarm that there may be more to ask and to pull.
+        """
+        self.view: dict[bytes, Contact] = {}
+        self._line = line
+        self._network = network
+        self._table = table
+        self._rng = rng
+        self._at_once = at_once
+        self._eager = eager
+        self._poke = poke
+        self._hello = hello(line.addresses)
+        self._hello_bytes = self._hello.ByteSize()
+        self._heard: dict[bytes, None] = {}
+        self._missed: Counter[bytes] = Counter()
+        self._bootstraps: list[bytes] = []
+        self._alarm = Alarm(line.after, self._maintain)
+
+    def start(self, bootstraps: Iterable[bytes], then: Callable[[], None]) -> None:
+        """Greets the bootstraps, and then starts the loops; `then` is called in between."""
+        self._bootstraps = list(bootstraps)
+        self.hear(self._bootstraps)
+
+        def loops(_: bool) -> None:
+            self._meet_more()
+            then()
+            self._look_up()
+            self._alarm.wait(MAINTAIN_SECONDS if self.view else ALONE_SECONDS)
+
+        self._greet_all(self.strangers(HEARD_SIZE), loops)
+
+    def hear(self, peers: Iterable[bytes]) -> bool:
+        """Remembers peers that somebody mentioned; returns whether any was not known at all."""
+        news = False
+        for peer in peers:
+            if peer == self._line.id or peer in self._heard:
+                continue
+            if len(self._heard) >= HEARD_SIZE:
+                self._forget(self._rng.choice(list(self._heard)))
+            news |= peer not in self.view
+            self._heard[peer] = None
+        return news
+
+    @property
+    def settled(self) -> bool:
+        """As `Swarm._settled`: whether there are peers enough not to hurry to meet more."""
+        return not self._eager and len(self.view) >= ENOUGH_PEERS
+
+    def hear_told(self, peers: Iterable[bytes]) -> None:
+        """What others told of others."""
+        if self.hear(peers) and not self.settled:
+            self._alarm.set()
+
+    def refused(self, peer: bytes, then: Callable[[bool], None]) -> None:
+        """A peer of the view answered that it does not know this node (any more)."""
+        if self.settled:
+            self.view.pop(peer, None)
+            then(False)
+        else:
+            self.greet(peer, then)
+
+    def lonely(self) -> None:
+        """The last peer may have been lost."""
+        if not self.view:
+            self._alarm.set()
+
+    def strangers(self, count: int) -> list[bytes]:
+        found = [peer for peer in self._heard if peer not in self.view]
+        return self._rng.sample(found, min(count, len(found)))
+
+    def greet(self, peer: bytes, then: Callable[[bool], None]) -> None:
+        """Dials a peer if there is no connection, and shakes hands; tells `then` whether it is now in the view."""
+        answered = False
+
+        def late() -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._in_vain(peer)
+                then(False)
+
+        def met(told: list[bytes]) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._admit(peer)
+                self.hear(told)
+                self._table.forget_peer(peer)
+                then(True)
+
+        def shake() -> None:
+            self._line.after(HANDSHAKE_SECONDS, late)
+            if peer in self._network.nodes:
+                other = self._network.nodes[peer].contacts
+                args = (self._line.id, met)
+                self._network.send(self._line, peer, MEMBERSHIP, self._hello_bytes, other.on_handshake, *args)
+
+        self._line.meter.counts["handshakes"] += 1
+        if self._network.connected(self._line, peer):
+            shake()
+        elif self._network.dial(self._line, peer):
+            self._line.after(self._network.dial_seconds(), shake)
+        else:
+            self._line.after(DIAL_SECONDS, late)
+
+    def on_handshake(self, peer: bytes, met: Callable[[list[bytes]], None]) -> None:
+        known = peer in self.view
+        self._admit(peer)
+        told = self.some(PEERS_IN_A_HANDSHAKE, peer)
+        answer = ftis_pb2.Handshake()
+        answer.MergeFrom(self._hello)
+        answer.peers.extend(self.addresses(told))
+        self._table.forget_peer(peer)
+        if not known and not self.settled:
+            self._poke()
+            self._alarm.set()
+        self._network.send(self._line, peer, MEMBERSHIP, answer.ByteSize(), met, told)
+
+    def failed(self, peer: bytes) -> None:
+        contact = self.view.get(peer)
+        if contact is not None:
+            contact.failures += 1
+            if contact.failures >= GIVE_UP_AFTER and self._network.scheduler.now - contact.seen > GIVE_UP_SECONDS:
+                del self.view[peer]
+
+    def answered(self, peer: bytes) -> None:
+        contact = self.view.get(peer)
+        if contact is not None:
+            contact.failures, contact.seen = 0, self._network.scheduler.now
+
+    def some(self, count: int, besides: bytes) -> list[bytes]:
+        """Some peers of the view that can be dialled, to tell another."""
+        peers = [peer for peer in self.view if peer != besides and self._network.addresses[peer]]
+        return self._rng.sample(peers, min(count, len(peers)))
+
+    def addresses(self, peers: Iterable[bytes]) -> list[str]:
+        return [text for peer in peers for text in self._network.addresses[peer][:ADDRESSES_TOLD]]
+
+    def _admit(self, peer: bytes) -> None:
+        self._missed.pop(peer, None)
+        if peer not in self.view and len(self.view) >= VIEW_SIZE:
+            del self.view[self._rng.choice(list(self.view))]
+        self.view[peer] = Contact(self._network.scheduler.now)
+        if self._network.addresses[peer]:
+            self._forget(peer)
+            self.hear([peer])
+
+    def _in_vain(self, peer: bytes) -> None:
+        self._missed[peer] += 1
+        if self._missed[peer] >= GIVE_UP_AFTER:
+            self._forget(peer)
+
+    def _forget(self, peer: bytes) -> None:
+        self._heard.pop(peer, None)
+        self._missed.pop(peer, None)
+
+    def _greet_all(self, peers: list[bytes], then: Callable[[bool], None]) -> None:
+        """Greets them at once; tells `then`, when all have answered or not, whether any was met."""
+        if not peers:
+            then(False)
+            return
+        answers: list[bool] = []
+
+        def one(met: bool) -> None:
+            answers.append(met)
+            if len(answers) == len(peers):
+                then(any(answers))
+
+        for peer in peers:
+            self.greet(peer, one)
+
+    def _maintain(self) -> None:
+        if not self.view:
+            self.hear(self._bootstraps)
+            self.hear(self._network.some_dialable(HEARD_SIZE))
+        self._greet_all(self.strangers(1 if self.settled else self._at_once), self._maintained)
+
+    def _maintained(self, met: bool) -> None:
+        if met and not self.settled:
+            self._poke()
+            self._meet_more()
+        self._line.after(AFTER_GREETING_SECONDS, self._wait)
+
+    def _wait(self) -> None:
+        self._alarm.wait(MAINTAIN_SECONDS if self.view else ALONE_SECONDS)
+
+    def _meet_more(self) -> None:
+        if len(self.view) < ENOUGH_PEERS and self.strangers(1):
+            self._alarm.set()
+
+    def _look_up(self) -> None:
+        """The DHT has everybody's record; more than `HEARD_SIZE` of them displace one another."""
+        self.hear_told(self._network.some_dialable(HEARD_SIZE))
+        self._line.after(RECORD_SECONDS, self._look_up)
