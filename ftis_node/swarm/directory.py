@@ -75,6 +75,8 @@ class Directory:
         dht, self._dht = self._dht, None
         if dht is not None:
             dht.is_alive = False
+            if dht.cache_refresh_task is not None:
+                dht.cache_refresh_task.cancel()
             with suppress(Exception):
                 await asyncio.wait_for(dht.shutdown(), LEAVE_SECONDS)
 
