@@ -134,7 +134,7 @@ async def test_what_is_over_the_limit_waits_and_then_is_busy(monkeypatch: pytest
     uploads = Uploads(holding(contents), Traffic(), limit)
     assert await read(uploads, ALICE.author, contents) == [HERE] * 8
     assert 5 < sum(slept) < 7 and max(slept) < 1.1, "a second's worth at once, then one a second"
-    await limit.send(10_000)
+    limit.reserve(10_000)
     slept.clear()
     assert await read(uploads, ALICE.author, contents[:2]) == [BUSY, BUSY] and not sum(slept)
     now += 60

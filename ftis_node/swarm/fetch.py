@@ -46,12 +46,12 @@ class Limit:
         """Seconds that the next byte has to wait."""
         return max(0.0, self._free_at - self._clock() - 1.0) if self._rate else 0.0
 
-    async def send(self, size: int) -> None:
-        """Waits until `size` bytes may go out."""
+    def reserve(self, size: int) -> float:
+        """Seconds until `size` bytes may go out, which nobody else gets from now on."""
+        wait = self.delay()
         if self._rate:
-            wait = self.delay()
-            self._free_at = max(self._free_at, self._clock()) + size / self._rate  # before others ask
-            await asyncio.sleep(wait)
+            self._free_at = max(self._free_at, self._clock()) + size / self._rate
+        return wait
 
 
 class Uploads:
@@ -86,7 +86,7 @@ class Uploads:
                     body = self._body(digest)
                     status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
                     chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                    await self._limit.send(chunk.ByteSize())
+                    await asyncio.sleep(self._limit.reserve(chunk.ByteSize()))
                     self._traffic.sent[peer] += chunk.ByteSize()
                     yield chunk
             finally:

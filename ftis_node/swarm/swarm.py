@@ -36,7 +36,6 @@ IDLE_SECONDS = 30.0
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
-MAX_TRIES = 3
 BAD_PACKETS = 3
 PEERS_TOLD = 2
 ENOUGH_PEERS = 16
@@ -300,7 +299,7 @@ class Swarm:
             async for target, data in fetch(self._transport, holder, left.copy(), self.traffic):
                 group = self._admit(target, data) if data is not None else None
                 if data is None:
-                    self._note_try(target, holder)
+                    target.tried(holder)
                     missing = True
                 if data is None or group is None:
                     self._landed(target, left)
@@ -317,7 +316,7 @@ class Swarm:
                 self.membership.failed(holder)
                 for target in left:
                     if target not in arrived:
-                        self._note_try(target, holder)
+                        target.tried(holder)
         finally:
             await self._hand_over(arrived, left)
         return not missing
@@ -371,13 +370,6 @@ class Swarm:
 
     def _wanted(self, target: Target) -> bool:
         return bool(self._holders(target))
-
-    def _note_try(self, target: Target, holder: bytes) -> None:
-        known, index = target.known, target.index
-        known.held_no_more(holder, index)
-        known.tries[index] += 1
-        if known.tries[index] >= MAX_TRIES:
-            known.done |= 1 << index
 
     # --- staying in touch -----------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from ftis_node.swarm.announcement import Announcement, PacketRef
 CAPACITY = 2048
 # Nobody may fill the table alone: announcements that came through one introducer take at most this part of it.
 INTRODUCER_PART = 8
+MAX_TRIES = 3
 
 
 class Heard(Enum):
@@ -67,6 +68,13 @@ class Target:
     @property
     def key(self) -> tuple[bytes, int, int]:
         return (self.known.announcement.author, self.known.announcement.round, self.ref.slot)
+
+    def tried(self, holder: bytes) -> None:
+        """`holder` did not deliver it; after three tries nobody is asked any more."""
+        self.known.held_no_more(holder, self.index)
+        self.known.tries[self.index] += 1
+        if self.known.tries[self.index] >= MAX_TRIES:
+            self.known.done |= 1 << self.index
 
 
 @dataclass(frozen=True, eq=False)

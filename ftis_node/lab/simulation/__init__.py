@@ -8,7 +8,7 @@ intervals are imported from the modules that own them.
 Restated as events, because they are coroutines on libp2p, the event loop or the wall clock:
 
 * `swarm.swarm.Swarm`: _exchange_loop, _exchange, on_exchange (`exchanging`), _pull_loop, _pull, _hand_over, _admit,
-  _holders, _note_try, _pulled, on_fetch (`pulling`), start, _maintain_loop, _settled, _meet_more, _greet,
+  _holders, _pulled, on_fetch (`pulling`), start, _maintain_loop, _settled, _meet_more, _greet,
   on_handshake, _record_loop without its bytes (`contacts`);
 * `swarm.membership.Membership`: hear, strangers, greet, on_handshake, _admit, failed, answered, some_addresses
   (`contacts`);

@@ -13,7 +13,7 @@ from ftis_node.lab.simulation.store import Body
 from ftis_node.lab.simulation.uploads import BUSY, HERE
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.fetch import CHUNK_SECONDS, FETCH_SECONDS, MAX_DIGESTS, OPEN_SECONDS, SLOWEST_BYTES
-from ftis_node.swarm.swarm import IDLE_SECONDS, MAX_TRIES, TAKEN_TOGETHER
+from ftis_node.swarm.swarm import IDLE_SECONDS, TAKEN_TOGETHER
 from ftis_node.swarm.table import Target
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Pulling:
         if status == BUSY:
             self._line.meter.counts["busy"] += 1
         if status != HERE or body is None:
-            self._note_try(target, pull.holder)
+            target.tried(pull.holder)
             pull.missing = True
             self._landed(target, pull)
         elif self._admit(target):
@@ -153,7 +153,7 @@ class Pulling:
         pull.missing = True
         for target in pull.left:
             if target not in pull.arrived:
-                self._note_try(target, pull.holder)
+                target.tried(pull.holder)
         self._end(pull)
 
     def _end(self, pull: Pull) -> None:
@@ -184,10 +184,3 @@ class Pulling:
         pull.left.remove(target)
         target.known.pulling &= ~(1 << target.index)
         self._under_way -= 1
-
-    def _note_try(self, target: Target, holder: bytes) -> None:
-        known, index = target.known, target.index
-        known.held_no_more(holder, index)
-        known.tries[index] += 1
-        if known.tries[index] >= MAX_TRIES:
-            known.done |= 1 << index

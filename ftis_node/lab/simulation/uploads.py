@@ -21,18 +21,6 @@ Reply = Callable[[bytes, int, Body | None], None]
 """Takes a chunk: digest, status, and the packet if it is here."""
 
 
-class ReservingLimit(Limit):
-    """The daemon's limit; `send` without a coroutine."""
-
-    def reserve(self, size: int) -> float:
-        """Seconds until `size` bytes may go out."""
-        if not self._rate:
-            return 0.0
-        wait = self.delay()
-        self._free_at = max(self._free_at, self._clock()) + size / self._rate
-        return wait
-
-
 @dataclass(eq=False)
 class Upload:
     """One request that is being served, or waits for a slot."""
@@ -54,7 +42,7 @@ class SimulatedUploads:
         self._line = line
         self._network = network
         self._store = store
-        self._limit = ReservingLimit(upload_bytes, network.scheduler.clock)
+        self._limit = Limit(upload_bytes, network.scheduler.clock)
         self._active: set[bytes] = set()
         self._running = 0
         self._queue: deque[Upload] = deque()
