@@ -18,6 +18,7 @@ from ftis_node.swarm import fetch as fetching
 from ftis_node.swarm import ftis_pb2, service
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
+from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.service import STREAMS_OF_ONE_PEER, FtisSwarm
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
@@ -344,8 +345,8 @@ async def test_asking_often_takes_one_place_in_the_queue_only(monkeypatch: pytes
 
 
 async def test_a_request_is_answered_up_to_its_limit_only() -> None:
-    contents = bodies(fetching.MAX_DIGESTS + 10, 10)
-    assert await read(Uploads(holding(contents), Traffic()), ALICE.author, contents) == [HERE] * fetching.MAX_DIGESTS
+    contents = bodies(OWN.digests + 10, 10)
+    assert await read(Uploads(holding(contents), Traffic()), ALICE.author, contents) == [HERE] * OWN.digests
 
 
 async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

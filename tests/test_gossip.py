@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +12,27 @@ from hypothesis import strategies as st
 
 from ftis_node.swarm import ftis_pb2, gossip
 from ftis_node.swarm.announcement import Announcement
-from ftis_node.swarm.gossip import MAX_ENTRIES, Gossip
+from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.table import Table
+from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.table import Table, announcement_id
 from tests.helpers_swarm import OTHER_RUN, RUN, announcement, identity, packet
 
 ALICE, BOB, CAROL, MALLORY = (identity(number) for number in range(1, 5))
+
+
+@dataclass
+class Spoken:
+    """What went over the wire in an exchange."""
+
+    calls: int = 0
+    entries: int = 0
+    mentions: int = 0
+
+    def add(self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse) -> None:
+        self.calls += 1
+        self.entries += len(request.entries) + len(answer.entries)
+        self.mentions += len(request.mentions) + len(answer.mentions)
 
 
 class Talker:
@@ -26,15 +42,31 @@ class Talker:
         self.who = who
         self.now = 0.0
         dealt_with = dealt_with or set()
+        self.news = 0
         table = Table(600.0, lambda: self.now, random.Random(0))
-        self.gossip = Gossip(table, RUN, who.author, lambda *key: key in dealt_with)
+        self.gossip = Gossip(table, RUN, who.author, lambda *key: key in dealt_with, self._heard_news)
 
-    def tell(self, other: Talker) -> int:
-        """One direction of an exchange; returns how many entries were sent."""
-        known, entries = self.gossip.offer(other.who.author, self.now)
-        other.gossip.merge(entries, self.who.author)
-        self.gossip.told(other.who.author, known)
-        return len(entries)
+    def _heard_news(self) -> None:
+        self.news += 1
+
+    def exchange(self, other: Talker, *, lost: int | None = None) -> Spoken:
+        """Asks `other` until both are through; of call number `lost` the answer does not come."""
+        spoken = Spoken()
+        request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(other.who.author)
+        while request is not None:
+            answer = other.gossip.answer(request, self.who.author)
+            if spoken.calls == lost:
+                self.gossip.failed(request, other.who.author)
+                return spoken
+            spoken.add(request, answer)
+            request = self.gossip.take(request, answer, other.who.author)
+        return spoken
+
+    def hear(self, entries: list[ftis_pb2.Entry], introducer: bytes) -> int:
+        """Takes in entries that nobody asked for; returns how many were new."""
+        before = self.gossip.counts["new"]
+        self.gossip.answer(ftis_pb2.ExchangeRequest(entries=entries), introducer)
+        return self.gossip.counts["new"] - before
 
     def knows(self, made: Announcement) -> bool:
         return self.gossip.table.get(made.author, made.round) is not None
@@ -64,12 +96,94 @@ def test_news_spread_over_hops_and_are_not_told_twice(alice: Talker, bob: Talker
     carol = Talker(CAROL)
     made = made_by(ALICE)
     alice.gossip.announce(made)
-    assert alice.tell(bob) == 1
+    assert alice.exchange(bob) == Spoken(calls=1, entries=1), "nobody can know it yet, so it comes unasked"
     assert bob.knows(made)
-    assert bob.tell(carol) == 1
+    assert bob.exchange(carol) == Spoken(calls=2, entries=1, mentions=1)
     assert carol.knows(made)
-    assert [a.tell(b) for a, b in ((alice, bob), (bob, alice), (carol, bob), (bob, carol))] == [0, 0, 0, 0]
+    pairs = (alice, bob), (bob, alice), (carol, bob), (bob, carol)
+    assert [a.exchange(b) for a, b in pairs] == [Spoken(calls=1)] * 4
     assert bob.gossip.counts == {"new": 1}
+
+
+def test_who_asks_learns_in_the_same_exchange_what_the_other_has(alice: Talker, bob: Talker) -> None:
+    made = made_by(CAROL)
+    alice.hear([entry(made)], CAROL.author)
+    assert bob.exchange(alice) == Spoken(calls=2, entries=1, mentions=1)
+    assert bob.knows(made)
+    assert bob.news == 1
+
+
+def test_an_announcement_goes_to_a_node_once_whoever_mentions_it() -> None:
+    """Twenty nodes exchange at random: every announcement reaches everybody, whole, about once."""
+    rng = random.Random(0)
+    talkers = [Talker(identity(1000 + number)) for number in range(20)]
+    made = [made_by(talker.who) for talker in talkers]
+    for talker, announcement_ in zip(talkers, made, strict=True):
+        talker.gossip.announce(announcement_)
+    spoken = [a.exchange(b) for _ in range(12) for a in talkers for b in rng.sample(talkers, 1) if a is not b]
+    assert all(talker.knows(one) for talker in talkers for one in made)
+    assert 20 * 19 <= sum(exchange.entries for exchange in spoken) < 1.1 * 20 * 19, "but for a few that were pushed"
+    assert all(talker.gossip.counts["new"] == 19 for talker in talkers)
+
+
+def test_a_lost_answer_loses_no_news(alice: Talker, bob: Talker) -> None:
+    of_alice, of_bob = [made_by(CAROL, round) for round in (0, 1)]
+    alice.hear([entry(of_alice)], CAROL.author)
+    bob.hear([entry(of_bob)], CAROL.author)
+    for lost in (0, 1):
+        alice.exchange(bob, lost=lost)
+    bob.now += gossip.ASKED_SECONDS  # bob had asked for it in the answer that was lost
+    alice.exchange(bob)
+    assert alice.knows(of_bob) and bob.knows(of_alice)
+    assert alice.exchange(bob) == Spoken(calls=1)
+
+
+def test_what_one_does_not_give_is_asked_of_another(alice: Talker, bob: Talker) -> None:
+    made = made_by(MALLORY)
+    alice.hear([entry(made)], MALLORY.author)
+    mention = ftis_pb2.Mention(id=announcement_id(made.encode()))
+    promise = ftis_pb2.ExchangeResponse(mentions=[mention])
+    request = bob.gossip.take(bob.gossip.ask(CAROL.author), promise, CAROL.author)
+    assert request is not None and list(request.wanted) == [mention.id]
+    assert alice.exchange(bob).entries == 0, "Carol has been asked and may still answer"
+    assert bob.gossip.take(request, ftis_pb2.ExchangeResponse(), CAROL.author) is None
+    bob.exchange(alice)
+    assert bob.knows(made)
+
+
+def test_one_who_never_answers_blocks_an_announcement_for_seconds_only(alice: Talker, bob: Talker) -> None:
+    made = made_by(MALLORY)
+    alice.hear([entry(made)], MALLORY.author)
+    mention = ftis_pb2.Mention(id=announcement_id(made.encode()))
+    assert list(bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[mention]), CAROL.author).wanted) == [mention.id]
+    alice.exchange(bob)
+    assert not bob.knows(made)
+    bob.now += gossip.ASKED_SECONDS
+    bob.exchange(alice)
+    assert bob.knows(made)
+
+
+def test_who_has_got_more_packets_says_so_and_nothing_else(alice: Talker, bob: Talker) -> None:
+    made = made_by(CAROL, packets=12)
+    for talker in (alice, bob):
+        talker.hear([entry(made)], CAROL.author)
+    alice.exchange(bob)
+    bob.news = 0
+    [known] = alice.gossip.table
+    known.have = 0b1000_0000_0001
+    assert alice.exchange(bob) == Spoken(calls=1, mentions=1)
+    [at_bob] = bob.gossip.table
+    assert at_bob.holders[ALICE.author] == known.have
+    assert bob.news == 1, "there may be something to pull from her"
+    assert alice.exchange(bob) == Spoken(calls=1)
+
+
+def test_a_newcomer_catches_up_within_a_few_exchanges(alice: Talker, bob: Talker) -> None:
+    for number in range(100):
+        alice.hear([entry(made_by(identity(1000 + number), packets=1))], CAROL.author)
+    for _ in range(3):
+        bob.exchange(alice)
+    assert len(bob.gossip.table) == 100
 
 
 def test_the_age_grows_by_what_every_hop_held_it(alice: Talker, bob: Talker) -> None:
@@ -77,9 +191,9 @@ def test_the_age_grows_by_what_every_hop_held_it(alice: Talker, bob: Talker) -> 
     made = made_by(ALICE)
     alice.gossip.announce(made)
     alice.now, bob.now, carol.now = 5.0, 70.0, 900.0  # clocks that have nothing to do with one another
-    alice.tell(bob)
+    alice.exchange(bob)
     bob.now += 7.0
-    bob.tell(carol)
+    bob.exchange(carol)
     known = carol.gossip.table.get(ALICE.author, 0)
     assert known is not None
     assert carol.now - known.born == pytest.approx(12.0)
@@ -89,19 +203,19 @@ def test_an_author_holds_all_and_others_what_they_say(alice: Talker, bob: Talker
     carol = Talker(CAROL)
     made = made_by(ALICE, packets=12)
     alice.gossip.announce(made)
-    alice.tell(bob)
+    alice.exchange(bob)
     known = bob.gossip.table.get(ALICE.author, 0)
     assert known is not None
     assert known.holders[ALICE.author] == 0b1111_1111_1111
     known.have = 0b1001_0000_0000
-    bob.tell(carol)
+    bob.exchange(carol)
     at_carol = carol.gossip.table.get(ALICE.author, 0)
     assert at_carol is not None
     assert at_carol.holders[BOB.author] == 0b1001_0000_0000
 
 
 def test_a_silly_mask_of_what_is_held_claims_no_more_than_there_is(bob: Talker) -> None:
-    bob.gossip.merge([entry(made_by(ALICE, packets=2), held=b"\xff" * 100_000)], CAROL.author)
+    bob.hear([entry(made_by(ALICE, packets=2), held=b"\xff" * 100_000)], CAROL.author)
     known = bob.gossip.table.get(ALICE.author, 0)
     assert known is not None
     assert known.holders[CAROL.author] == 0b11
@@ -110,16 +224,31 @@ def test_a_silly_mask_of_what_is_held_claims_no_more_than_there_is(bob: Talker) 
 def test_ones_own_newest_is_always_told(alice: Talker, bob: Talker) -> None:
     for number in range(100):
         other = identity(1000 + number)
-        alice.gossip.merge([entry(made_by(other, packets=1))], other.author)
+        alice.hear([entry(made_by(other, packets=1))], other.author)
     newest = made_by(ALICE)
     alice.gossip.announce(newest)
-    assert alice.tell(bob) == MAX_ENTRIES
+    bob.gossip.answer(alice.gossip.ask(BOB.author), ALICE.author)
     assert bob.knows(newest)
+
+
+def test_ones_own_newest_is_pushed_to_a_few_and_mentioned_to_the_rest(alice: Talker) -> None:
+    alice.gossip.announce(made_by(ALICE))
+    requests = [alice.gossip.ask(identity(1000 + number).author) for number in range(gossip.PUSHED + 3)]
+    assert [len(request.entries) for request in requests] == [1] * gossip.PUSHED + [0] * 3
+    assert [len(request.mentions) for request in requests] == [0] * gossip.PUSHED + [1] * 3
+
+
+def test_ones_own_newest_is_not_told_when_it_is_too_old_for_anybody(alice: Talker) -> None:
+    alice.gossip.announce(made_by(ALICE))
+    alice.now += 601.0
+    alice.gossip.table.expire()
+    request = alice.gossip.ask(BOB.author)
+    assert not request.entries and not request.mentions
 
 
 def test_groups_dealt_with_in_an_earlier_life_are_not_wanted_again() -> None:
     bob = Talker(BOB, {(ALICE.author, 0, 1)})
-    bob.gossip.merge([entry(made_by(ALICE, packets=3))], ALICE.author)
+    bob.hear([entry(made_by(ALICE, packets=3))], ALICE.author)
     assert {target.index for target in bob.gossip.table.choose(10, lambda target: True)} == {0, 2}
 
 
@@ -127,7 +256,7 @@ def test_groups_dealt_with_in_an_earlier_life_are_not_wanted_again() -> None:
 
 
 def refused(bob: Talker, *entries: ftis_pb2.Entry) -> dict[str, int]:
-    assert bob.gossip.merge(entries, MALLORY.author) == 0
+    assert bob.hear(list(entries), MALLORY.author) == 0
     assert len(bob.gossip.table) == 0
     assert not any(bob.gossip.quarantined(who.author) for who in (ALICE, CAROL, MALLORY))
     return dict(bob.gossip.counts)
@@ -137,14 +266,14 @@ def test_a_forged_one_is_counted_and_its_claimed_author_not_blamed(bob: Talker) 
     forged = bytearray(made_by(ALICE).encode())
     forged[-1] ^= 1
     assert refused(bob, entry(bytes(forged))) == {"forged": 1}
-    assert bob.gossip.merge([entry(made_by(ALICE))], MALLORY.author) == 1
+    assert bob.hear([entry(made_by(ALICE))], MALLORY.author) == 1
 
 
 def test_a_forged_contradiction_does_not_quarantine_its_victim(bob: Talker) -> None:
-    bob.gossip.merge([entry(made_by(ALICE, packets=2))], ALICE.author)
+    bob.hear([entry(made_by(ALICE, packets=2))], ALICE.author)
     forged = bytearray(made_by(ALICE, packets=3).encode())
     forged[-1] ^= 1
-    bob.gossip.merge([entry(bytes(forged))], MALLORY.author)
+    bob.hear([entry(bytes(forged))], MALLORY.author)
     assert bob.gossip.counts["forged"] == 1
     assert bob.gossip.quarantined(ALICE.author) is None
     assert bob.knows(made_by(ALICE))
@@ -165,7 +294,7 @@ def test_one_signed_hours_ago_or_ahead_is_a_replay(bob: Talker, hours: int) -> N
 
 
 def test_a_clock_that_is_two_hours_off_does_no_harm(bob: Talker) -> None:
-    assert bob.gossip.merge([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * 3600))], ALICE.author) == 1
+    assert bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * 3600))], ALICE.author) == 1
 
 
 def test_one_older_than_anybody_would_train_on_is_counted(bob: Talker) -> None:
@@ -174,9 +303,24 @@ def test_one_older_than_anybody_would_train_on_is_counted(bob: Talker) -> None:
 
 
 def test_an_exchange_is_read_up_to_its_limit_only(bob: Talker) -> None:
-    entries = [entry(made_by(identity(1000 + number), packets=1)) for number in range(MAX_ENTRIES + 5)]
-    assert bob.gossip.merge(entries, MALLORY.author) == MAX_ENTRIES
-    assert bob.gossip.counts == {"new": MAX_ENTRIES, "entries over the limit": 1}
+    entries = [entry(made_by(identity(1000 + number), packets=1)) for number in range(OWN.entries + 5)]
+    assert bob.hear(entries, MALLORY.author) == OWN.entries
+    assert bob.gossip.counts == {"new": OWN.entries, "over the limits": 1}
+
+
+def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
+    made = [made_by(identity(1000 + number), packets=1) for number in range(20)]
+    for one in made:
+        alice.hear([entry(one)], MALLORY.author)
+    small = Limits(entries=3, mentions=5)
+    request = alice.gossip.ask(BOB.author, small)
+    assert len(request.mentions) == 5
+    wanted = [announcement_id(one.encode()) for one in made]
+    answer = ftis_pb2.ExchangeResponse(mentions=[ftis_pb2.Mention(id=id) for id in range(10)], wanted=wanted)
+    follow = alice.gossip.take(request, answer, BOB.author, small)
+    assert follow is not None and len(follow.entries) == 3 and len(follow.wanted) == 3
+    answer = alice.gossip.answer(ftis_pb2.ExchangeRequest(wanted=wanted), CAROL.author, small)
+    assert len(answer.entries) == 3 and len(answer.mentions) == 5
 
 
 def test_what_others_say_that_one_said_oneself_is_ignored(bob: Talker) -> None:
@@ -185,19 +329,19 @@ def test_what_others_say_that_one_said_oneself_is_ignored(bob: Talker) -> None:
 
 def test_two_signed_announcements_of_one_round_quarantine_their_author(bob: Talker) -> None:
     first, second, other = made_by(ALICE, packets=2), made_by(ALICE, packets=3), made_by(ALICE, round=1)
-    bob.gossip.merge([entry(first), entry(other)], CAROL.author)
-    bob.gossip.merge([entry(second)], MALLORY.author)
+    bob.hear([entry(first), entry(other)], CAROL.author)
+    bob.hear([entry(second)], MALLORY.author)
     assert bob.gossip.counts["equivocation"] == 1
     assert "two different announcements" in (bob.gossip.quarantined(ALICE.author) or "")
     assert not bob.gossip.quarantined(MALLORY.author), "the messenger is not to blame"
     assert len(bob.gossip.table) == 0
-    bob.gossip.merge([entry(other)], CAROL.author)
+    bob.hear([entry(other)], CAROL.author)
     assert len(bob.gossip.table) == 0
 
 
 def test_the_same_packets_signed_again_are_no_contradiction(bob: Talker) -> None:
-    bob.gossip.merge([entry(made_by(ALICE, issued_at=int(time.time()) - 50))], ALICE.author)
-    bob.gossip.merge([entry(made_by(ALICE))], ALICE.author)
+    bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 50))], ALICE.author)
+    bob.hear([entry(made_by(ALICE))], ALICE.author)
     assert bob.gossip.counts == {"new": 1, "known": 1}
 
 
@@ -238,6 +382,45 @@ def test_identities_without_number_do_not_fill_the_quarantine(bob: Talker, monke
 )
 def test_nothing_that_a_peer_says_raises(entries: list[ftis_pb2.Entry]) -> None:
     bob = Talker(BOB)
-    bob.gossip.merge(entries, MALLORY.author)
+    bob.hear(entries, MALLORY.author)
     assert sum(bob.gossip.counts.values()) == len(entries)
     assert len(bob.gossip.table) <= len(entries)
+
+
+_IDS = st.integers(0, 2**64 - 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    mentions=st.lists(st.builds(ftis_pb2.Mention, id=_IDS, held=st.binary(max_size=600)), max_size=100),
+    wanted=st.lists(_IDS, max_size=100),
+    again=st.booleans(),
+)
+def test_nothing_that_a_peer_mentions_or_wants_raises_or_is_believed(
+    mentions: list[ftis_pb2.Mention], wanted: list[int], again: bool
+) -> None:
+    bob = Talker(BOB)
+    bob.gossip.announce(made_by(BOB))
+    for number in range(3):
+        request = ftis_pb2.ExchangeRequest(mentions=mentions, wanted=wanted, again=again)
+        answer = bob.gossip.answer(request, identity(1000 + number).author)
+        assert len(answer.wanted) <= OWN.entries
+    assert len(bob.gossip.table) == 1
+    asked = set(mention.id for mention in mentions[: OWN.mentions])
+    assert sum(map(len, bob.gossip._lacking.values())) <= 3 * len(asked)
+
+
+def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
+    rng = random.Random(0)
+    for number in range(gossip.PEERS_MAX + 20):
+        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), identity(1000 + number).author)
+    for _ in range(20):
+        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), MALLORY.author)
+    assert len(bob.gossip._lacking) <= gossip.PEERS_MAX
+    assert len(bob.gossip._lacking[MALLORY.author]) <= gossip.LACKING_MAX
+    bob.now += 2 * gossip.ASKED_SECONDS
+    for _ in range(gossip.DEALT_MAX // OWN.entries):
+        bob.gossip.ask(MALLORY.author)
+    assert len(bob.gossip._asked) <= gossip.DEALT_MAX + OWN.entries

@@ -16,7 +16,8 @@ from ftis_node.errors import UserError
 from ftis_node.run import Hints, Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, VIEW_SIZE, Membership, fetch_run
+from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, MET_SIZE, VIEW_SIZE, Membership, fetch_run
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
 from ftis_node.swarm.traffic import Traffic
@@ -216,6 +217,46 @@ def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys() -> None:
     alice.on_handshake(hello(BOB, agent="\x1b[2Jnice\nname" + "x" * 9999), BOB.author)
     agent = alice.view[BOB.author].agent
     assert agent.startswith("?[2Jnice?name") and agent.isprintable() and len(agent) <= 64
+
+
+# --- who may ask, and how much ----------------------------------------------------------------------------------------
+
+
+def test_who_left_the_view_to_make_room_may_still_ask() -> None:
+    alice = alone()
+    peers = [identity(1000 + number) for number in range(VIEW_SIZE + 10)]
+    for peer in peers:
+        alice.on_handshake(hello(peer, addresses=[]), peer.author)
+    assert len(alice.view) == VIEW_SIZE
+    assert all(alice.limits(peer.author) == OWN for peer in peers)
+    assert alice.limits(CAROL.author) is None
+
+
+def test_of_those_who_may_ask_the_latest_are_remembered_and_the_view() -> None:
+    alice = alone()
+    for number in range(MET_SIZE + 50):
+        peer = identity(1000 + number)
+        alice.on_handshake(hello(peer, addresses=[]), peer.author)
+    assert all(alice.limits(peer) for peer in alice.view)
+    assert alice.limits(peer.author)
+    assert sum(alice.limits(identity(1000 + number).author) is not None for number in range(MET_SIZE + 50)) == MET_SIZE
+
+
+def test_who_turns_out_to_be_in_another_run_may_ask_no_more() -> None:
+    alice = alone()
+    alice.on_handshake(hello(BOB), BOB.author)
+    answer = alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id, tokenizer=b"x" * 32), BOB.author)
+    assert alice.limits(BOB.author) is None and BOB.author not in alice.view
+    assert answer.refusal.endswith(", which has another tokenizer")
+    answer = alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id, tokenizer=bytes.fromhex(RUN.tokenizer)), BOB.author)
+    assert answer.refusal.endswith(OTHER_RUN.id.hex())
+
+
+def test_a_message_holds_what_both_take() -> None:
+    alice = alone()
+    told = ftis_pb2.Limits(entries=4, mentions=2**32 - 1)
+    assert alice.on_handshake(hello(BOB, limits=told), BOB.author).limits == OWN.message()
+    assert alice.limits(BOB.author) == Limits(4, OWN.mentions, OWN.digests)
 
 
 # --- what is heard ----------------------------------------------------------------------------------------------------

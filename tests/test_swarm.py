@@ -17,7 +17,10 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm import swarm as swarming
 from ftis_node.swarm.admission import Reason
 from ftis_node.swarm.announcement import announce
+from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.table import Target
+from ftis_node.swarm.traffic import Traffic
 from tests.helpers_swarm import (
     RUN,
     Member,
@@ -295,6 +298,22 @@ async def test_a_stranger_is_told_to_shake_hands_first(swarms: Swarms) -> None:
     answer = await stub(first.transport, second.identity).rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=5)
     assert answer.stranger
     assert not answer.entries and not answer.peers
+
+
+async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
+    first = await swarms.join(1)
+    second = await swarms.join(2, first)
+    second.appetite = 0
+    [(_, round, _)] = first.make(1)
+    known = first.swarm.gossip.table.get(first.author, round)
+    assert known is not None
+    await eventually(lambda: first.author in second.swarm.membership.view, "they have met")
+    first.swarm.membership.drop(second.author)
+    caller = stub(second.transport, first.identity)
+    assert not (await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=5)).stranger
+    target = Target(known, 0)
+    fetched = [data async for _, data in fetch(second.transport, first.author, [target], Traffic())]
+    assert [packet_digest(data) for data in fetched if data] == [target.ref.digest]
 
 
 async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: Swarms) -> None:

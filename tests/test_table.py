@@ -88,7 +88,7 @@ def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench) -> Non
     bench.add(signed(1, 0, packets=3), introducer=PEERS[1], held=0b11111000)
     known = bench.table.get(author(1).author, 0)
     assert known is not None
-    assert known.told == {PEERS[0], PEERS[1]}
+    assert known.told == {PEERS[0]: 0, PEERS[1]: 0}
     assert [known.held_by(PEERS[0], index) for index in range(3)] == [True, False, True]
     assert not any(known.held_by(PEERS[1], index) for index in range(3)), "there are only three packets"
     assert all(known.held_by(author(1).author, index) for index in range(3)), "the author made them"
@@ -187,7 +187,7 @@ def test_nobody_is_told_what_it_told_or_was_told(bench: Bench) -> None:
     bench.add(signed(2, 0), introducer=PEERS[1])
     [only] = bench.table.sample(10, PEERS[0])
     assert only.announcement == signed(2, 0)
-    only.told.add(PEERS[0])
+    only.told[PEERS[0]] = only.have
     assert bench.table.sample(10, PEERS[0]) == []
     bench.table.forget_peer(PEERS[0])
     assert len(bench.table.sample(10, PEERS[0])) == 2, "it was started anew and may have forgotten all"

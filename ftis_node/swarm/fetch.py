@@ -12,12 +12,12 @@ from hivemind.p2p import PeerID
 
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.transport import Transport
 
-MAX_DIGESTS = 64
 UPLOADS = 4
 BUSY_AFTER = 3.0
 OPEN_SECONDS = 5.0
@@ -67,7 +67,7 @@ class Uploads:
     async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         """Answers every digest asked for, in order, up to 64."""
         self._traffic.received[peer] += request.ByteSize()
-        digests = request.digests[:MAX_DIGESTS]
+        digests = request.digests[: OWN.digests]
         if peer in self._active:
             for chunk in _busy(digests):
                 yield chunk
@@ -107,7 +107,7 @@ def _busy(digests: Sequence[bytes]) -> Iterator[ftis_pb2.FetchChunk]:
 
 
 async def fetch(
-    transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic
+    transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic, limits: Limits = OWN
 ) -> AsyncIterator[tuple[Target, bytes | None]]:
     """Pulls packets from one holder: (target, its bytes) or (target, None) where it is gone or the holder busy.
 
@@ -116,7 +116,7 @@ async def fetch(
     Raises:
         HolderFault: wrong bytes, a short or silent stream, a failed call. What was yielded before stands.
     """
-    open_targets = {target.ref.digest: target for target in targets[:MAX_DIGESTS]}
+    open_targets = {target.ref.digest: target for target in targets[: limits.digests]}
     request = ftis_pb2.FetchRequest(digests=list(open_targets))
     stub = FtisSwarm.get_stub(transport.p2p, PeerID(holder))
     received = asyncio.Event()

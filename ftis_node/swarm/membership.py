@@ -20,10 +20,11 @@ from hivemind.p2p import PeerID
 import ftis_node
 from ftis_node.errors import UsageError, UserError
 from ftis_node.files import replace_text
-from ftis_node.run import RunFile, dump_run_file, parse_run_file
+from ftis_node.run import Run, RunFile, dump_run_file, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
 from ftis_node.swarm.traffic import Traffic
@@ -31,6 +32,7 @@ from ftis_node.swarm.transport import Transport, Unreachable
 
 VIEW_SIZE = 64
 HEARD_SIZE = 256
+MET_SIZE = 256
 MAX_ADDRESSES = 8
 MAX_ADDRESS_LENGTH = 256
 ADDRESSES_TOLD = 2
@@ -63,7 +65,11 @@ class Peer:
 
 
 class Membership:
-    """The view: at most 64 peers. Others are only heard of until a handshake succeeds."""
+    """The view: at most 64 peers, whom this node asks. Others are only heard of until a handshake succeeds.
+
+    Whoever shook hands may ask, also when it has left the view to make room: else most of a large swarm's questions
+    would be answered with "we have not met", for views are not mutual.
+    """
 
     def __init__(
         self, transport: Transport, identity: Identity, run_file: RunFile, traffic: Traffic, cache: Path | None = None
@@ -79,6 +85,7 @@ class Membership:
         self._cache = cache
         self._heard: dict[bytes, list[str]] = {}
         self._missed: Counter[bytes] = Counter()  # greetings in vain, of peers heard of
+        self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
         self.own_addresses: list[str] = []
 
     async def refresh_addresses(self) -> list[str]:
@@ -169,6 +176,8 @@ class Membership:
             answer.refusal = (
                 f"this node is in run {self._run_file.run.id.hex()}, you are in {request.run_id.hex()[:32]}"
             )
+            if request.tokenizer not in (b"", answer.tokenizer):
+                answer.refusal += ", which has another tokenizer"
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
         else:
             self._admit(peer, request)
@@ -188,6 +197,10 @@ class Membership:
             if entry.failures >= GIVE_UP_AFTER and time.monotonic() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
+
+    def limits(self, peer: bytes) -> Limits | None:
+        """What fits into a message between the two; None if they have not shaken hands."""
+        return self._met.get(peer)
 
     def drop(self, peer: bytes) -> None:
         """It leaves the view, and may come back by a handshake."""
@@ -221,7 +234,7 @@ class Membership:
             replace_text(self._cache, json.dumps(addresses))
 
     def _hello(self) -> ftis_pb2.Handshake:
-        return _hello(self._run_file.run.id, self.own_addresses)
+        return greeting(self._run_file.run, self.own_addresses)
 
     def _forget(self, peer: bytes) -> None:
         self._heard.pop(peer, None)
@@ -230,6 +243,10 @@ class Membership:
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake) -> None:
         self.refused.pop(peer, None)
         self._missed.pop(peer, None)
+        self._met.pop(peer, None)
+        while len(self._met) >= MET_SIZE:
+            del self._met[next(met for met in self._met if met not in self.view)]
+        self._met[peer] = OWN.shared_with(hello.limits)
         known = self.view.get(peer)
         if known is None and len(self.view) >= VIEW_SIZE:
             del self.view[random.choice(list(self.view))]
@@ -251,6 +268,7 @@ class Membership:
             self.refused.pop(next(iter(self.refused)))
         self.refused[peer] = reason
         self.view.pop(peer, None)
+        self._met.pop(peer, None)
 
 
 async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> RunFile:
@@ -266,7 +284,7 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
             _, peer = parse_address(text)
             try:
                 await transport.connect(peer, [text])
-                answer = await _shake(transport, peer, _hello(b"", []))
+                answer = await _shake(transport, peer, greeting(None, []))
             except Unreachable as error:
                 reasons[text] = str(error)
                 continue
@@ -303,13 +321,16 @@ def _plain(text: str, length: int) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:length])
 
 
-def _hello(run_id: bytes, addresses: Sequence[str]) -> ftis_pb2.Handshake:
+def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
+    """What a node of this run says first; without a run it asks for the other's."""
     return ftis_pb2.Handshake(
         major=PROTOCOL_MAJOR,
         minor=PROTOCOL_MINOR,
-        run_id=run_id,
+        run_id=b"" if run is None else run.id,
+        tokenizer=b"" if run is None else bytes.fromhex(run.tokenizer),
         addresses=addresses,
         agent=f"ftis-node/{ftis_node.__version__}",
+        limits=OWN.message(),
     )
 
 

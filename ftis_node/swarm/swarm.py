@@ -21,9 +21,10 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.directory import Directory
-from ftis_node.swarm.fetch import MAX_DIGESTS, HolderFault, Limit, Uploads, fetch
+from ftis_node.swarm.fetch import HolderFault, Limit, Uploads, fetch
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.supervision import Supervisor
@@ -38,6 +39,7 @@ ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
 BAD_PACKETS = 3
 PEERS_TOLD = 2
+QUESTIONS = 4  # of one exchange: news each way, what either lacks of it, and a little more
 ENOUGH_PEERS = 16
 ENOUGH_RECORDS = 64
 TAKEN_TOGETHER = 16
@@ -95,16 +97,17 @@ class Swarm:
         self._want = want
         self._on_groups = on_groups
         self.membership = Membership(transport, identity, run_file, self.traffic, peer_cache)
-        self.gossip = Gossip(Table(max_age, time.monotonic), self._run, identity.author, store.seen)
+        self._told = asyncio.Event()  # something to tell or to ask
+        self._news = asyncio.Event()  # something to pull
+        self._heard = asyncio.Event()  # somebody to greet
+        self._record = asyncio.Event()  # something to do in the DHT
+        table = Table(max_age, time.monotonic)
+        self.gossip = Gossip(table, self._run, identity.author, store.seen, self._news.set)
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
         self._service = FtisSwarm(self)
         self._directory = Directory(transport, identity, run_file.run.id)
         self.supervisor = Supervisor(transport, self._revive)
         self._busy_holders: set[bytes] = set()
-        self._told = asyncio.Event()  # something to tell or to ask
-        self._news = asyncio.Event()  # something to pull
-        self._heard = asyncio.Event()  # somebody to greet
-        self._record = asyncio.Event()  # something to do in the DHT
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: dict[bytes, asyncio.Task[None]] = {}
         self._pulls: set[asyncio.Task[bool]] = set()
@@ -176,7 +179,7 @@ class Swarm:
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         known = peer in self.membership.view
         answer = self.membership.on_handshake(request, peer)
-        self.gossip.table.forget_peer(peer)
+        self.gossip.forget_peer(peer)
         if not known and peer in self.membership.view and not self._settled():
             self.poke()  # it may have what nobody else has
             self._heard.set()  # and belongs into the cache, for the next start
@@ -184,19 +187,17 @@ class Swarm:
 
     async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
         self.traffic.received[peer] += request.ByteSize()
-        if peer not in self.membership.view:
+        limits = self.membership.limits(peer)
+        if limits is None:
             return ftis_pb2.ExchangeResponse(stranger=True)
-        if self.gossip.merge(request.entries, peer):
-            self._news.set()
-        known, entries = self.gossip.offer(peer, time.monotonic())
-        answer = ftis_pb2.ExchangeResponse(entries=entries, peers=self.membership.some_addresses(PEERS_TOLD, peer))
-        self.gossip.told(peer, known)
+        answer = self.gossip.answer(request, peer, limits)
+        answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
         self.traffic.sent[peer] += answer.ByteSize()
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        if peer not in self.membership.view:
-            for digest in request.digests[:MAX_DIGESTS]:  # a stranger; its next exchange will tell it so
+        if self.membership.limits(peer) is None:
+            for digest in request.digests[: OWN.digests]:  # a stranger; its next exchange will tell it so
                 yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         async for chunk in self._uploads.serve(request, peer):
@@ -223,32 +224,43 @@ class Swarm:
             logger.error("An exchange failed; the next may not", exc_info=error)
 
     async def _exchange(self, peer: bytes) -> None:
-        known, entries = self.gossip.offer(peer, time.monotonic())
-        request = ftis_pb2.ExchangeRequest(entries=entries)
+        """Asks and tells until neither lacks anything that the other mentioned."""
+        limits = self.membership.limits(peer) or OWN
+        request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
+        for _ in range(QUESTIONS):
+            if request is None:
+                return
+            answer = await self._call(peer, request)
+            if answer is None:
+                return
+            request = self.gossip.take(request, answer, peer, limits)
+            if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]) and not self._settled():
+                self._heard.set()
+
+    async def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse | None:
+        """A peer's answer; None if there was none or it does not know this node."""
         try:
-            answer = await FtisSwarm.get_stub(self._transport.p2p, PeerID(peer)).rpc_exchange(
-                request, timeout=EXCHANGE_SECONDS
-            )
+            answer: ftis_pb2.ExchangeResponse = await FtisSwarm.get_stub(
+                self._transport.p2p, PeerID(peer)
+            ).rpc_exchange(request, timeout=EXCHANGE_SECONDS)
         except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
+            self.gossip.failed(request, peer)
             self.membership.failed(peer)
             if not self.membership.view:
                 self._heard.set()
-            return
+            return None
         self.traffic.sent[peer] += request.ByteSize()
         self.traffic.received[peer] += answer.ByteSize()
         self.membership.answered(peer)
-        if answer.stranger:  # its view was full, or it was started anew
-            if self._settled():
-                self.membership.drop(peer)
-            else:
-                await self._greet(peer)
-            return
-        self.gossip.told(peer, known)
-        if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]) and not self._settled():
-            self._heard.set()
-        if self.gossip.merge(answer.entries, peer):
-            self._news.set()
+        if not answer.stranger:
+            return answer
+        self.gossip.failed(request, peer)
+        if self._settled():  # it was started anew, or has met so many since
+            self.membership.drop(peer)
+        else:
+            await self._greet(peer)
+        return None
 
     async def _pull_loop(self) -> None:
         """Pulls what the node wants and is not under way, as soon as somebody has it. From each holder in a stream of
@@ -295,8 +307,9 @@ class Swarm:
         """Fetches from one holder, taking from `left` what landed; returns whether it had everything."""
         arrived: dict[Target, Arrival] = {}
         missing = False
+        limits = self.membership.limits(holder) or OWN
         try:
-            async for target, data in fetch(self._transport, holder, left.copy(), self.traffic):
+            async for target, data in fetch(self._transport, holder, left.copy(), self.traffic, limits):
                 group = self._admit(target, data) if data is not None else None
                 if data is None:
                     target.tried(holder)
@@ -405,7 +418,7 @@ class Swarm:
         """A peer that has to be greeted may have been started anew: it is told everything again."""
         met = await self.membership.greet(peer)
         if met:
-            self.gossip.table.forget_peer(peer)
+            self.gossip.forget_peer(peer)
         return met
 
     async def _record_loop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +27,11 @@ class Heard(Enum):
     EQUIVOCATION = auto()
 
 
+def announcement_id(data: bytes) -> int:
+    """By what an exchange mentions an announcement: a u64 of its bytes."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+
+
 @dataclass(eq=False)
 class Known:
     """An announcement in the table. `born` is when the author signed it, on this node's monotonic clock."""
@@ -36,10 +42,14 @@ class Known:
     introducer: bytes | None
     holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets
     have: int = 0  # bit mask of the packets that this node holds itself
-    told: set[bytes] = field(default_factory=set)  # peers that know this announcement already
+    told: dict[bytes, int] = field(default_factory=dict)  # peers that know it → what this node told them that it holds
     done: int = 0  # bit mask of the packets that it needs not pull (any more)
     pulling: int = 0  # bit mask of the packets that are on their way
     tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
+    id: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = announcement_id(self.data)
 
     @property
     def settled(self) -> bool:
@@ -98,19 +108,27 @@ class Table:
     ) -> None:
         self.max_age = max_age
         self.capacity = capacity
-        self._clock = clock
+        self.clock = clock
         self._rng = rng or random.Random()
         self._known: dict[tuple[bytes, int], Known] = {}
+        self._by_id: dict[int, Known] = {}
         self._introduced: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def __contains__(self, known: object) -> bool:
+        return isinstance(known, Known) and self._by_id.get(known.id) is known
 
     def __iter__(self) -> Iterator[Known]:
         return iter(list(self._known.values()))
 
     def get(self, author: bytes, round: int) -> Known | None:
         return self._known.get((author, round))
+
+    def find(self, id: int) -> Known | None:
+        """By `announcement_id`."""
+        return self._by_id.get(id)
 
     def add(
         self, announcement: Announcement, data: bytes, *, age: float, introducer: bytes | None, held: int = 0
@@ -123,7 +141,7 @@ class Table:
             introducer: the peer it came from; None if it is one's own.
             held: bit mask of the packets that the introducer says it holds.
         """
-        now = self._clock()
+        now = self.clock()
         if age > self.max_age:
             return Heard.OLD
         key = (announcement.author, announcement.round)
@@ -131,7 +149,8 @@ class Table:
         if known is not None:
             if known.announcement.packets != announcement.packets:
                 return Heard.EQUIVOCATION
-            self._note_introducer(known, introducer, held)
+            if introducer is not None:
+                self.note_holder(known, introducer, held)
             return Heard.KNOWN
         if introducer is not None and self._introduced[introducer] >= max(1, self.capacity // INTRODUCER_PART):
             mine = (key for key, entry in self._known.items() if entry.introducer == introducer)
@@ -139,21 +158,25 @@ class Table:
         while len(self._known) >= self.capacity:
             self._remove(self._rng.choice(list(self._known)))
         known = Known(announcement, data, now - age, introducer)
-        self._known[key] = known
+        self._known[key] = self._by_id[known.id] = known
         if introducer is not None:
             self._introduced[introducer] += 1
-        self._note_introducer(known, introducer, held)
+            self.note_holder(known, introducer, held)
         return Heard.NEW
 
     def sample(self, count: int, peer: bytes) -> list[Known]:
-        """A random sample of what is fresh and, as far as is known, new to `peer`."""
+        """A random sample of what is fresh and, as far as is known, new to `peer`; then of what this node has more of
+        than it told `peer`."""
         self.expire()
-        known = [known for known in self._known.values() if peer not in known.told]
-        return known if len(known) <= count else self._rng.sample(known, count)
+        new = [known for known in self._known.values() if peer not in known.told]
+        if len(new) >= count:
+            return self._rng.sample(new, count)
+        more = [known for known in self._known.values() if known.told.get(peer, known.have) != known.have]
+        return new + self._rng.sample(more, min(count - len(new), len(more)))
 
     def recent_authors(self, seconds: float) -> set[bytes]:
         """Authors of announcements no older than `seconds`."""
-        limit = self._clock() - seconds
+        limit = self.clock() - seconds
         return {k.announcement.author for k in self._known.values() if k.born >= limit}
 
     def forget_author(self, author: bytes) -> None:
@@ -164,10 +187,15 @@ class Table:
         """A peer that comes back may have forgotten everything."""
         for known in self._known.values():
             known.holders.pop(peer, None)
-            known.told.discard(peer)
+            known.told.pop(peer, None)
+
+    def untell(self, peer: bytes) -> None:
+        """A peer may have missed what this node told it."""
+        for known in self._known.values():
+            known.told.pop(peer, None)
 
     def expire(self) -> None:
-        limit = self._clock() - self.max_age
+        limit = self.clock() - self.max_age
         for key in [key for key, known in self._known.items() if known.born < limit]:
             self._remove(key)
 
@@ -197,14 +225,17 @@ class Table:
                 del by_author[author]
         return chosen
 
-    def _note_introducer(self, known: Known, peer: bytes | None, held: int) -> None:
-        if peer is not None:
-            known.told.add(peer)
-            every = (1 << len(known.announcement.packets)) - 1
-            known.holders[peer] = known.holders.get(peer, 0) | (held & every)
+    def note_holder(self, known: Known, peer: bytes, held: int) -> bool:
+        """`peer` knows this one, and holds these of its packets too; returns whether that is news."""
+        known.told.setdefault(peer, 0)
+        before = known.holders.get(peer, 0)
+        known.holders[peer] = before | held & ((1 << len(known.announcement.packets)) - 1)
+        return known.holders[peer] != before
 
     def _remove(self, key: tuple[bytes, int]) -> None:
         known = self._known.pop(key)
+        if self._by_id.get(known.id) is known:  # whoever signs for long finds two of one id
+            del self._by_id[known.id]
         if known.introducer is not None:
             self._introduced[known.introducer] -= 1
             if not self._introduced[known.introducer]:

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 
 from ftis_node.lab.simulation.network import MEMBERSHIP, Line, Network
 from ftis_node.lab.simulation.scheduler import Alarm
-from ftis_node.lab.simulation.wire import hello
+from ftis_node.lab.simulation.wire import RUN
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.membership import (
     ADDRESSES_TOLD,
     GIVE_UP_AFTER,
     GIVE_UP_SECONDS,
     HANDSHAKE_SECONDS,
     HEARD_SIZE,
+    MET_SIZE,
     PEERS_IN_A_HANDSHAKE,
     VIEW_SIZE,
+    greeting,
 )
 from ftis_node.swarm.swarm import ALONE_SECONDS, ENOUGH_PEERS, MAINTAIN_SECONDS, RECORD_SECONDS
-from ftis_node.swarm.table import Table
 from ftis_node.swarm.transport import DIAL_SECONDS
 
 AFTER_GREETING_SECONDS = 1.0  # as `_maintain_loop` sleeps
@@ -42,7 +44,7 @@ class Contacts:
         self,
         line: Line,
         network: Network,
-        table: Table,
+        gossip: Gossip,
         rng: random.Random,
         *,
         at_once: int,
@@ -58,14 +60,15 @@ class Contacts:
         self.view: dict[bytes, Contact] = {}
         self._line = line
         self._network = network
-        self._table = table
+        self._gossip = gossip
         self._rng = rng
         self._at_once = at_once
         self._eager = eager
         self._poke = poke
-        self._hello = hello(line.addresses)
+        self._hello = greeting(RUN, line.addresses)
         self._hello_bytes = self._hello.ByteSize()
         self._heard: dict[bytes, None] = {}
+        self._met: dict[bytes, None] = {}
         self._missed: Counter[bytes] = Counter()
         self._bootstraps: list[bytes] = []
         self._alarm = Alarm(line.after, self._maintain)
@@ -139,7 +142,7 @@ class Contacts:
                 answered = True
                 self._admit(peer)
                 self.hear(told)
-                self._table.forget_peer(peer)
+                self._gossip.forget_peer(peer)
                 then(True)
 
         def shake() -> None:
@@ -164,7 +167,7 @@ class Contacts:
         answer = ftis_pb2.Handshake()
         answer.MergeFrom(self._hello)
         answer.peers.extend(self.addresses(told))
-        self._table.forget_peer(peer)
+        self._gossip.forget_peer(peer)
         if not known and not self.settled:
             self._poke()
             self._alarm.set()
@@ -190,8 +193,16 @@ class Contacts:
     def addresses(self, peers: Iterable[bytes]) -> list[str]:
         return [text for peer in peers for text in self._network.addresses[peer][:ADDRESSES_TOLD]]
 
+    def has_met(self, peer: bytes) -> bool:
+        """As `Membership.limits`: whether it may ask."""
+        return peer in self._met
+
     def _admit(self, peer: bytes) -> None:
         self._missed.pop(peer, None)
+        self._met.pop(peer, None)
+        while len(self._met) >= MET_SIZE:
+            del self._met[next(met for met in self._met if met not in self.view)]
+        self._met[peer] = None
         if peer not in self.view and len(self.view) >= VIEW_SIZE:
             del self.view[self._rng.choice(list(self.view))]
         self.view[peer] = Contact(self._network.scheduler.now)

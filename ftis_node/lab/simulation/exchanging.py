@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ftis_node.lab.simulation.contacts import Contacts
@@ -11,8 +11,7 @@ from ftis_node.lab.simulation.network import GOSSIP, Line, Network
 from ftis_node.lab.simulation.scheduler import Alarm
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.gossip import Gossip
-from ftis_node.swarm.swarm import EXCHANGE_SECONDS, IDLE_SECONDS, PEERS_TOLD
-from ftis_node.swarm.table import Known
+from ftis_node.swarm.swarm import EXCHANGE_SECONDS, IDLE_SECONDS, PEERS_TOLD, QUESTIONS
 
 if TYPE_CHECKING:
     from ftis_node.lab.simulation.node import SimulatedNode
@@ -77,8 +76,10 @@ class Exchanging:
             self._line.after(self._swarm.interval / 2, self._wait)
 
     def _ask(self, peer: bytes) -> None:
-        known, entries = self._gossip.offer(peer, self._network.scheduler.now)
-        request = ftis_pb2.ExchangeRequest(entries=entries)
+        self._line.meter.counts["exchanges"] += 1
+        self._call(peer, self._gossip.ask(peer), QUESTIONS)
+
+    def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest, questions: int) -> None:
         over = False
 
         def late() -> None:
@@ -86,6 +87,7 @@ class Exchanging:
             if not over:
                 over = True
                 self._line.meter.counts["exchanges failed"] += 1
+                self._gossip.failed(request, peer)
                 self._contacts.failed(peer)
                 self._contacts.lonely()
                 self._asked(peer)
@@ -94,9 +96,9 @@ class Exchanging:
             nonlocal over
             if not over:
                 over = True
-                self._take(peer, known, answer, told)
+                self._take(peer, request, answer, told, questions - 1)
 
-        self._line.meter.counts["exchanges"] += 1
+        self._line.meter.counts["calls"] += 1
         self._line.after(EXCHANGE_SECONDS, late)
         if self._network.connected(self._line, peer):
             handler = self._network.nodes[peer].exchanging.on_exchange
@@ -105,19 +107,25 @@ class Exchanging:
     def _take(
         self,
         peer: bytes,
-        known: list[Known],
+        request: ftis_pb2.ExchangeRequest,
         answer: ftis_pb2.ExchangeResponse,
         told: list[bytes],
+        questions: int,
     ) -> None:
         self._contacts.answered(peer)
         if answer.stranger:
             self._line.meter.counts["strangers"] += 1
+            self._gossip.failed(request, peer)
             self._contacts.refused(peer, lambda _: self._asked(peer))
             return
-        self._gossip.told(peer, known)
+        before = self._gossip.counts["new"]
+        follow = self._gossip.take(request, answer, peer)
+        self._count(answer.entries, before)
         self._contacts.hear_told(told)
-        self._merge(answer.entries, peer)
-        self._asked(peer)
+        if follow is not None and questions:
+            self._call(peer, follow, questions)
+        else:
+            self._asked(peer)
 
     def on_exchange(
         self,
@@ -125,22 +133,18 @@ class Exchanging:
         peer: bytes,
         answered: Callable[[ftis_pb2.ExchangeResponse, list[bytes]], None],
     ) -> None:
-        known: list[Known] = []
         told: list[bytes] = []
-        if peer not in self._contacts.view:
+        if not self._contacts.has_met(peer):
             answer = ftis_pb2.ExchangeResponse(stranger=True)
         else:
-            self._merge(request.entries, peer)
-            known, entries = self._gossip.offer(peer, self._network.scheduler.now)
+            before = self._gossip.counts["new"]
+            answer = self._gossip.answer(request, peer)
+            self._count(request.entries, before)
             told = self._contacts.some(PEERS_TOLD, peer)
-            answer = ftis_pb2.ExchangeResponse(entries=entries, peers=self._contacts.addresses(told))
-            self._gossip.told(peer, known)
+            answer.peers.extend(self._contacts.addresses(told))
         self._network.send(self._line, peer, GOSSIP, answer.ByteSize(), answered, answer, told)
 
-    def _merge(self, entries: list[ftis_pb2.Entry], peer: bytes) -> None:
-        counts = self._line.meter.counts
-        counts["entries"] += len(entries)
-        new = self._gossip.merge(entries, peer)
-        if new:
-            counts["new entries"] += new
-            self._swarm.news()
+    def _count(self, entries: Sequence[ftis_pb2.Entry], before: int) -> None:
+        """Notes entries that came, and how many were new: `before` of all were so until then."""
+        self._line.meter.counts["entries"] += len(entries)
+        self._line.meter.counts["new entries"] += self._gossip.counts["new"] - before

@@ -36,11 +36,11 @@ class SimulatedNode:
         self.store = SimulatedStore()
         self._identity = identity
         table = SharedTable(settings.max_age, clock, rng, reader)
-        self.gossip = Gossip(table, RUN, identity.author, self.store.seen, decode=reader)
+        self.gossip = Gossip(table, RUN, identity.author, self.store.seen, self.news, decode=reader)
         self.contacts = Contacts(
             line,
             network,
-            table,
+            self.gossip,
             rng,
             at_once=settings.exchange_peers,
             eager=scenario.eager,
@@ -110,7 +110,7 @@ class SimulatedNode:
         return bool(self.contacts.view)
 
     def on_fetch(self, digests: list[bytes], peer: bytes, reply: Reply) -> None:
-        if peer in self.contacts.view:
+        if self.contacts.has_met(peer):
             self._uploads.serve(digests, peer, reply)
         else:
             self._uploads.refuse(digests, peer, reply)

@@ -12,7 +12,8 @@ from ftis_node.lab.simulation.scheduler import Alarm
 from ftis_node.lab.simulation.store import Body
 from ftis_node.lab.simulation.uploads import BUSY, HERE
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.fetch import CHUNK_SECONDS, FETCH_SECONDS, MAX_DIGESTS, OPEN_SECONDS, SLOWEST_BYTES
+from ftis_node.swarm.fetch import CHUNK_SECONDS, FETCH_SECONDS, OPEN_SECONDS, SLOWEST_BYTES
+from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.swarm import IDLE_SECONDS, TAKEN_TOGETHER
 from ftis_node.swarm.table import Target
 
@@ -94,7 +95,7 @@ class Pulling:
         return any(held >> index & 1 and peer in view and peer not in busy for peer, held in known.holders.items())
 
     def _open(self, holder: bytes, targets: list[Target]) -> None:
-        asked = {target.ref.digest: target for target in targets[:MAX_DIGESTS]}
+        asked = {target.ref.digest: target for target in targets[: OWN.digests]}
         pull = Pull(holder, targets, asked, self._network.scheduler.now)
         counts = self._line.meter.counts
         counts["fetches"] += 1

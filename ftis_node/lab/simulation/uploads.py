@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from ftis_node.lab.simulation.network import PACKETS, Line, Network
 from ftis_node.lab.simulation.store import Body, SimulatedStore
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.fetch import BUSY_AFTER, MAX_DIGESTS, UPLOADS, Limit
+from ftis_node.swarm.fetch import BUSY_AFTER, UPLOADS, Limit
+from ftis_node.swarm.limits import OWN
 
 HERE, GONE, BUSY = ftis_pb2.FetchChunk.HERE, ftis_pb2.FetchChunk.GONE, ftis_pb2.FetchChunk.BUSY
 
@@ -52,7 +53,7 @@ class SimulatedUploads:
             self.refuse(digests, peer, reply)
             return
         self._active.add(peer)
-        upload = Upload(peer, deque(digests[:MAX_DIGESTS]), reply)
+        upload = Upload(peer, deque(digests[: OWN.digests]), reply)
         if self._running < UPLOADS:
             self._begin(upload)
         else:
@@ -61,7 +62,7 @@ class SimulatedUploads:
 
     def refuse(self, digests: list[bytes], peer: bytes, reply: Reply) -> None:
         """Says "busy" for every packet asked for."""
-        for digest in digests[:MAX_DIGESTS]:
+        for digest in digests[: OWN.digests]:
             self._answer(peer, digest, BUSY, reply)
 
     def _give_up(self, upload: Upload) -> None:

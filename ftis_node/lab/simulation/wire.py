@@ -5,11 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import ftis_node
 from ftis_node.lab.bench.packets import make_run
-from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, decode_announcement
-from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from ftis_node.swarm.table import Heard, Known, Table
 
 RUN = make_run(256)
@@ -59,29 +56,24 @@ class SharedTable(Table):
     def add(
         self, announcement: Announcement, data: bytes, *, age: float, introducer: bytes | None, held: int = 0
     ) -> Heard:
-        if introducer is not None:
-            self._named.add(introducer)
         return super().add(announcement, self._reader.shared(data), age=age, introducer=introducer, held=held)
 
     def sample(self, count: int, peer: bytes) -> list[Known]:
         self._named.add(peer)  # whom one offers something one tells it
         return super().sample(count, peer)
 
+    def note_holder(self, known: Known, peer: bytes, held: int) -> bool:
+        self._named.add(peer)
+        return super().note_holder(known, peer, held)
+
+    def untell(self, peer: bytes) -> None:
+        if peer in self._named:
+            super().untell(peer)
+
     def forget_peer(self, peer: bytes) -> None:
         if peer in self._named:
             self._named.discard(peer)
             super().forget_peer(peer)
-
-
-def hello(addresses: tuple[str, ...]) -> ftis_pb2.Handshake:
-    """The handshake that a node of these addresses sends."""
-    return ftis_pb2.Handshake(
-        major=PROTOCOL_MAJOR,
-        minor=PROTOCOL_MINOR,
-        run_id=RUN.id,
-        addresses=addresses,
-        agent=f"ftis-node/{ftis_node.__version__}",
-    )
 
 
 def draw_addresses(peer: str, rng: random.Random) -> tuple[str, ...]:
