@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.swarm import ftis_pb2, gossip
+from ftis_node.swarm import ftis_pb2, gossip, table
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.swarm import QUESTIONS
 from ftis_node.swarm.table import Table, announcement_id
 from tests.helpers_swarm import OTHER_RUN, RUN, announcement, identity, packet
 
@@ -43,23 +44,25 @@ class Talker:
         self.now = 0.0
         dealt_with = dealt_with or set()
         self.news = 0
-        table = Table(600.0, lambda: self.now, random.Random(0))
-        self.gossip = Gossip(table, RUN, who.author, lambda *key: key in dealt_with, self._heard_news)
+        known = Table(600.0, lambda: self.now, random.Random(0))
+        self.gossip = Gossip(known, RUN, who.author, lambda *key: key in dealt_with, self._heard_news)
 
     def _heard_news(self) -> None:
         self.news += 1
 
     def exchange(self, other: Talker, *, lost: int | None = None) -> Spoken:
-        """Asks `other` until both are through; of call number `lost` the answer does not come."""
+        """Asks `other` as the daemon does; of call number `lost` the answer does not come."""
         spoken = Spoken()
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(other.who.author)
-        while request is not None:
+        while request is not None and spoken.calls < QUESTIONS:
             answer = other.gossip.answer(request, self.who.author)
             if spoken.calls == lost:
                 self.gossip.failed(request, other.who.author)
                 return spoken
             spoken.add(request, answer)
             request = self.gossip.take(request, answer, other.who.author)
+        if request is not None:
+            self.gossip.unsent(request, other.who.author)
         return spoken
 
     def hear(self, entries: list[ftis_pb2.Entry], introducer: bytes) -> int:
@@ -126,39 +129,104 @@ def test_an_announcement_goes_to_a_node_once_whoever_mentions_it() -> None:
     assert all(talker.gossip.counts["new"] == 19 for talker in talkers)
 
 
-def test_a_lost_answer_loses_no_news(alice: Talker, bob: Talker) -> None:
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_answer_loses_no_news(alice: Talker, bob: Talker, lost: int) -> None:
     of_alice, of_bob = [made_by(CAROL, round) for round in (0, 1)]
     alice.hear([entry(of_alice)], CAROL.author)
     bob.hear([entry(of_bob)], CAROL.author)
-    for lost in (0, 1):
-        alice.exchange(bob, lost=lost)
-    bob.now += gossip.ASKED_SECONDS  # bob had asked for it in the answer that was lost
+    alice.exchange(bob, lost=lost)
+    alice.now += gossip.ASKED_SECONDS
     alice.exchange(bob)
     assert alice.knows(of_bob) and bob.knows(of_alice)
     assert alice.exchange(bob) == Spoken(calls=1)
 
 
+@pytest.mark.parametrize("limits", [OWN, Limits(entries=1, mentions=1)])
+@pytest.mark.parametrize(("announcements", "peers"), [(100, 1), (600, 6)])
+def test_in_the_end_everything_arrives_however_much_there_is(announcements: int, peers: int, limits: Limits) -> None:
+    """Also while the peers make new ones of their own, which come unasked, and every fifth answer is lost."""
+    rng = random.Random(0)
+    bob, others = Talker(BOB), [Talker(identity(2000 + number)) for number in range(peers)]
+    for number in range(announcements // 5 if limits.entries == 1 else announcements):
+        maker = identity(3000 + number)
+        rng.choice(others).hear([entry(made_by(maker, packets=1))], maker.author)
+    for number in range(400):
+        other = rng.choice(others)
+        if number < 10:
+            other.gossip.announce(made_by(other.who, number))
+        one, two = (bob, other) if number % 2 else (other, bob)
+        if number < 300:
+            one.exchange(two, lost=rng.choice([0, 1, None, None, None]))
+        else:
+            one.exchange(two)
+        for talker in (bob, *others):
+            talker.now += 1.0
+    known = {(known.announcement.author, known.announcement.round) for other in others for known in other.gossip.table}
+    assert known <= {(known.announcement.author, known.announcement.round) for known in bob.gossip.table}
+
+
 def test_what_one_does_not_give_is_asked_of_another(alice: Talker, bob: Talker) -> None:
     made = made_by(MALLORY)
     alice.hear([entry(made)], MALLORY.author)
-    mention = ftis_pb2.Mention(id=announcement_id(made.encode()))
-    promise = ftis_pb2.ExchangeResponse(mentions=[mention])
-    request = bob.gossip.take(bob.gossip.ask(CAROL.author), promise, CAROL.author)
-    assert request is not None and list(request.wanted) == [mention.id]
+    request = asked_in_vain(bob, CAROL, made)
     assert alice.exchange(bob).entries == 0, "Carol has been asked and may still answer"
     assert bob.gossip.take(request, ftis_pb2.ExchangeResponse(), CAROL.author) is None
     bob.exchange(alice)
     assert bob.knows(made)
 
 
-def test_one_who_never_answers_blocks_an_announcement_for_seconds_only(alice: Talker, bob: Talker) -> None:
+def asked_in_vain(bob: Talker, other: Identity, made: Announcement) -> ftis_pb2.ExchangeRequest:
+    """Bob asks another, who mentions an announcement; returns what Bob then asks for."""
+    promise = ftis_pb2.ExchangeResponse(mentions=[ftis_pb2.Mention(id=announcement_id(made.encode()))])
+    request = bob.gossip.take(bob.gossip.ask(other.author), promise, other.author)
+    assert request is not None
+    return request
+
+
+def test_one_who_mentions_and_does_not_give_holds_an_announcement_up_once(alice: Talker, bob: Talker) -> None:
+    """However often it does so, and whether it asks or is asked."""
     made = made_by(MALLORY)
     alice.hear([entry(made)], MALLORY.author)
-    mention = ftis_pb2.Mention(id=announcement_id(made.encode()))
-    assert list(bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[mention]), CAROL.author).wanted) == [mention.id]
+    assert asked_in_vain(bob, CAROL, made).wanted
     alice.exchange(bob)
     assert not bob.knows(made)
     bob.now += gossip.ASKED_SECONDS
+    assert bob.gossip.ask(CAROL.author).wanted, "it is asked again, and silent again"
+    mention = ftis_pb2.Mention(id=announcement_id(made.encode()))
+    for number in range(10):
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[mention]), identity(1000 + number).author)
+    alice.exchange(bob)
+    assert bob.knows(made)
+
+
+def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave_it(alice: Talker, bob: Talker) -> None:
+    carol = Talker(CAROL)
+    made = made_by(MALLORY, packets=3)
+    for talker in (alice, carol):
+        talker.hear([entry(made)], MALLORY.author)
+    [at_alice] = alice.gossip.table
+    at_alice.have = 0b101
+    opening = bob.gossip.ask(ALICE.author)
+    request = bob.gossip.take(opening, alice.gossip.answer(opening, BOB.author), ALICE.author)
+    assert request is not None and request.wanted
+    bob.now += gossip.ASKED_SECONDS  # Alice is slow, and Carol faster
+    bob.exchange(carol)
+    [at_bob] = bob.gossip.table
+    assert at_bob.holders[ALICE.author] == 0b101
+    assert not bob.gossip.ask(ALICE.author).mentions, "she knows it"
+
+
+def test_one_id_many_times_is_answered_once(alice: Talker) -> None:
+    alice.hear([entry(made_by(CAROL))], CAROL.author)
+    [known] = alice.gossip.table
+    assert len(alice.gossip.answer(ftis_pb2.ExchangeRequest(wanted=[known.id] * 32), BOB.author).entries) == 1
+
+
+def test_who_shakes_hands_again_is_still_asked_for_what_it_mentioned(alice: Talker, bob: Talker) -> None:
+    made = made_by(CAROL)
+    alice.hear([entry(made)], CAROL.author)
+    bob.gossip.answer(alice.gossip.ask(BOB.author), ALICE.author)
+    bob.gossip.forget_peer(ALICE.author)
     bob.exchange(alice)
     assert bob.knows(made)
 
@@ -406,8 +474,7 @@ def test_nothing_that_a_peer_mentions_or_wants_raises_or_is_believed(
         answer = bob.gossip.answer(request, identity(1000 + number).author)
         assert len(answer.wanted) <= OWN.entries
     assert len(bob.gossip.table) == 1
-    asked = set(mention.id for mention in mentions[: OWN.mentions])
-    assert sum(map(len, bob.gossip._lacking.values())) <= 3 * len(asked)
+    assert sum(map(len, bob.gossip._lacking.values())) <= 3 * OWN.mentions
 
 
 def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
@@ -420,7 +487,18 @@ def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
         bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), MALLORY.author)
     assert len(bob.gossip._lacking) <= gossip.PEERS_MAX
     assert len(bob.gossip._lacking[MALLORY.author]) <= gossip.LACKING_MAX
-    bob.now += 2 * gossip.ASKED_SECONDS
-    for _ in range(gossip.DEALT_MAX // OWN.entries):
-        bob.gossip.ask(MALLORY.author)
-    assert len(bob.gossip._asked) <= gossip.DEALT_MAX + OWN.entries
+    for _ in range(gossip.IDS_MAX // OWN.entries + 10):
+        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        bob.gossip.take(ftis_pb2.ExchangeRequest(), ftis_pb2.ExchangeResponse(mentions=mentions), MALLORY.author)
+    assert len(bob.gossip._asked) == gossip.IDS_MAX
+
+
+def test_identities_without_number_do_not_fill_an_announcement(bob: Talker) -> None:
+    bob.hear([entry(made_by(ALICE))], ALICE.author)
+    [known] = bob.gossip.table
+    for number in range(table.PEERS_MAX + 20):
+        other = identity(1000 + number).author
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[ftis_pb2.Mention(id=known.id, held=b"\x01")]), other)
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(), identity(2000 + number).author)
+    assert len(known.told) == len(known.holders) == table.PEERS_MAX
+    assert other in known.holders

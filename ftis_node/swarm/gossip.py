@@ -6,8 +6,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from ftis_node.run import Run
 from ftis_node.swarm import ftis_pb2
@@ -17,23 +18,33 @@ from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.table import Heard, Known, Table, announcement_id
 
 PUSHED = 6  # so many peers get a new announcement of one's own whole; they cannot know it yet
-LACKING_MAX = 256  # ids remembered of those that one peer mentioned
+LACKING_MAX = 512  # ids remembered of those that one peer mentioned
 PEERS_MAX = 256
-DEALT_MAX = 4096
-ASKED_SECONDS = 5.0  # after which somebody else is asked for an announcement that did not come
+IDS_MAX = 4096
+ASKS_MAX = 3  # of one peer for one announcement
+ASKED_SECONDS = 5.0  # that somebody else waits, once, while one peer is asked for an announcement
 # `issued_at` only fences replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
 QUARANTINE_SECONDS = 600.0
 QUARANTINED_MAX = 1024
 
 logger = logging.getLogger(__name__)
+_K = TypeVar("_K", bytes, int)
+
+
+@dataclass
+class Lacking:
+    """What a peer mentioned. held: bit mask of the packets that it holds; asks: how often it was asked for it."""
+
+    held: int
+    asks: int = 0
 
 
 class Gossip:
     """The announcement table, and the exchanges that fill it.
 
-    An announcement goes from node to node once: an exchange mentions ids, eight bytes each, and who lacks one asks for
-    it. `ask` opens an exchange, `answer` answers, `take` reads the answer and says what to send next, if anything.
+    An announcement goes whole to a node about once: an exchange mentions ids, eight bytes each, and who lacks one asks
+    for it. `ask` opens an exchange, `answer` answers, `take` reads the answer and says what to send next, if anything.
     """
 
     def __init__(
@@ -62,9 +73,9 @@ class Gossip:
         self._decode = decode
         self._quarantine: dict[bytes, tuple[float, str]] = {}
         self._newest: Known | None = None
-        self._lacking: dict[bytes, dict[int, None]] = {}  # peer → ids that it mentioned and this node lacks
-        self._asked: dict[int, float] = {}  # id → until when nobody else is asked for it
-        self._unsure: dict[bytes, None] = {}  # peers whose last exchange failed
+        self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, what it mentioned and this node lacks
+        self._asked: dict[int, float] = {}  # id → until when nobody else is asked for it; once asked, never again
+        self._unsure: dict[bytes, None] = {}  # peers that may have told what did not arrive
         self._dealt: dict[int, None] = {}  # ids of announcements that are not wanted, whoever mentions them
 
     def announce(self, announcement: Announcement) -> None:
@@ -77,18 +88,20 @@ class Gossip:
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
         """Opens an exchange: what this node knows and `peer` may not, and what it lacks of what `peer` mentioned."""
-        entries, mentions = self._tell(peer, limits)
-        wanted, again = self._want(peer, limits), peer in self._unsure
-        return ftis_pb2.ExchangeRequest(entries=entries, mentions=mentions, wanted=wanted, again=again)
+        wanted, again = self._want(peer, limits, reserve=True), peer in self._unsure
+        pushed, mentions = self._tell(peer, limits, limits.entries)
+        return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again)
 
     def answer(self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeResponse:
         """Takes in what a peer sent, and answers."""
         if request.again:
             self.table.untell(peer)
         self._hear(request, peer)
-        told, mentions = self._tell(peer, limits)
-        given = self._give(request.wanted, peer, limits.entries - len(told))
-        return ftis_pb2.ExchangeResponse(entries=[*told, *given], mentions=mentions, wanted=self._want(peer, limits))
+        given = self._give(request.wanted, peer, limits)
+        pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
+        # Whoever asks cannot keep others from being asked: it could do so again and again.
+        wanted = self._want(peer, limits, reserve=False)
+        return ftis_pb2.ExchangeResponse(entries=[*given, *pushed], mentions=mentions, wanted=wanted)
 
     def take(
         self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
@@ -97,20 +110,26 @@ class Gossip:
         self._unsure.pop(peer, None)
         self._hear(answer, peer)
         self._ask_others(request)
-        entries, wanted = self._give(answer.wanted, peer, limits.entries), self._want(peer, limits)
+        for id in request.wanted:  # what is not here now, the peer does not have any more
+            self._lacking.get(peer, {}).pop(id, None)
+        entries, wanted = self._give(answer.wanted, peer, limits), self._want(peer, limits, reserve=True)
         return ftis_pb2.ExchangeRequest(entries=entries, wanted=wanted) if entries or wanted else None
 
-    def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
-        """No answer came, so either side may have missed what the other told: the next exchange begins anew."""
+    def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
+        """A request will not be sent, or nobody knows whether it arrived: what it tells counts as untold."""
         self._ask_others(request)
-        self.table.untell(peer)
+        for id in (*(mention.id for mention in request.mentions), *map(_id_of, request.entries)):
+            if (known := self.table.find(id)) is not None:
+                known.told.pop(peer, None)
+
+    def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
+        """No answer came, so this node may have missed what the peer told: the next exchange asks for it again."""
+        self.unsent(request, peer)
         _remember(self._unsure, peer, PEERS_MAX, None)
 
     def forget_peer(self, peer: bytes) -> None:
         """A peer that comes back may have forgotten everything."""
         self.table.forget_peer(peer)
-        self._lacking.pop(peer, None)
-        self._unsure.pop(peer, None)
 
     def quarantine(self, author: bytes, reason: str) -> None:
         """Ignores an author for ten minutes."""
@@ -134,49 +153,55 @@ class Gossip:
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
-    def _tell(self, peer: bytes, limits: Limits) -> tuple[list[ftis_pb2.Entry], list[ftis_pb2.Mention]]:
+    def _tell(self, peer: bytes, limits: Limits, room: int) -> tuple[list[ftis_pb2.Entry], list[ftis_pb2.Mention]]:
         """One's own newest announcement whole if hardly anybody can know it yet; of others, a sample is mentioned."""
-        entries: list[ftis_pb2.Entry] = []
+        pushed: list[ftis_pb2.Entry] = []
         newest = self._newest if self._newest in self.table else None
-        if newest is not None and peer not in newest.told and len(newest.told) < PUSHED:
-            entries = [self._entry(newest, peer)]
+        if room > 0 and newest is not None and peer not in newest.told and len(newest.told) < PUSHED:
+            pushed = [self._entry(newest, peer)]
         mentions = []
         for known in self.table.sample(limits.mentions, peer):
-            known.told[peer] = known.have
+            known.tell(peer)
             mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known)))
-        return entries, mentions
+        return pushed, mentions
 
-    def _give(self, wanted: Iterable[int], peer: bytes, most: int) -> list[ftis_pb2.Entry]:
-        found = (self.table.find(id) for id in islice(wanted, most))
+    def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
+        found = (self.table.find(id) for id in dict.fromkeys(islice(wanted, limits.entries)))
         return [self._entry(known, peer) for known in found if known is not None]
 
     def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:
-        known.told[peer] = known.have
+        known.tell(peer)
         age = self.table.clock() - known.born
         return ftis_pb2.Entry(announcement=known.data, age_ms=max(0, int(age * 1000)), held=_held(known))
 
-    def _want(self, peer: bytes, limits: Limits) -> list[int]:
-        """Ids that `peer` mentioned, that are lacking still, and that nobody else is being asked for."""
+    def _want(self, peer: bytes, limits: Limits, *, reserve: bool) -> list[int]:
+        """Ids that `peer` mentioned, that are lacking still, and that nobody else is being asked for.
+
+        Args:
+            reserve: nobody else is asked for them for a while; of each id only once, or a peer that mentions and
+                does not give could keep it from this node for good.
+        """
         now = self.table.clock()
-        if len(self._asked) > DEALT_MAX:
-            self._asked = {id: until for id, until in self._asked.items() if until > now}
-        lacking = self._lacking.get(peer, {})
         wanted: list[int] = []
-        for id in list(lacking):
-            if id in self._dealt or self.table.find(id) is not None:
-                del lacking[id]
-            elif len(wanted) < limits.entries and self._asked.get(id, now) <= now:
-                del lacking[id]
-                self._asked[id] = now + ASKED_SECONDS
-                wanted.append(id)
-        if not lacking:
-            self._lacking.pop(peer, None)
+        for id, lacking in list(self._lacking.get(peer, {}).items()):
+            if len(wanted) == limits.entries:
+                break
+            if self._asked.get(id, now) > now:
+                continue
+            if reserve:
+                _remember(self._asked, id, IDS_MAX, now + ASKED_SECONDS)
+            wanted.append(id)
+            lacking.asks += 1
+            if lacking.asks == ASKS_MAX:
+                del self._lacking[peer][id]
         return wanted
 
     def _ask_others(self, request: ftis_pb2.ExchangeRequest) -> None:
         """For what was asked for and did not come."""
+        now = self.table.clock()
         for id in request.wanted:
-            self._asked.pop(id, None)
+            if id in self._asked:
+                self._asked[id] = now
 
     # --- what is heard --------------------------------------------------------------------------------------------
 
@@ -199,20 +224,28 @@ class Gossip:
         if known is not None:
             return self.table.note_holder(known, peer, _mask(mention.held)) and not known.settled
         if mention.id not in self._dealt:
-            _remember(self._lacking, peer, PEERS_MAX, {})
-            _remember(self._lacking[peer], mention.id, LACKING_MAX, None)
+            if (forgotten := _remember(self._lacking, peer, PEERS_MAX, {})) is not None:
+                _remember(self._unsure, forgotten, PEERS_MAX, None)
+            if _remember(self._lacking[peer], mention.id, LACKING_MAX, Lacking(_mask(mention.held))) is not None:
+                _remember(self._unsure, peer, PEERS_MAX, None)
         return False
 
     def _merge(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
-        id = announcement_id(entry.announcement)
+        id = _id_of(entry)
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.data == entry.announcement:
             self.table.note_holder(known, introducer, _mask(entry.held))
             return "known"
         outcome = self._read(entry, introducer)
-        if outcome not in ("new", "old"):  # its age is what the teller says; another may tell the truth
-            _remember(self._dealt, id, DEALT_MAX, None)
+        if outcome == "old":  # its age is what the teller says; another may tell the truth
+            return outcome
+        known = self.table.find(id)
+        for peer, lacking in self._lacking.items():
+            if (mentioned := lacking.pop(id, None)) is not None and known is not None:
+                self.table.note_holder(known, peer, mentioned.held)
+        if outcome != "new":
+            _remember(self._dealt, id, IDS_MAX, None)
         return outcome
 
     def _read(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
@@ -258,9 +291,17 @@ def _mask(held: bytes) -> int:
     return int.from_bytes(held[:512], "little")
 
 
-def _remember(memory: dict[Any, Any], key: bytes | int, most: int, value: object) -> None:
-    """Adds what is not there yet; the oldest makes room."""
-    if key not in memory:
-        while len(memory) >= most:
-            del memory[next(iter(memory))]
-        memory[key] = value
+def _id_of(entry: ftis_pb2.Entry) -> int:
+    return announcement_id(entry.announcement)
+
+
+def _remember(memory: dict[_K, Any], key: _K, most: int, value: object) -> _K | None:
+    """Adds what is not there yet; the oldest makes room. Returns the one that did."""
+    if key in memory:
+        return None
+    forgotten = None
+    if len(memory) >= most:
+        forgotten = next(iter(memory))
+        del memory[forgotten]
+    memory[key] = value
+    return forgotten

@@ -37,9 +37,10 @@ IDLE_SECONDS = 30.0
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
+SETTLED_RECORD_SECONDS = 180.0  # all records lie under one key, so reading it costs more the more nodes there are
 BAD_PACKETS = 3
 PEERS_TOLD = 2
-QUESTIONS = 4  # of one exchange: news each way, what either lacks of it, and a little more
+QUESTIONS = 2  # of one exchange: what is new on either side, and what either lacks of it
 ENOUGH_PEERS = 16
 ENOUGH_RECORDS = 64
 TAKEN_TOGETHER = 16
@@ -224,7 +225,7 @@ class Swarm:
             logger.error("An exchange failed; the next may not", exc_info=error)
 
     async def _exchange(self, peer: bytes) -> None:
-        """Asks and tells until neither lacks anything that the other mentioned."""
+        """Asks and tells, and once more for what either lacks of what the other mentioned."""
         limits = self.membership.limits(peer) or OWN
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
         for _ in range(QUESTIONS):
@@ -236,6 +237,8 @@ class Swarm:
             request = self.gossip.take(request, answer, peer, limits)
             if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]) and not self._settled():
                 self._heard.set()
+        if request is not None:
+            self.gossip.unsent(request, peer)
 
     async def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse | None:
         """A peer's answer; None if there was none or it does not know this node."""
@@ -427,9 +430,9 @@ class Swarm:
             await self._directory.join(self.membership.view)
             others = await self._look_up()
             addresses = await self.membership.refresh_addresses()
-            if addresses and others < ENOUGH_RECORDS:  # all lie under one key: it must not grow with the swarm
+            if addresses and others < ENOUGH_RECORDS:  # what lies under the key must not grow with the swarm
                 await self._directory.publish(addresses)
-            await self._wait(self._record, RECORD_SECONDS)
+            await self._wait(self._record, SETTLED_RECORD_SECONDS if self._settled() else RECORD_SECONDS)
 
     async def _look_up(self) -> int:
         """Hears of the peers whose records the DHT has; returns how many there are."""

@@ -16,6 +16,7 @@ CAPACITY = 2048
 # Nobody may fill the table alone: announcements that came through one introducer take at most this part of it.
 INTRODUCER_PART = 8
 MAX_TRIES = 3
+PEERS_MAX = 256  # remembered of one announcement
 
 
 class Heard(Enum):
@@ -55,6 +56,26 @@ class Known:
     def settled(self) -> bool:
         """Whether there is nothing left to pull of it."""
         return (self.done | self.pulling).bit_count() == len(self.announcement.packets)
+
+    def tell(self, peer: bytes) -> None:
+        """`peer` is being told of it, and what this node holds of it."""
+        self._make_room(self.told, peer)
+        self.told[peer] = self.have
+
+    def heard_from(self, peer: bytes, held: int) -> bool:
+        """`peer` knows it, and holds these of its packets too (a bit mask); returns whether that is news."""
+        for memory in (self.told, self.holders):
+            self._make_room(memory, peer)
+        self.told.setdefault(peer, 0)
+        before = self.holders.get(peer, 0)
+        self.holders[peer] = before | held & ((1 << len(self.announcement.packets)) - 1)
+        return self.holders[peer] != before
+
+    @staticmethod
+    def _make_room(memory: dict[bytes, int], peer: bytes) -> None:
+        """Identities are free; the oldest makes room."""
+        if peer not in memory and len(memory) >= PEERS_MAX:
+            del memory[next(iter(memory))]
 
     def held_by(self, peer: bytes, index: int) -> bool:
         return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
@@ -227,10 +248,7 @@ class Table:
 
     def note_holder(self, known: Known, peer: bytes, held: int) -> bool:
         """`peer` knows this one, and holds these of its packets too; returns whether that is news."""
-        known.told.setdefault(peer, 0)
-        before = known.holders.get(peer, 0)
-        known.holders[peer] = before | held & ((1 << len(known.announcement.packets)) - 1)
-        return known.holders[peer] != before
+        return known.heard_from(peer, held)
 
     def _remove(self, key: tuple[bytes, int]) -> None:
         known = self._known.pop(key)

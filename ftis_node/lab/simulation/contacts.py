@@ -23,7 +23,13 @@ from ftis_node.swarm.membership import (
     VIEW_SIZE,
     greeting,
 )
-from ftis_node.swarm.swarm import ALONE_SECONDS, ENOUGH_PEERS, MAINTAIN_SECONDS, RECORD_SECONDS
+from ftis_node.swarm.swarm import (
+    ALONE_SECONDS,
+    ENOUGH_PEERS,
+    MAINTAIN_SECONDS,
+    RECORD_SECONDS,
+    SETTLED_RECORD_SECONDS,
+)
 from ftis_node.swarm.transport import DIAL_SECONDS
 
 AFTER_GREETING_SECONDS = 1.0  # as `_maintain_loop` sleeps
@@ -256,4 +262,4 @@ class Contacts:
     def _look_up(self) -> None:
         """The DHT has everybody's record; more than `HEARD_SIZE` of them displace one another."""
         self.hear_told(self._network.some_dialable(HEARD_SIZE))
-        self._line.after(RECORD_SECONDS, self._look_up)
+        self._line.after(SETTLED_RECORD_SECONDS if self.settled else RECORD_SECONDS, self._look_up)

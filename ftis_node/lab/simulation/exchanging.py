@@ -124,8 +124,10 @@ class Exchanging:
         self._contacts.hear_told(told)
         if follow is not None and questions:
             self._call(peer, follow, questions)
-        else:
-            self._asked(peer)
+            return
+        if follow is not None:
+            self._gossip.unsent(follow, peer)
+        self._asked(peer)
 
     def on_exchange(
         self,
