@@ -391,6 +391,23 @@ def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
     assert len(answer.entries) == 3 and len(answer.mentions) == 5
 
 
+def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_other_holds_first(alice: Talker) -> None:
+    mentions = [ftis_pb2.Mention(id=1000 + number, held=b"\x01" * (number % 8 == 0)) for number in range(64)]
+    request = ftis_pb2.ExchangeRequest(mentions=mentions)
+    made = [made_by(identity(1000 + number), packets=1) for number in range(gossip.ENOUGH_OPEN)]
+    for one in made[:-1]:
+        alice.hear([entry(one)], identity(5).author)
+    assert len(alice.gossip.answer(request, BOB.author).wanted) == OWN.entries
+    alice.hear([entry(made[-1])], identity(5).author)
+    alice.now += gossip.COUNT_SECONDS
+    wanted = alice.gossip.answer(request, CAROL.author).wanted
+    assert len(wanted) == gossip.A_FEW and all(id % 8 == 0 for id in wanted)
+    for known in alice.gossip.table:
+        known.done = 1
+    alice.now += gossip.COUNT_SECONDS
+    assert len(alice.gossip.answer(request, MALLORY.author).wanted) == OWN.entries, "there is nothing left to pull"
+
+
 def test_what_others_say_that_one_said_oneself_is_ignored(bob: Talker) -> None:
     assert refused(bob, entry(made_by(BOB, 7))) == {"own or quarantined": 1}
 

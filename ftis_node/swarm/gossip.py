@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,6 +23,11 @@ LACKING_MAX = 512  # ids remembered of those that one peer mentioned
 PEERS_MAX = 256
 IDS_MAX = 4096
 ASKS_MAX = 3  # of one peer for one announcement
+# Who knows so many announcements with something left to pull asks for a few more at a time only: a large swarm makes
+# far more than any node can use.
+ENOUGH_OPEN = 128
+A_FEW = 4
+COUNT_SECONDS = 1.0
 ASKED_SECONDS = 5.0  # that somebody else waits, once, while one peer is asked for an announcement
 # `issued_at` only fences replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
@@ -75,6 +81,7 @@ class Gossip:
         self._newest: Known | None = None
         self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, what it mentioned and this node lacks
         self._asked: dict[int, float] = {}  # id → until when nobody else is asked for it; once asked, never again
+        self._open, self._counted = 0, -math.inf  # announcements with something left to pull, and when that was counted
         self._unsure: dict[bytes, None] = {}  # peers that may have told what did not arrive
         self._dealt: dict[int, None] = {}  # ids of announcements that are not wanted, whoever mentions them
 
@@ -182,9 +189,14 @@ class Gossip:
                 does not give could keep it from this node for good.
         """
         now = self.table.clock()
+        mentioned = list(self._lacking.get(peer, {}).items())
+        most = limits.entries
+        if len(mentioned) > A_FEW and self._enough(now):
+            most = min(most, A_FEW)
+            mentioned.sort(key=lambda item: not item[1].held)  # first what could be pulled from this very peer
         wanted: list[int] = []
-        for id, lacking in list(self._lacking.get(peer, {}).items()):
-            if len(wanted) == limits.entries:
+        for id, lacking in mentioned:
+            if len(wanted) == most:
                 break
             if self._asked.get(id, now) > now:
                 continue
@@ -195,6 +207,12 @@ class Gossip:
             if lacking.asks == ASKS_MAX:
                 del self._lacking[peer][id]
         return wanted
+
+    def _enough(self, now: float) -> bool:
+        if now >= self._counted + COUNT_SECONDS:
+            self._counted = now
+            self._open = sum(not known.settled for known in self.table)
+        return self._open >= ENOUGH_OPEN
 
     def _ask_others(self, request: ftis_pb2.ExchangeRequest) -> None:
         """For what was asked for and did not come."""
@@ -226,7 +244,8 @@ class Gossip:
         if mention.id not in self._dealt:
             if (forgotten := _remember(self._lacking, peer, PEERS_MAX, {})) is not None:
                 _remember(self._unsure, forgotten, PEERS_MAX, None)
-            if _remember(self._lacking[peer], mention.id, LACKING_MAX, Lacking(_mask(mention.held))) is not None:
+            forgotten_id = _remember(self._lacking[peer], mention.id, LACKING_MAX, Lacking(_mask(mention.held)))
+            if forgotten_id is not None and self._open < ENOUGH_OPEN:
                 _remember(self._unsure, peer, PEERS_MAX, None)
         return False
 
