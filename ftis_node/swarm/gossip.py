@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
 
 from ftis_node.run import Run
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
+from ftis_node.swarm.bounded import make_room, remember
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.table import Heard, Known, Table, announcement_id
 
 PUSHED = 6  # so many peers get a new announcement of one's own whole; they cannot know it yet
 LACKING_MAX = 512  # ids remembered of those that one peer mentioned
-PEERS_MAX = 256
+MENTIONERS_MAX = 256
+UNSURE_MAX = 256
 IDS_MAX = 4096
 ASKS_MAX = 3  # of one peer for one announcement
 # Who knows so many announcements with something left to pull asks for a few more at a time only: a large swarm makes
@@ -35,7 +36,6 @@ QUARANTINE_SECONDS = 600.0
 QUARANTINED_MAX = 1024
 
 logger = logging.getLogger(__name__)
-_K = TypeVar("_K", bytes, int)
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Gossip:
     def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
         """No answer came, so this node may have missed what the peer told: the next exchange asks for it again."""
         self.unsent(request, peer)
-        _remember(self._unsure, peer, PEERS_MAX, None)
+        remember(self._unsure, peer, None, UNSURE_MAX)
 
     def forget_peer(self, peer: bytes) -> None:
         """A peer that comes back may have forgotten everything."""
@@ -142,9 +142,8 @@ class Gossip:
         """Ignores an author for ten minutes."""
         if author not in self._quarantine:
             logger.warning("Author %s is quarantined: %s", peer_id(author), reason)
-        self._quarantine.pop(author, None)
-        while len(self._quarantine) >= QUARANTINED_MAX:  # identities are free; the one that would end first makes room
-            del self._quarantine[next(iter(self._quarantine))]
+        self._quarantine.pop(author, None)  # so that the oldest is the one that would end first
+        make_room(self._quarantine, author, QUARANTINED_MAX)
         self._quarantine[author] = (time.monotonic() + QUARANTINE_SECONDS, reason)
         self.table.forget_author(author)
 
@@ -201,7 +200,7 @@ class Gossip:
             if self._asked.get(id, now) > now:
                 continue
             if reserve:
-                _remember(self._asked, id, IDS_MAX, now + ASKED_SECONDS)
+                remember(self._asked, id, now + ASKED_SECONDS, IDS_MAX)
             wanted.append(id)
             lacking.asks += 1
             if lacking.asks == ASKS_MAX:
@@ -242,11 +241,11 @@ class Gossip:
         if known is not None:
             return self.table.note_holder(known, peer, _mask(mention.held)) and not known.settled
         if mention.id not in self._dealt:
-            if (forgotten := _remember(self._lacking, peer, PEERS_MAX, {})) is not None:
-                _remember(self._unsure, forgotten, PEERS_MAX, None)
-            forgotten_id = _remember(self._lacking[peer], mention.id, LACKING_MAX, Lacking(_mask(mention.held)))
+            if (forgotten := remember(self._lacking, peer, {}, MENTIONERS_MAX)) is not None:
+                remember(self._unsure, forgotten, None, UNSURE_MAX)
+            forgotten_id = remember(self._lacking[peer], mention.id, Lacking(_mask(mention.held)), LACKING_MAX)
             if forgotten_id is not None and self._open < ENOUGH_OPEN:
-                _remember(self._unsure, peer, PEERS_MAX, None)
+                remember(self._unsure, peer, None, UNSURE_MAX)
         return False
 
     def _merge(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
@@ -264,7 +263,7 @@ class Gossip:
             if (mentioned := lacking.pop(id, None)) is not None and known is not None:
                 self.table.note_holder(known, peer, mentioned.held)
         if outcome != "new":
-            _remember(self._dealt, id, IDS_MAX, None)
+            remember(self._dealt, id, None, IDS_MAX)
         return outcome
 
     def _read(self, entry: ftis_pb2.Entry, introducer: bytes) -> str:
@@ -312,15 +311,3 @@ def _mask(held: bytes) -> int:
 
 def _id_of(entry: ftis_pb2.Entry) -> int:
     return announcement_id(entry.announcement)
-
-
-def _remember(memory: dict[_K, Any], key: _K, most: int, value: object) -> _K | None:
-    """Adds what is not there yet; the oldest makes room. Returns the one that did."""
-    if key in memory:
-        return None
-    forgotten = None
-    if len(memory) >= most:
-        forgotten = next(iter(memory))
-        del memory[forgotten]
-    memory[key] = value
-    return forgotten

@@ -23,6 +23,7 @@ from ftis_node.files import replace_text
 from ftis_node.run import Run, RunFile, dump_run_file, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked
+from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
@@ -264,8 +265,7 @@ class Membership:
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:
             logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
-        if len(self.refused) >= HEARD_SIZE:
-            self.refused.pop(next(iter(self.refused)))
+        make_room(self.refused, peer, HEARD_SIZE)
         self.refused[peer] = reason
         self.view.pop(peer, None)
         self._met.pop(peer, None)

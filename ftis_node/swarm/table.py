@@ -11,6 +11,7 @@ from enum import Enum, auto
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
+from ftis_node.swarm.bounded import make_room
 
 CAPACITY = 2048
 # Nobody may fill the table alone: announcements that came through one introducer take at most this part of it.
@@ -59,23 +60,17 @@ class Known:
 
     def tell(self, peer: bytes) -> None:
         """`peer` is being told of it, and what this node holds of it."""
-        self._make_room(self.told, peer)
+        make_room(self.told, peer, PEERS_MAX)
         self.told[peer] = self.have
 
     def heard_from(self, peer: bytes, held: int) -> bool:
         """`peer` knows it, and holds these of its packets too (a bit mask); returns whether that is news."""
         for memory in (self.told, self.holders):
-            self._make_room(memory, peer)
+            make_room(memory, peer, PEERS_MAX)
         self.told.setdefault(peer, 0)
         before = self.holders.get(peer, 0)
         self.holders[peer] = before | held & ((1 << len(self.announcement.packets)) - 1)
         return self.holders[peer] != before
-
-    @staticmethod
-    def _make_room(memory: dict[bytes, int], peer: bytes) -> None:
-        """Identities are free; the oldest makes room."""
-        if peer not in memory and len(memory) >= PEERS_MAX:
-            del memory[next(iter(memory))]
 
     def held_by(self, peer: bytes, index: int) -> bool:
         return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)

@@ -1,0 +1,224 @@
+"""Gossip takes in what is signed, fresh and of this run; the rest is counted, and fills no memory."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.swarm import ftis_pb2, gossip, table
+from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.table import announcement_id
+from tests.helpers_swarm import OTHER_RUN, announcement, identity
+from tests.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
+
+
+@pytest.fixture
+def alice() -> Talker:
+    return Talker(ALICE)
+
+
+@pytest.fixture
+def bob() -> Talker:
+    return Talker(BOB)
+
+
+def refused(bob: Talker, *entries: ftis_pb2.Entry) -> dict[str, int]:
+    assert bob.hear(list(entries), MALLORY.author) == 0
+    assert len(bob.gossip.table) == 0
+    assert not any(bob.gossip.quarantined(who.author) for who in (ALICE, CAROL, MALLORY))
+    return dict(bob.gossip.counts)
+
+
+def test_a_forged_one_is_counted_and_its_claimed_author_not_blamed(bob: Talker) -> None:
+    forged = bytearray(made_by(ALICE).encode())
+    forged[-1] ^= 1
+    assert refused(bob, entry(bytes(forged))) == {"forged": 1}
+    assert bob.hear([entry(made_by(ALICE))], MALLORY.author) == 1
+
+
+def test_a_forged_contradiction_does_not_quarantine_its_victim(bob: Talker) -> None:
+    bob.hear([entry(made_by(ALICE, packets=2))], ALICE.author)
+    forged = bytearray(made_by(ALICE, packets=3).encode())
+    forged[-1] ^= 1
+    bob.hear([entry(bytes(forged))], MALLORY.author)
+    assert bob.gossip.counts["forged"] == 1
+    assert bob.gossip.quarantined(ALICE.author) is None
+    assert bob.knows(made_by(ALICE))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x98", b"\x90", b"x" * 1000, b"\x98" + b"\x91" * 300])
+def test_a_malformed_one_is_counted(bob: Talker, data: bytes) -> None:
+    assert refused(bob, entry(data)) == {"malformed": 1}
+
+
+def test_one_of_another_run_is_counted(bob: Talker) -> None:
+    assert refused(bob, entry(announcement(ALICE, 0, [b"x"], run=OTHER_RUN))) == {"other run": 1}
+
+
+@pytest.mark.parametrize("hours", [-4, 4])
+def test_one_signed_hours_ago_or_ahead_is_a_replay(bob: Talker, hours: int) -> None:
+    assert refused(bob, entry(made_by(ALICE, issued_at=int(time.time()) + hours * 3600))) == {"replayed": 1}
+
+
+def test_a_clock_that_is_two_hours_off_does_no_harm(bob: Talker) -> None:
+    assert bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 2 * 3600))], ALICE.author) == 1
+
+
+def test_one_older_than_anybody_would_train_on_is_counted(bob: Talker) -> None:
+    assert refused(bob, entry(made_by(ALICE), age=601.0)) == {"old": 1}
+    assert refused(bob, ftis_pb2.Entry(announcement=made_by(ALICE).encode(), age_ms=2**64 - 1)) == {"old": 2}
+
+
+def test_an_exchange_is_read_up_to_its_limit_only(bob: Talker) -> None:
+    entries = [entry(made_by(identity(1000 + number), packets=1)) for number in range(OWN.entries + 5)]
+    assert bob.hear(entries, MALLORY.author) == OWN.entries
+    assert bob.gossip.counts == {"new": OWN.entries, "over the limits": 1}
+
+
+def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
+    made = [made_by(identity(1000 + number), packets=1) for number in range(20)]
+    for one in made:
+        alice.hear([entry(one)], MALLORY.author)
+    small = Limits(entries=3, mentions=5)
+    request = alice.gossip.ask(BOB.author, small)
+    assert len(request.mentions) == 5
+    wanted = [announcement_id(one.encode()) for one in made]
+    answer = ftis_pb2.ExchangeResponse(mentions=[ftis_pb2.Mention(id=id) for id in range(10)], wanted=wanted)
+    follow = alice.gossip.take(request, answer, BOB.author, small)
+    assert follow is not None and len(follow.entries) == 3 and len(follow.wanted) == 3
+    answer = alice.gossip.answer(ftis_pb2.ExchangeRequest(wanted=wanted), CAROL.author, small)
+    assert len(answer.entries) == 3 and len(answer.mentions) == 5
+
+
+def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_other_holds_first(alice: Talker) -> None:
+    mentions = [ftis_pb2.Mention(id=1000 + number, held=b"\x01" * (number % 8 == 0)) for number in range(64)]
+    request = ftis_pb2.ExchangeRequest(mentions=mentions)
+    made = [made_by(identity(1000 + number), packets=1) for number in range(gossip.ENOUGH_OPEN)]
+    for one in made[:-1]:
+        alice.hear([entry(one)], identity(5).author)
+    assert len(alice.gossip.answer(request, BOB.author).wanted) == OWN.entries
+    alice.hear([entry(made[-1])], identity(5).author)
+    alice.now += gossip.COUNT_SECONDS
+    wanted = alice.gossip.answer(request, CAROL.author).wanted
+    assert len(wanted) == gossip.A_FEW and all(id % 8 == 0 for id in wanted)
+    for known in alice.gossip.table:
+        known.done = 1
+    alice.now += gossip.COUNT_SECONDS
+    assert len(alice.gossip.answer(request, MALLORY.author).wanted) == OWN.entries, "there is nothing left to pull"
+
+
+def test_what_others_say_that_one_said_oneself_is_ignored(bob: Talker) -> None:
+    assert refused(bob, entry(made_by(BOB, 7))) == {"own or quarantined": 1}
+
+
+def test_two_signed_announcements_of_one_round_quarantine_their_author(bob: Talker) -> None:
+    first, second, other = made_by(ALICE, packets=2), made_by(ALICE, packets=3), made_by(ALICE, round=1)
+    bob.hear([entry(first), entry(other)], CAROL.author)
+    bob.hear([entry(second)], MALLORY.author)
+    assert bob.gossip.counts["equivocation"] == 1
+    assert "two different announcements" in (bob.gossip.quarantined(ALICE.author) or "")
+    assert not bob.gossip.quarantined(MALLORY.author), "the messenger is not to blame"
+    assert len(bob.gossip.table) == 0
+    bob.hear([entry(other)], CAROL.author)
+    assert len(bob.gossip.table) == 0
+
+
+def test_the_same_packets_signed_again_are_no_contradiction(bob: Talker) -> None:
+    bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 50))], ALICE.author)
+    bob.hear([entry(made_by(ALICE))], ALICE.author)
+    assert bob.gossip.counts == {"new": 1, "known": 1}
+
+
+def test_a_quarantine_ends(bob: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip, "QUARANTINE_SECONDS", -1.0)
+    bob.gossip.quarantine(ALICE.author, "for nothing")
+    assert bob.gossip.quarantined(ALICE.author) is None
+
+
+def test_identities_without_number_do_not_fill_the_quarantine(bob: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip, "QUARANTINED_MAX", 8)
+    for number in range(20):
+        bob.gossip.quarantine(identity(1000 + number).author, "it equivocated")
+    assert len(bob.gossip._quarantine) == 8
+    assert bob.gossip.quarantined(identity(1019).author) is not None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    entries=st.lists(
+        st.builds(
+            lambda data, age, held: ftis_pb2.Entry(announcement=data, age_ms=age, held=held),
+            st.one_of(
+                st.binary(max_size=400),
+                st.integers(0, 2**64 - 1).map(lambda round: made_by(ALICE, round, packets=1).encode()),
+                st.tuples(st.integers(0, 200), st.integers(0, 255)).map(
+                    lambda flip: bytes(
+                        byte ^ flip[1] if index == flip[0] else byte
+                        for index, byte in enumerate(made_by(CAROL).encode())
+                    )
+                ),
+            ),
+            st.integers(0, 2**64 - 1),
+            st.binary(max_size=20),
+        ),
+        max_size=8,
+    )
+)
+def test_nothing_that_a_peer_says_raises(entries: list[ftis_pb2.Entry]) -> None:
+    bob = Talker(BOB)
+    bob.hear(entries, MALLORY.author)
+    assert sum(bob.gossip.counts.values()) == len(entries)
+    assert len(bob.gossip.table) <= len(entries)
+
+
+_IDS = st.integers(0, 2**64 - 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    mentions=st.lists(st.builds(ftis_pb2.Mention, id=_IDS, held=st.binary(max_size=600)), max_size=100),
+    wanted=st.lists(_IDS, max_size=100),
+    again=st.booleans(),
+)
+def test_nothing_that_a_peer_mentions_or_wants_raises_or_is_believed(
+    mentions: list[ftis_pb2.Mention], wanted: list[int], again: bool
+) -> None:
+    bob = Talker(BOB)
+    bob.gossip.announce(made_by(BOB))
+    for number in range(3):
+        request = ftis_pb2.ExchangeRequest(mentions=mentions, wanted=wanted, again=again)
+        answer = bob.gossip.answer(request, identity(1000 + number).author)
+        assert len(answer.wanted) <= OWN.entries
+    assert len(bob.gossip.table) == 1
+    assert sum(map(len, bob.gossip._lacking.values())) <= 3 * OWN.mentions
+
+
+def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
+    rng = random.Random(0)
+    for number in range(gossip.MENTIONERS_MAX + 20):
+        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), identity(1000 + number).author)
+    for _ in range(20):
+        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), MALLORY.author)
+    assert len(bob.gossip._lacking) <= gossip.MENTIONERS_MAX
+    assert len(bob.gossip._lacking[MALLORY.author]) <= gossip.LACKING_MAX
+    for _ in range(gossip.IDS_MAX // OWN.entries + 10):
+        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        bob.gossip.take(ftis_pb2.ExchangeRequest(), ftis_pb2.ExchangeResponse(mentions=mentions), MALLORY.author)
+    assert len(bob.gossip._asked) == gossip.IDS_MAX
+
+
+def test_identities_without_number_do_not_fill_an_announcement(bob: Talker) -> None:
+    bob.hear([entry(made_by(ALICE))], ALICE.author)
+    [known] = bob.gossip.table
+    for number in range(table.PEERS_MAX + 20):
+        other = identity(1000 + number).author
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[ftis_pb2.Mention(id=known.id, held=b"\x01")]), other)
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(), identity(2000 + number).author)
+    assert len(known.told) == len(known.holders) == table.PEERS_MAX
+    assert other in known.holders
