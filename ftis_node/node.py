@@ -20,7 +20,7 @@ from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.report import peers_report, training_status
 from ftis_node.run import RunFile, check_fit, dump_run_file, load_run_file, run_for
-from ftis_node.saving import LearnedSizes, Saving, settled
+from ftis_node.saving import Books, LearnedSizes, Saving, settled
 from ftis_node.settings import Settings
 from ftis_node.stepping import Progress, Stepper
 from ftis_node.store.checkpoints import labelled
@@ -31,6 +31,7 @@ from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Reachability, fetch_run
 from ftis_node.swarm.p2pd import listening_of, somebody_else
+from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.transport import Transport
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
@@ -179,8 +180,11 @@ class Node:
         model = labelled(self.settings.model, self._facts["kind"])
         self._saving = Saving(self.home.checkpoints, model, self._facts["plan"]["optimiser"], self._metrics)
         self._context = context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
+        standing = Standing(time.monotonic, self.settings.defences)
+        self._books = Books(self.home.standing, standing)
         self._stepper = Stepper(
             context=context,
+            standing=standing,
             own_only=opened["own_only"],
             identity=identity,
             settings=self.settings,
@@ -193,6 +197,7 @@ class Node:
             run_file=self._run_file,
             context=context,
             store=store,
+            standing=standing,
             exchange_peers=self.settings.exchange_peers,
             max_age=self.settings.max_age,
             want=self._stepper.want,
@@ -314,6 +319,7 @@ class Node:
             except (WorkerDied, WorkerFault) as fault:
                 await self._unless_stopped(self._revive_worker(fault))
         await self._finish()
+        self._books.write()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Does the work; after a request to stop, what is not done within the grace is given up."""
@@ -374,6 +380,7 @@ class Node:
             **last,
         )
         await self._saving.after_step(self._worker, progress, last)
+        self._books.after_step()
 
     async def _evaluate(self) -> None:
         assert self._stepper is not None

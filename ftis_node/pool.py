@@ -23,6 +23,32 @@ class Scored:
         return min(self.rewards) != max(self.rewards)
 
 
+class Newcomers:
+    """Who has no record yet, and how many groups all of them together may still have; None: there is no limit."""
+
+    def __init__(self, is_one: Callable[[bytes], bool] = lambda author: False, room: int | None = None) -> None:
+        self.room = room
+        self._is_one = is_one
+
+    def may(self, author: bytes) -> bool:
+        """Whether there is room for a group of this author."""
+        return self.room is None or self.room > 0 or not self._is_one(author)
+
+    def took(self, author: bytes) -> None:
+        """A group of this author was taken."""
+        if self.room is not None:
+            self.room -= self._is_one(author)
+
+
+@dataclass(frozen=True)
+class Want:
+    """How many foreign groups a node would take now, of them how many of newcomers, and most of one author a step."""
+
+    groups: int
+    newcomers: Newcomers
+    of_one: int
+
+
 class Pool:
     """Foreign groups by author. Authors take turns; of one author the freshest group goes first.
 
@@ -66,14 +92,25 @@ class Pool:
         for scored in taken:
             self._by_author.setdefault(scored.group.author, []).append(scored)
 
-    def take(self, count: int) -> list[Scored]:
+    def drop(self, author: bytes) -> None:
+        """Forgets the waiting groups of an author; none of them comes in again."""
+        self._by_author.pop(author, None)
+
+    def waiting(self) -> dict[bytes, int]:
+        """How many groups of each author wait."""
+        return {author: len(groups) for author, groups in self._by_author.items()}
+
+    def take(self, count: int, newcomers: Newcomers | None = None) -> list[Scored]:
         """Removes up to `count` groups: one an author in random order, again until there are enough."""
+        newcomers = newcomers or Newcomers()
         self.expire()
         taken: list[Scored] = []
-        while self._by_author and len(taken) < count:
-            authors = list(self._by_author)
+        while len(taken) < count and (authors := [author for author in self._by_author if newcomers.may(author)]):
             self._rng.shuffle(authors)
             for author in authors[: count - len(taken)]:
+                if not newcomers.may(author):
+                    continue
+                newcomers.took(author)
                 groups = self._by_author[author]
                 freshest = max(groups, key=lambda scored: scored.born)
                 groups.remove(freshest)

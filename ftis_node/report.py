@@ -33,7 +33,7 @@ def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
         "bytes_in": swarm.traffic.bytes_in,
         "bytes_out": swarm.traffic.bytes_out,
         "network": network_status(swarm),
-        "refused_packets": dict(swarm.rejections),
+        "refused_packets": dict(swarm.pulling.rejections),
         "announcements": dict(swarm.gossip.counts),
         "own_groups_refused": stepper.own_refused,
     }
@@ -59,14 +59,15 @@ def peers_report(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
                 "agent": peer.agent,
                 "addresses": peer.addresses,
                 "seconds_since_seen": time.monotonic() - peer.seen,
-                "accepted": swarm.accepted_by_author[peer.id],
-                "refused": swarm.rejected_by_author[peer.id],
                 "used": used[peer_id(peer.id)],
-                "quarantined": swarm.gossip.quarantined(peer.id),
+                **swarm.standing.report(peer.id),
                 "bytes_in": swarm.traffic.received[peer.id],
                 "bytes_out": swarm.traffic.sent[peer.id],
             }
             for peer in swarm.membership.view.values()
         ],
-        "left_out": [{"id": peer_id(peer), "reason": reason} for peer, reason in swarm.membership.refused.items()],
+        "left_out": [
+            {"id": peer_id(peer), "reason": reason}
+            for peer, reason in {**swarm.membership.refused, **swarm.standing.left_alone()}.items()
+        ],
     }

@@ -14,10 +14,12 @@ from ftis_node.files import replace_text
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.stepping import Progress
 from ftis_node.store.checkpoints import Checkpoints, newest_facts, parse_label
+from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
 
 CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
 CHECKPOINT_SECONDS = 600.0
+BOOKS_SECONDS = 60.0
 SETBACKS = 2  # returns to older checkpoints, until so many good steps in a row show that it goes on again
 RECOVERED_STEPS = 10
 
@@ -187,3 +189,28 @@ class LearnedSizes:
 
     def _sound(self, name: str, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self._LEAST[name] <= value < 1 << 48
+
+
+class Books:
+    """What this node thinks of others, on disk: a ban or a record must not end with the process."""
+
+    def __init__(self, path: Path, standing: Standing) -> None:
+        """Takes up what is there; a damaged file is left out, which makes everybody a newcomer."""
+        self._path = path
+        self._standing = standing
+        self._written = time.monotonic()
+        try:
+            standing.take_up(json.loads(path.read_text()))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            logger.warning("The file %s is damaged (%r): everybody is a newcomer again.", path, error)
+
+    def after_step(self) -> None:
+        """Writes, once a minute."""
+        if time.monotonic() - self._written >= BOOKS_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        self._written = time.monotonic()
+        replace_text(self._path, json.dumps(self._standing.facts()))

@@ -70,6 +70,9 @@ class Settings(BaseModel):
     wait: float = Field(10.0, ge=0)
     steps: int | None = Field(None, ge=1)
 
+    # What is done about authors whose samples look wrong, see `ftis_node.swarm.standing`
+    defences: tuple[Literal["claims", "newcomers"], ...] = ("claims", "newcomers")
+
     # Evaluation
     eval_every: int = Field(5, ge=1)
     eval_prompts: int = Field(256, ge=1)
@@ -88,7 +91,7 @@ class Settings(BaseModel):
     max_age: float = Field(600.0, gt=0)
     packet_quota_mb: int = Field(1024, ge=1)
 
-    @field_validator("lora_targets", "announce", "relays", mode="before")
+    @field_validator("lora_targets", "announce", "relays", "defences", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
         return tuple(part for part in map(str.strip, value.split(",")) if part) if isinstance(value, str) else value

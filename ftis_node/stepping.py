@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 from ftis_node.errors import FtisError
 from ftis_node.packet import Group, encode, pack_group, packet_digest
-from ftis_node.pool import Pool, Scored
+from ftis_node.pool import Newcomers, Pool, Scored, Want
 from ftis_node.settings import Settings
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
@@ -129,17 +130,21 @@ class Stepper:
         settings: Settings,
         store: PacketStore,
         worker: Compute,
+        standing: Standing,
         clock: Callable[[], float] = time.monotonic,
         pool: Pool | None = None,
     ) -> None:
         """
         Args:
+            standing: what is thought of authors, and learns of what came of their groups.
             clock: seconds, which groups' ages and all durations are told by; the event loop must keep the same time.
             pool: by default one that drops groups without a signal.
         """
         self.progress = Progress()
         self.pool = Pool(settings.max_age, clock) if pool is None else pool  # an empty one is false
         self.worker = worker
+        self.standing = standing
+        standing.banned_author.append(lambda author: self.pool.drop(author))
         self.waiting_for = ""
         self.last: dict[str, Any] = {}
         self.swarm: Exchange
@@ -160,14 +165,29 @@ class Stepper:
 
     # --- what the swarm asks and brings ---------------------------------------------------------------------------
 
-    def want(self) -> int:
+    def want(self) -> Want:
         """How many more foreign groups to pull: for the next step, and the smaller of 10 s and one step ahead."""
-        per_step = self._settings.batch_groups - self.own_quota()
-        step_seconds = self.step_seconds()
         if self.own_only:
-            return 0
+            return Want(0, Newcomers(), 0)
+        batch, step_seconds = self._settings.batch_groups, self.step_seconds()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
-        return math.ceil(per_step * ahead) - len(self.pool) - len(self._scoring)
+        newcomers, waiting = self._newcomers(), self.pool.waiting()
+        usable = sum(waiting.values()) + len(self._scoring)
+        if newcomers.room is not None:
+            theirs = sum(count for author, count in waiting.items() if not self.standing.established(author))
+            most = math.ceil(newcomers.room * ahead)
+            usable -= max(0, theirs - most)  # what no batch has room for must not keep others' from being pulled
+            newcomers.room = max(0, most - theirs)
+        return Want(math.ceil((batch - self.own_quota()) * ahead) - usable, newcomers, 2 * batch)
+
+    def take(self, count: int) -> list[Scored]:
+        """Groups for one batch, of the pool."""
+        return self.pool.take(count, self._newcomers())
+
+    def _newcomers(self) -> Newcomers:
+        """How much of a batch those have together who have no record."""
+        room = self.standing.newcomers_room(self._settings.batch_groups)
+        return Newcomers(lambda author: not self.standing.established(author), room)
 
     async def on_groups(self, arrived: Sequence[Arrival]) -> None:
         """Stores admitted groups and has them scored; the pool gets each as soon as its rewards are known."""
@@ -196,6 +216,9 @@ class Stepper:
             self._store.settle([group.key], "unscored")
             return
         scored = Scored(group, tuple(rewards), born)
+        self.standing.scored(group.author, rewards, signal=scored.has_signal)
+        if self.standing.banned(group.author) is not None:
+            return
         if self.pool.add(scored):
             self._pool_grew.set()
         elif not scored.has_signal:
@@ -239,11 +262,24 @@ class Stepper:
         trained = self._clock()
         # Written down first: a group that a crash took out of a step is lost, none is trained on twice.
         self._store.settle([scored.group.key for scored in foreign], "trained")
-        report = await self.worker.call("step", groups=messages(own, foreign, horizontal=self.run.parts > 1))
+        weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
+        groups = messages(own, foreign, weights, horizontal=self.run.parts > 1)
+        report = await self.worker.call("step", groups=groups)
         ended = self._clock()
+        self._judge(foreign, report)
         self._step_seconds.append(ended - began)
         self.swarm.interval = exchange_interval(self.step_seconds())
-        return self._account(own, foreign, report, wait=wait, train=ended - trained, total=ended - began)
+        last = self._account(own, foreign, report, wait=wait, train=ended - trained, total=ended - began)
+        if any(weight != 1.0 for weight in weights.values()):
+            last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
+        return last
+
+    def _judge(self, foreign: Sequence[Scored], report: dict[str, Any]) -> None:
+        """What the step showed of the authors of its groups."""
+        sources = {} if report["skipped"] else report["diagnostics"]["sources"]
+        for author, groups in Counter(one.group.author for one in foreign).items():
+            if (figures := sources.get(peer_id(author))) is not None:
+                self.standing.trained(author, groups, figures)
 
     def _missing(self, have: int) -> int:
         return 0 if self._settings.own_share == 0 else max(0, self._settings.batch_groups - have)
@@ -254,7 +290,8 @@ class Stepper:
         Waiting longer than that cannot pay, waiting less might have been too little: like renting before buying, it
         costs at most twice the best choice. A node that generates nothing waits as long as it takes.
         """
-        taken = self.pool.take(count)
+        newcomers = self._newcomers()
+        taken = self.pool.take(count, newcomers)
         self.swarm.poke()
         deadline = self._clock() + self._patience(count - len(taken))
         while len(taken) < count and not stopping.is_set():
@@ -265,7 +302,7 @@ class Stepper:
             left = WAIT_SECONDS if self._settings.own_share == 0 else max(deadline - self._clock(), 0.01)
             await _first(self._pool_grew, stopping, seconds=min(left, WAIT_SECONDS))
             self._pool_grew.clear()
-            taken += self.pool.take(count - len(taken))
+            taken += self.pool.take(count - len(taken), newcomers)
         self.waiting_for = ""
         return taken
 
@@ -348,13 +385,18 @@ def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> dict[str, An
     }
 
 
-def messages(own: Sequence[OwnGroup], foreign: Sequence[Scored], *, horizontal: bool) -> list[dict[str, Any]]:
+def messages(
+    own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], *, horizontal: bool
+) -> list[dict[str, Any]]:
     """Groups as the engine takes them; horizontal ones are put together of the parts of one round and slot."""
-    parts = [(g.group, {"source": OWN, "completions": g.completions, "rewards": g.rewards}) for g in own]
+    parts: list[tuple[Group, dict[str, Any]]] = [
+        (one.group, {"source": OWN, "completions": one.completions, "rewards": one.rewards}) for one in own
+    ]
     for scored in foreign:
         completions = pack_completions(list(scored.group.packet.completions()))
         source = peer_id(scored.group.author)
-        parts.append((scored.group, {"source": source, "completions": completions, "rewards": scored.rewards}))
+        told = {"source": source, "completions": completions, "rewards": scored.rewards}
+        parts.append((scored.group, {**told, "weight": weights[scored.group.author]}))
     groups: dict[Any, dict[str, Any]] = {}
     for group, part in parts:
         key = group.key[1:] if horizontal else group.key

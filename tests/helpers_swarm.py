@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from hivemind.p2p import PeerID
 
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, Group, decode, encode, pack_group, packet_digest, prompt_digests
+from ftis_node.pool import Newcomers, Want
 from ftis_node.run import Run, RunFile
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
@@ -28,6 +30,7 @@ from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.transport import Transport
@@ -151,6 +154,9 @@ class Answers:
     def __init__(self, serve: Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]]) -> None:
         self._serve = serve
 
+    def admits(self, peer: bytes) -> bool:
+        return True
+
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         return ftis_pb2.Handshake()
 
@@ -218,8 +224,8 @@ async def member(
         store = CountingStore(home / "store.sqlite")
         store.skip_round()
 
-        def want() -> int:
-            return node.appetite - len(node.admitted)
+        def want() -> Want:
+            return Want(node.appetite - len(node.admitted), Newcomers(), sys.maxsize)
 
         async def take(arrived: Sequence[Arrival]) -> None:
             store.add([(one.group, one.body) for one in arrived], own=False)
@@ -231,6 +237,7 @@ async def member(
             run_file=RunFile(run=RUN),
             context=CONTEXT,
             store=store,
+            standing=Standing(time.monotonic),
             exchange_peers=3,
             max_age=600.0,
             want=want,

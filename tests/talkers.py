@@ -9,6 +9,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import QUESTIONS
 from ftis_node.swarm.table import Table
 from tests.helpers_swarm import RUN, announcement, identity, packet
@@ -39,7 +40,8 @@ class Talker:
         dealt_with = dealt_with or set()
         self.news = 0
         known = Table(600.0, lambda: self.now, random.Random(0))
-        self.gossip = Gossip(known, RUN, who.author, lambda *key: key in dealt_with, self._heard_news)
+        self.standing = Standing(lambda: self.now)
+        self.gossip = Gossip(known, RUN, who.author, self.standing, lambda *key: key in dealt_with, self._heard_news)
 
     def _heard_news(self) -> None:
         self.news += 1

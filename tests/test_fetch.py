@@ -66,14 +66,14 @@ class Pair:
         return served
 
     async def fetch(self, wanted: list[Target]) -> list[bytes | None]:
-        return [body async for _, body in fetch(self.alice, BOB.author, wanted, self.traffic)]
+        return [answer.packet or None async for _, answer in fetch(self.alice, BOB.author, wanted, self.traffic)]
 
     async def fault(self, wanted: list[Target], got: list[bytes | None]) -> str:
         """Fetches from a holder who is at fault; `got` is what must have come before that."""
         came = []
         with pytest.raises(HolderFault) as fault:
-            async for _, body in fetch(self.alice, BOB.author, wanted, self.traffic):
-                came.append(body)
+            async for _, answer in fetch(self.alice, BOB.author, wanted, self.traffic):
+                came.append(answer.packet or None)
         assert came == got
         return str(fault.value)
 
@@ -100,7 +100,10 @@ async def test_all_packets_arrive_and_those_that_are_gone_are_named(pair: Pair) 
     traffic = Traffic()
     await pair.serve(Uploads(holding(contents[:20]), traffic).serve)
     wanted = targets(contents)
-    got = [(target.index, body) async for target, body in fetch(pair.alice, BOB.author, wanted, pair.traffic)]
+    got = [
+        (target.index, answer.packet or None)
+        async for target, answer in fetch(pair.alice, BOB.author, wanted, pair.traffic)
+    ]
     assert got == [*enumerate(contents[:20]), *((index, None) for index in range(20, 24))]
     assert pair.traffic.bytes_in == traffic.bytes_out > sum(map(len, contents[:20]))
     assert pair.traffic.bytes_out == traffic.bytes_in > 0
@@ -207,8 +210,8 @@ async def test_a_holder_that_dies_half_way_is_at_fault(pair: Pair, monkeypatch: 
 
     await pair.serve(serve)
     with pytest.raises(HolderFault):
-        async for _, body in fetch(pair.alice, BOB.author, targets(contents), pair.traffic):
-            came.append(body)
+        async for _, answer in fetch(pair.alice, BOB.author, targets(contents), pair.traffic):
+            came.append(answer.packet)
             os.kill(pair.bob.pid, signal.SIGKILL)
     assert came == contents[:1]
 
@@ -265,7 +268,7 @@ async def test_a_holder_whose_handler_fails_is_at_fault(pair: Pair) -> None:
         yield chunk(b"")
 
     await pair.serve(serve)
-    assert "failed" in await pair.fault(targets(bodies(1)), [])
+    assert "broke its stream" in await pair.fault(targets(bodies(1)), [])
 
 
 async def test_a_holder_without_the_service_or_without_a_connection_is_at_fault(pair: Pair) -> None:

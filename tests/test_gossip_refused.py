@@ -29,7 +29,7 @@ def bob() -> Talker:
 def refused(bob: Talker, *entries: ftis_pb2.Entry) -> dict[str, int]:
     assert bob.hear(list(entries), MALLORY.author) == 0
     assert len(bob.gossip.table) == 0
-    assert not any(bob.gossip.quarantined(who.author) for who in (ALICE, CAROL, MALLORY))
+    assert not any(bob.standing.banned(who.author) for who in (ALICE, CAROL, MALLORY))
     return dict(bob.gossip.counts)
 
 
@@ -46,7 +46,7 @@ def test_a_forged_contradiction_does_not_quarantine_its_victim(bob: Talker) -> N
     forged[-1] ^= 1
     bob.hear([entry(bytes(forged))], MALLORY.author)
     assert bob.gossip.counts["forged"] == 1
-    assert bob.gossip.quarantined(ALICE.author) is None
+    assert bob.standing.banned(ALICE.author) is None
     assert bob.knows(made_by(ALICE))
 
 
@@ -112,16 +112,16 @@ def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_o
 
 
 def test_what_others_say_that_one_said_oneself_is_ignored(bob: Talker) -> None:
-    assert refused(bob, entry(made_by(BOB, 7))) == {"own or quarantined": 1}
+    assert refused(bob, entry(made_by(BOB, 7))) == {"own or banned": 1}
 
 
-def test_two_signed_announcements_of_one_round_quarantine_their_author(bob: Talker) -> None:
+def test_two_signed_announcements_of_one_round_ban_their_author(bob: Talker) -> None:
     first, second, other = made_by(ALICE, packets=2), made_by(ALICE, packets=3), made_by(ALICE, round=1)
     bob.hear([entry(first), entry(other)], CAROL.author)
     bob.hear([entry(second)], MALLORY.author)
     assert bob.gossip.counts["equivocation"] == 1
-    assert "two different announcements" in (bob.gossip.quarantined(ALICE.author) or "")
-    assert not bob.gossip.quarantined(MALLORY.author), "the messenger is not to blame"
+    assert "two different announcements" in (bob.standing.banned(ALICE.author) or "")
+    assert not bob.standing.banned(MALLORY.author), "the messenger is not to blame"
     assert len(bob.gossip.table) == 0
     bob.hear([entry(other)], CAROL.author)
     assert len(bob.gossip.table) == 0
@@ -131,20 +131,6 @@ def test_the_same_packets_signed_again_are_no_contradiction(bob: Talker) -> None
     bob.hear([entry(made_by(ALICE, issued_at=int(time.time()) - 50))], ALICE.author)
     bob.hear([entry(made_by(ALICE))], ALICE.author)
     assert bob.gossip.counts == {"new": 1, "known": 1}
-
-
-def test_a_quarantine_ends(bob: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip, "QUARANTINE_SECONDS", -1.0)
-    bob.gossip.quarantine(ALICE.author, "for nothing")
-    assert bob.gossip.quarantined(ALICE.author) is None
-
-
-def test_identities_without_number_do_not_fill_the_quarantine(bob: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip, "QUARANTINED_MAX", 8)
-    for number in range(20):
-        bob.gossip.quarantine(identity(1000 + number).author, "it equivocated")
-    assert len(bob.gossip._quarantine) == 8
-    assert bob.gossip.quarantined(identity(1019).author) is not None
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +34,7 @@ from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.standing import Standing
 from ftis_node.worker.engine import Engine
 from tests.daemons import Daemon, run_cli
 from tests.helpers_models import arithmetic_run, arithmetic_settings
@@ -289,7 +291,13 @@ async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes
     log.write(**started(fresh=True) | told)
     stepper = Stepper(
         context=AdmissionContext(run=run, prompt_digests=opened["prompt_digests"]),
-        **{"own_only": False, "identity": Identity.load_or_create(home.key), "store": store, "worker": worker},
+        **{
+            "standing": Standing(time.monotonic),
+            "own_only": False,
+            "identity": Identity.load_or_create(home.key),
+            "store": store,
+            "worker": worker,
+        },
         settings=Settings(**loaded["settings"]),
     )
     stepper.swarm = Nobody()

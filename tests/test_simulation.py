@@ -69,7 +69,7 @@ class Watched:
             before = node.pulling._under_way
             look()
             if node.pulling._under_way > before:
-                self.over.append(node.pulling._under_way - node.want())
+                self.over.append(node.pulling._under_way - node.want().groups)
 
         node.pulling._on_bodies = witness
         node.pulling._alarm._wake = looked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from ftis_node.stepping import OWN_SHARE_FLOOR, Progress, Stepper
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
 from tests.helpers_swarm import RUN
 
@@ -29,6 +31,7 @@ def stepper(path: Path, others: int, *, own_only: bool = False, **settings: Any)
         settings=Settings(batch_groups=BATCH, **settings),
         store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
         worker=Worker(),
+        standing=Standing(time.monotonic),
     )
     made.swarm = SimpleNamespace(recent_authors=lambda seconds: set(range(others)))  # type: ignore[assignment]
     return made
@@ -40,17 +43,17 @@ def test_a_node_makes_its_part_of_the_batch_but_never_less_than_a_quarter(
 ) -> None:
     node = stepper(tmp_path, others)
     assert node.own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
-    assert node.want() == 2 * (BATCH - own), "one step and one ahead"
+    assert node.want().groups == 2 * (BATCH - own), "one step and one ahead"
 
 
 def test_a_listener_makes_nothing_and_wants_everything(tmp_path: Path) -> None:
     node = stepper(tmp_path, 2, own_share=0.0)
-    assert (node.own_quota(), node.want()) == (0, 2 * BATCH)
+    assert (node.own_quota(), node.want().groups) == (0, 2 * BATCH)
 
 
 def test_an_objective_for_own_samples_only_pulls_nothing(tmp_path: Path) -> None:
     node = stepper(tmp_path, 3, own_only=True)
-    assert (node.own_quota(), node.want()) == (BATCH, 0)
+    assert (node.own_quota(), node.want().groups) == (BATCH, 0)
 
 
 def test_progress_survives_the_way_through_a_checkpoints_facts() -> None:

@@ -19,6 +19,7 @@ from ftis_node.swarm.admission import Reason
 from ftis_node.swarm.announcement import announce
 from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.standing import STRIKES
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
 from tests.helpers_swarm import (
@@ -86,9 +87,10 @@ async def test_everybody_ends_with_all_groups_of_the_others_each_admitted_once(s
             made[node] |= node.make(6)
     for node in nodes:
         await gets(node, set().union(*(keys for other, keys in made.items() if other is not node)))
-        assert node.swarm.rejections == {}
-        assert sum(node.swarm.accepted_by_author.values()) == 48
-        assert node.author not in node.swarm.accepted_by_author
+        assert node.swarm.pulling.rejections == {}
+        books = node.swarm.standing.authors
+        assert sum(book.admitted for book in books.values()) == 48
+        assert node.author not in books
     served = sum((node.store.served for node in nodes), Counter())
     assert list(served.values()) == [2] * 72, "every packet goes over the wire once to each of two"
 
@@ -126,7 +128,7 @@ async def test_when_one_leaves_the_others_go_on(swarms: Swarms) -> None:
     back = third.make(4)
     await gets(second, made | back)
     await eventually(lambda: not second.met(first) and not third.met(first), "they note that it is gone")
-    assert second.swarm.rejected_by_author == third.swarm.rejected_by_author == {}
+    assert not any(book.refused for who in (second, third) for book in who.swarm.standing.authors.values())
 
 
 async def test_packets_of_an_author_that_left_come_from_who_holds_them(swarms: Swarms) -> None:
@@ -153,7 +155,7 @@ async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothi
     assert not before & after, "a round came twice"
     await gets(second, before | after)
     await gets(third, before | after)
-    assert second.swarm.gossip.quarantined(again.author) is None
+    assert second.swarm.standing.banned(again.author) is None
 
 
 async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms: Swarms) -> None:
@@ -205,15 +207,16 @@ async def test_a_bad_author_is_refused_and_in_the_end_ignored_and_nobody_else_is
     good.appetite = 0
     bad.make(1, **{lie: True})
     swarm = judge.swarm
-    await eventually(lambda: swarm.rejections[str(reason)] == 1, "the packet was refused")
-    assert swarm.gossip.quarantined(bad.author) is None, "one may be a mistake"
+    await eventually(lambda: swarm.pulling.rejections[str(reason)] == 1, "the packet was refused")
+    assert swarm.standing.banned(bad.author) is None, "one may be a mistake"
     honest = good.make(4)
     await gets(judge, honest)
-    bad.make(swarming.BAD_PACKETS - 1, **{lie: True})
-    await eventually(lambda: swarm.gossip.quarantined(bad.author) is not None, "the author is quarantined")
-    assert swarm.rejections == {str(reason): swarming.BAD_PACKETS}
-    assert swarm.rejected_by_author == {bad.author: swarming.BAD_PACKETS}
-    assert swarm.gossip.quarantined(good.author) is None
+    bad.make(STRIKES - 1, **{lie: True})
+    await eventually(lambda: swarm.standing.banned(bad.author) is not None, "the author is quarantined")
+    assert swarm.pulling.rejections == {str(reason): STRIKES}
+    refused = {author: book.refused.total() for author, book in swarm.standing.authors.items()}
+    assert refused == {bad.author: STRIKES, good.author: 0}
+    assert swarm.standing.banned(good.author) is None
     bad.make(1)
     more = good.make(2)
     await gets(judge, honest | more)
@@ -223,7 +226,7 @@ async def test_a_bad_author_is_refused_and_in_the_end_ignored_and_nobody_else_is
 async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
     swarms: Swarms, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "ftis_node.swarm.swarm")
+    caplog.set_level(logging.INFO, "ftis_node.swarm.pulling")
     author = await swarms.join(1)
     holder = await swarms.join(2, author)
     made = author.make(3)
@@ -232,14 +235,16 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
     body = holder.store.body
     holder.swarm._uploads._body = lambda digest: (body(digest) or b"")[:-1] + b"!"
     victim = await swarms.join(3, holder)
-    await eventually(lambda: victim.swarm.rejections["holder"] > 0, "the holder was found out")
+    await eventually(lambda: victim.swarm.pulling.rejections["holder"] > 0, "the holder was found out")
     [known] = victim.swarm.gossip.table
-    await eventually(lambda: not victim.swarm._pulls, "nothing is on its way")
+    await eventually(lambda: not victim.swarm.pulling.running(), "nothing is on its way")
     assert known.announcement.author == author.author
-    assert not any(victim.swarm._holders(target) for target in victim.swarm.gossip.table.choose(9, lambda t: True))
+    assert not any(
+        victim.swarm.pulling._holders(target) for target in victim.swarm.gossip.table.choose(9, lambda t: True)
+    )
     assert victim.admitted == []
-    assert victim.swarm.rejected_by_author == {}
-    assert victim.swarm.gossip.quarantined(author.author) is None
+    assert not any(book.refused for book in victim.swarm.standing.authors.values())
+    assert victim.swarm.standing.banned(author.author) is None
     assert not any(victim.store.seen(*key) for key in made), "it may still come from somebody else"
     assert "other bytes than the author signed" in caplog.text
     again = await swarms.join(1, victim)
@@ -261,10 +266,10 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(
     first.swarm._uploads = Silent()  # type: ignore[assignment]
     third.appetite = 0
     first.make(4)
-    await eventually(lambda: first.author in second.swarm._busy_holders, "the silent one was asked")
+    await eventually(lambda: first.author in second.swarm.pulling._busy_holders, "the silent one was asked")
     third_made = third.make(5)
     await gets(second, third_made, seconds=5)
-    assert first.author in second.swarm._busy_holders
+    assert first.author in second.swarm.pulling._busy_holders
     silence.set()
 
 
@@ -312,7 +317,7 @@ async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
     caller = stub(second.transport, first.identity)
     assert not (await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=5)).stranger
     target = Target(known, 0)
-    fetched = [data async for _, data in fetch(second.transport, first.author, [target], Traffic())]
+    fetched = [chunk.packet async for _, chunk in fetch(second.transport, first.author, [target], Traffic())]
     assert [packet_digest(data) for data in fetched if data] == [target.ref.digest]
 
 
@@ -325,9 +330,9 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: 
     caller = FtisSwarm.get_stub(first.transport.p2p, PeerID(second.author))
     with pytest.raises(Exception):  # noqa: B017 - hivemind raises what it likes
         await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=2)
-    loops = {task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("_")}
-    assert loops == {"_exchange_loop", "_pull_loop", "_maintain_loop", "_record_loop"}, "those of the first"
-    assert len([task for task in asyncio.all_tasks() if task.get_name().startswith("_")]) == 4
+    loops = Counter(task.get_name() for task in asyncio.all_tasks() if task.get_name().endswith("loop"))
+    one_each = ("Swarm._exchange_loop", "Pulling.loop", "Swarm._maintain_loop", "Swarm._record_loop")
+    assert loops == Counter(one_each), "those of the first"
 
 
 async def test_a_loop_that_meets_an_unforeseen_error_goes_on(
@@ -335,7 +340,7 @@ async def test_a_loop_that_meets_an_unforeseen_error_goes_on(
 ) -> None:
     first = await swarms.join(1)
     second = await swarms.join(2, first)
-    take, failed = second.swarm._on_groups, asyncio.Event()
+    take, failed = second.swarm.pulling._on_groups, asyncio.Event()
 
     async def fail_once(*group: object) -> None:
         if not failed.is_set():
@@ -343,7 +348,7 @@ async def test_a_loop_that_meets_an_unforeseen_error_goes_on(
             raise RuntimeError("the disk is full")
         await take(*group)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(second.swarm, "_on_groups", fail_once)
+    monkeypatch.setattr(second.swarm.pulling, "_on_groups", fail_once)
     made = first.make(4)
     await eventually(lambda: set(second.admitted) == made, "what failed came again")
     assert len(second.admitted) == 4

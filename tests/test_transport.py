@@ -189,6 +189,9 @@ async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the
     async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
 
         class GivesUp(Answers):
+            def admits(self, peer: bytes) -> bool:
+                return True
+
             async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
                 if not request.minor:  # this call ends just before its answer comes
                     calls = alice.p2p._client.control._pending_calls

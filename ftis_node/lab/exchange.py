@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ftis_node.errors import FtisError
+from ftis_node.pool import Want
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import Announcement, PacketRef
@@ -18,7 +19,7 @@ from ftis_node.swarm.table import Arrival, Table, Target
 class Taker(Protocol):
     """Who takes groups: the daemon's stepper."""
 
-    def want(self) -> int: ...
+    def want(self) -> Want: ...
 
     async def on_groups(self, arrived: Sequence[Arrival]) -> None: ...
 
@@ -104,7 +105,10 @@ class MemorySwarm:
             await asyncio.gather(self._pulling, return_exceptions=True)
 
     async def _pull(self) -> None:
-        while (need := self.taker.want()) > 0 and (targets := self._table.choose(need, lambda _: True)):
+        while (want := self.taker.want()).groups > 0:
+            targets = self._table.choose(want.groups, lambda _: True, want.newcomers)
+            if not targets:
+                break
             await self._take(targets)
 
     async def _take(self, targets: Sequence[Target]) -> None:

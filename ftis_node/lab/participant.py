@@ -22,6 +22,7 @@ from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.standing import Standing
 
 STORE_BYTES = 64 << 20
 
@@ -82,6 +83,7 @@ class Participant:
             settings=self.settings,
             store=store,
             worker=self.meter,
+            standing=Standing(clock, self.settings.defences),
             clock=clock,
             pool=Pool(self.settings.max_age, clock, self._rng("pool")),
         )
@@ -132,7 +134,7 @@ class Participant:
         await self.swarm.collect()
         await self.stepper.scored()
         batch, parts = self.settings.batch_groups, self.run.parts
-        return own, self.stepper.pool.take(batch * (parts - 1) if parts > 1 else batch - len(own))
+        return own, self.stepper.take(batch * (parts - 1) if parts > 1 else batch - len(own))
 
     async def close(self) -> None:
         """Ends what it started."""
@@ -191,6 +193,7 @@ class Participant:
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),
             "lab": {**counts, "round": self.swarm.next_round},
+            "standing": self.stepper.standing.facts(),
         }
         checkpoints.commit(partial, facts)
 
@@ -204,6 +207,7 @@ class Participant:
         path, facts = found
         await self.compute.call("restore", directory=str(path), steps=step)
         self.stepper.progress = Progress.from_facts(facts["progress"])
+        self.stepper.standing.take_up(facts.get("standing", {"authors": {}}))
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
         self.compute.cpu = facts["lab"]["cpu"]
 

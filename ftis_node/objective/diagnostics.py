@@ -6,6 +6,7 @@ section 4.5 varies g only); without them nobody can tell whether a peer teaches,
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,6 +18,9 @@ from ftis_node.objective.figures import sample_figures, token_figures
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.packed import owners, segment_sum
 from ftis_node.objective.table import Table
+
+HONEST_CAP = 2.0  # the bound E[min(ρ, 2)] ≤ 1 of honest claims is checked with this, whatever the objective's C
+SURPRISE = -math.log(1000.0)
 
 
 class Diagnostics:
@@ -65,6 +69,8 @@ class Diagnostics:
             "likelihood": terms.likelihood,
             "loss_weight": terms.loss_weight,
             "token_weight": terms.loss_weight.cpu() / sizes,
+            "excess": segment_sum(by_token["log_ratio"].exp().clamp(max=HONEST_CAP) - 1.0, owner, samples),
+            "surprising": segment_sum((by_token["log_ratio"] < SURPRISE).double(), owner, samples),
         }
         means = {name: segment_sum(values, owner, samples) / sizes for name, values in estimates.items()}
         self._samples.add(source, by_sample | means)
@@ -96,6 +102,9 @@ class Diagnostics:
         k1, k2, …           mean over tokens of every estimator in `divergence.ESTIMATORS`
         k1_p99, k2_p99, …   the same, each sample's mean over its tokens, over samples
         likelihood          s_i, the mean log-prob under the policy at the start of the step, mean over samples
+        excess, excess_squares   Σ x_i and Σ x_i² over samples, where x_i = Σ_t min(ρ_t, 2) − 1 has a mean ≤ 0 if the
+                            generator's claims are honest
+        surprising          tokens that the generator claims a thousand times likelier than the policy finds them
         entropy             in nats, mean over tokens; absent where `add` was given none
         loss_weight         Σ |Â| · weight · Σ_t importance over the samples that were kept
         loss_share          the same as a share of all sources': they add up to 1, or all are 0

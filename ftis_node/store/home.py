@@ -34,6 +34,7 @@ class Home:
         self.log = path / "node.log"
         self.run_file = path / "run.toml"
         self.plan = path / "plan.json"
+        self.standing = path / "standing.json"
         self._runtime_file = path / "runtime.json"
         self._lock: IO[str] | None = None
 

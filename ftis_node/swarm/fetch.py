@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class HolderFault(Exception):
-    """A holder sent something else than it was asked for, or stopped half-way."""
+    """A holder did not answer, or stopped half-way."""
+
+
+class HolderLie(HolderFault):
+    """A holder sent something else than it was asked for."""
 
 
 class Limit:
@@ -108,13 +112,13 @@ def _busy(digests: Sequence[bytes]) -> Iterator[ftis_pb2.FetchChunk]:
 
 async def fetch(
     transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic, limits: Limits = OWN
-) -> AsyncIterator[tuple[Target, bytes | None]]:
-    """Pulls packets from one holder: (target, its bytes) or (target, None) where it is gone or the holder busy.
-
-    Size and sha256 of what comes are those that the author signed.
+) -> AsyncIterator[tuple[Target, ftis_pb2.FetchChunk]]:
+    """Pulls packets from one holder: each target with the answer. What is HERE has the size and sha256 that the author
+    signed.
 
     Raises:
-        HolderFault: wrong bytes, a short or silent stream, a failed call. What was yielded before stands.
+        HolderFault: a short or silent stream, a failed call, or (a `HolderLie`) wrong bytes. What was yielded before
+            stands.
     """
     open_targets = {target.ref.digest: target for target in targets[: limits.digests]}
     request = ftis_pb2.FetchRequest(digests=list(open_targets))
@@ -123,7 +127,7 @@ async def fetch(
     try:
         stream = await asyncio.wait_for(stub.rpc_fetch(_ask(request, received)), OPEN_SECONDS)
     except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
-        raise HolderFault(f"no stream: {error!r}") from error
+        raise HolderFault(f"gave no stream: {error!r}") from error
     traffic.sent[holder] += request.ByteSize()
     patience = FETCH_SECONDS
     try:
@@ -135,13 +139,12 @@ async def fetch(
             traffic.received[holder] += chunk.ByteSize()
             target = open_targets.pop(chunk.digest, None)
             if target is None:
-                raise HolderFault("it sent a packet that was not asked for")
-            if chunk.status != ftis_pb2.FetchChunk.HERE:
-                yield target, None
-            elif len(chunk.packet) != target.ref.size or packet_digest(chunk.packet) != chunk.digest:
-                raise HolderFault("it sent other bytes than the author signed")
-            else:
-                yield target, chunk.packet
+                raise HolderLie("sent a packet that was not asked for")
+            if chunk.status == ftis_pb2.FetchChunk.HERE and (
+                len(chunk.packet) != target.ref.size or packet_digest(chunk.packet) != chunk.digest
+            ):
+                raise HolderLie("sent other bytes than the author signed")
+            yield target, chunk
     finally:
         received.set()
         with suppress(Exception):  # closing a stream whose other end is gone may fail in any way; it is closed
@@ -159,6 +162,6 @@ async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk], timeout: float) -> f
     try:
         return await asyncio.wait_for(anext(stream), timeout)
     except StopAsyncIteration:
-        raise HolderFault("its stream ended early") from None
+        raise HolderFault("ended its stream early") from None
     except Exception as error:
-        raise HolderFault(f"its stream failed: {error!r}") from error
+        raise HolderFault(f"broke its stream: {error!r}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import Counter
@@ -13,9 +12,9 @@ from itertools import islice
 from ftis_node.run import Run
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
-from ftis_node.swarm.bounded import make_room, remember
-from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Heard, Known, Table, announcement_id
 
 PUSHED = 6  # so many peers get a new announcement of one's own whole; they cannot know it yet
@@ -32,10 +31,6 @@ COUNT_SECONDS = 1.0
 ASKED_SECONDS = 5.0  # that somebody else waits, once, while one peer is asked for an announcement
 # `issued_at` only fences replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
-QUARANTINE_SECONDS = 600.0
-QUARANTINED_MAX = 1024
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -58,6 +53,7 @@ class Gossip:
         table: Table,
         run: Run,
         own: bytes,
+        standing: Standing,
         seen: Callable[[bytes, int, int], bool],
         news: Callable[[], None],
         decode: Callable[..., Announcement] = decode_announcement,
@@ -65,6 +61,7 @@ class Gossip:
         """
         Args:
             own: this node's 38-byte peer id.
+            standing: who is left alone; its bans clear the table.
             seen: whether a group (author, round, slot) was dealt with before, also in an earlier life.
             news: told when there may be more to pull.
             decode: reads an announcement; a simulation of many nodes reads each only once.
@@ -74,10 +71,11 @@ class Gossip:
         self._run = run
         self._run_id = run.id
         self._own = own
+        self._standing = standing
+        standing.banned_author.append(table.forget_author)
         self._seen = seen
         self._news = news
         self._decode = decode
-        self._quarantine: dict[bytes, tuple[float, str]] = {}
         self._newest: Known | None = None
         self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, what it mentioned and this node lacks
         self._asked: dict[int, float] = {}  # id → until when nobody else is asked for it; once asked, never again
@@ -137,25 +135,6 @@ class Gossip:
     def forget_peer(self, peer: bytes) -> None:
         """A peer that comes back may have forgotten everything."""
         self.table.forget_peer(peer)
-
-    def quarantine(self, author: bytes, reason: str) -> None:
-        """Ignores an author for ten minutes."""
-        if author not in self._quarantine:
-            logger.warning("Author %s is quarantined: %s", peer_id(author), reason)
-        self._quarantine.pop(author, None)  # so that the oldest is the one that would end first
-        make_room(self._quarantine, author, QUARANTINED_MAX)
-        self._quarantine[author] = (time.monotonic() + QUARANTINE_SECONDS, reason)
-        self.table.forget_author(author)
-
-    def quarantined(self, author: bytes) -> str | None:
-        """Why an author is ignored, or None if it is not."""
-        entry = self._quarantine.get(author)
-        if entry is None:
-            return None
-        if entry[0] < time.monotonic():
-            del self._quarantine[author]
-            return None
-        return entry[1]
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
@@ -256,6 +235,8 @@ class Gossip:
             self.table.note_holder(known, introducer, _mask(entry.held))
             return "known"
         outcome = self._read(entry, introducer)
+        if outcome == "forged":  # honest nodes check what they pass on
+            self._standing.lied(introducer, "passed on forged announcements")
         if outcome == "old":  # its age is what the teller says; another may tell the truth
             return outcome
         known = self.table.find(id)
@@ -273,12 +254,14 @@ class Gossip:
             return "malformed"
         if announcement.run_id != self._run_id:
             return "other run"
-        if announcement.author == self._own or self.quarantined(announcement.author):
-            return "own or quarantined"
+        if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
+            return "own or banned"
         if abs(time.time() - announcement.issued_at) > REPLAY_FENCE:
             return "replayed"
         if not announcement.verify():
             return "forged"
+        if not self._standing.follows(announcement.author, announcement.round):
+            return "too far ahead"
         outcome = self.table.add(
             announcement,
             entry.announcement,
@@ -287,7 +270,9 @@ class Gossip:
             held=_mask(entry.held),
         )
         if outcome is Heard.EQUIVOCATION:
-            self.quarantine(announcement.author, "it signed two different announcements of one round")
+            self._standing.equivocated(announcement.author)
+        elif outcome is Heard.OLD:
+            self._standing.late(announcement.author)
         elif outcome is Heard.NEW:
             self._mark_done(announcement)
         return outcome.name.lower()

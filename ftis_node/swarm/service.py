@@ -18,6 +18,8 @@ STREAMS_OF_ONE_PEER = 4
 class Handlers(Protocol):
     """Who answers. `peer` is the caller's 38-byte peer id, proven by the connection."""
 
+    def admits(self, peer: bytes) -> bool: ...
+
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake: ...
 
     async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse: ...
@@ -33,10 +35,10 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
         self._streams: Counter[bytes] = Counter()
 
     async def rpc_handshake(self, request: ftis_pb2.Handshake, context: P2PContext) -> ftis_pb2.Handshake:
-        return await self._handlers.on_handshake(request, context.remote_id.to_bytes())
+        return await self._handlers.on_handshake(request, self._admitted(context))
 
     async def rpc_exchange(self, request: ftis_pb2.ExchangeRequest, context: P2PContext) -> ftis_pb2.ExchangeResponse:
-        return await self._handlers.on_exchange(request, context.remote_id.to_bytes())
+        return await self._handlers.on_exchange(request, self._admitted(context))
 
     async def rpc_fetch(
         self, requests: AsyncIterator[ftis_pb2.FetchRequest], context: P2PContext
@@ -46,7 +48,7 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
         If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
         """
         peer = context.remote_id.to_bytes()
-        if self._streams[peer] >= STREAMS_OF_ONE_PEER:
+        if self._streams[peer] >= STREAMS_OF_ONE_PEER or not self._handlers.admits(peer):
             return
         self._streams[peer] += 1
         stall = _Stall(STALL_SECONDS)
@@ -61,6 +63,13 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
             self._streams[peer] -= 1
             if not self._streams[peer]:
                 del self._streams[peer]
+
+    def _admitted(self, context: P2PContext) -> bytes:
+        """The caller, if it is to be answered; else it hears an error."""
+        peer: bytes = context.remote_id.to_bytes()
+        if not self._handlers.admits(peer):
+            raise PermissionError("calls too often, or is banned")
+        return peer
 
 
 class _Stall:

@@ -7,55 +7,45 @@ import functools
 import logging
 import random
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hivemind.p2p import PeerID
 
-from ftis_node.packet import Group
+from ftis_node.pool import Want
 from ftis_node.run import RunFile
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
+from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.calls import Calls
 from ftis_node.swarm.directory import Directory
-from ftis_node.swarm.fetch import HolderFault, Limit, Uploads, fetch
+from ftis_node.swarm.fetch import Limit, Uploads
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
+from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
 from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.supervision import Supervisor
-from ftis_node.swarm.table import Arrival, Table, Target
+from ftis_node.swarm.table import Arrival, Table
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.transport import DIAL_SECONDS, Transport
 
 EXCHANGE_SECONDS = 5.0
-IDLE_SECONDS = 30.0
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
 SETTLED_RECORD_SECONDS = 180.0  # all records lie under one key, so reading it costs more the more nodes there are
-BAD_PACKETS = 3
 PEERS_TOLD = 2
 QUESTIONS = 2  # of one exchange: what is new on either side, and what either lacks of it
 ENOUGH_PEERS = 16
 ENOUGH_RECORDS = 64
-TAKEN_TOGETHER = 16
+
 
 logger = logging.getLogger(__name__)
-
-
-class Store(Protocol):
-    """What the swarm needs of the packet store."""
-
-    def body(self, digest: bytes) -> bytes | None: ...
-
-    def seen(self, author: bytes, round: int, slot: int) -> bool: ...
-
-    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None: ...
 
 
 class Swarm:
@@ -69,9 +59,10 @@ class Swarm:
         run_file: RunFile,
         context: AdmissionContext,
         store: Store,
+        standing: Standing,
         exchange_peers: int,
         max_age: float,
-        want: Callable[[], int],
+        want: Callable[[], Want],
         on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
         peer_cache: Path | None = None,
         upload_bytes: float = 0.0,
@@ -80,39 +71,47 @@ class Swarm:
         Args:
             upload_bytes: most payload a second that it sends; 0: no limit.
             store: where held packets are read and keys looked up.
+            standing: who is left alone, and the books that evidence goes into.
             want: how many more groups the node would take now.
             on_groups: takes admitted groups.
         """
         self.traffic = Traffic()
-        self.rejections: Counter[str] = Counter()
-        self.rejected_by_author: Counter[bytes] = Counter()
-        self.accepted_by_author: Counter[bytes] = Counter()
+        self.standing = standing
         self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
         self._transport = transport
         self._identity = identity
         self._run_file = run_file
         self._run = run_file.run
-        self._context = context
-        self._store = store
         self._exchange_peers = exchange_peers
         self._want = want
-        self._on_groups = on_groups
         self.membership = Membership(transport, identity, run_file, self.traffic, peer_cache)
         self._told = asyncio.Event()  # something to tell or to ask
         self._news = asyncio.Event()  # something to pull
         self._heard = asyncio.Event()  # somebody to greet
         self._record = asyncio.Event()  # something to do in the DHT
         table = Table(max_age, time.monotonic)
-        self.gossip = Gossip(table, self._run, identity.author, store.seen, self._news.set)
+        self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set)
+        self.pulling = Pulling(
+            transport=transport,
+            traffic=self.traffic,
+            membership=self.membership,
+            table=table,
+            store=store,
+            context=context,
+            standing=standing,
+            want=want,
+            interval=lambda: self.interval,
+            on_groups=on_groups,
+            news=self._news,
+        )
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
+        self._calls = Calls(time.monotonic)
         self._service = FtisSwarm(self)
         self._directory = Directory(transport, identity, run_file.run.id)
         self.supervisor = Supervisor(transport, self._revive)
-        self._busy_holders: set[bytes] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: dict[bytes, asyncio.Task[None]] = {}
-        self._pulls: set[asyncio.Task[bool]] = set()
-        self._under_way = 0  # packets that are being pulled
+        self._cutting: dict[bytes, asyncio.Task[None]] = {}
 
     async def start(self, bootstraps: Sequence[str]) -> None:
         """Registers the handlers, greets the bootstraps, joins the DHT and starts the loops."""
@@ -130,9 +129,9 @@ class Swarm:
         await self._directory.join(self.membership.view)
         self._meet_more()
         self._told.set()
-        loops = (self._exchange_loop, self._pull_loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
+        loops = (self._exchange_loop, self.pulling.loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
         for loop in loops:
-            self._tasks.append(asyncio.create_task(self._forever(loop), name=loop.__name__))
+            self._tasks.append(asyncio.create_task(self._forever(loop), name=loop.__qualname__))
 
     async def close(self) -> None:
         """Stops the loops and the DHT; the transport is its owner's to close."""
@@ -148,7 +147,8 @@ class Swarm:
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
-        return [task for task in (*self._tasks, *self._pulls, *self._asking.values()) if not task.done()]
+        tasks = (*self._tasks, *self.pulling.running(), *self._asking.values(), *self._cutting.values())
+        return [task for task in tasks if not task.done()]
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
         """Signs and spreads a round of this node's own packets, which are in the store already."""
@@ -176,6 +176,16 @@ class Swarm:
         return bool(self.membership.view)
 
     # --- what peers ask -------------------------------------------------------------------------------------------
+
+    def admits(self, peer: bytes) -> bool:
+        """Whether a call of this peer is answered. Who calls without end is cut off: what it sends would still cost
+        p2pd and this process more than it is worth."""
+        if self.standing.shunned(peer) is None and self._calls.allow(peer):
+            return True
+        if peer not in self._cutting:
+            self._cutting[peer] = task = asyncio.create_task(self._transport.disconnect(peer))
+            task.add_done_callback(lambda _: self._cutting.pop(peer, None))
+        return False
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         known = peer in self.membership.view
@@ -210,7 +220,9 @@ class Swarm:
         """Exchanges with a few random peers while hungry or with news to tell; at least every half minute. Whoever does
         not answer holds nobody else up."""
         while True:
-            await self._wait(self._told, self.interval if self._want() > 0 else IDLE_SECONDS)
+            await self._wait(self._told, self.interval if self._want().groups > 0 else IDLE_SECONDS)
+            for peer in [peer for peer in self.membership.view if self.standing.shunned(peer) is not None]:
+                self.membership.drop(peer)
             view = [peer for peer in self.membership.view if peer not in self._asking]
             for peer in random.sample(view, min(self._exchange_peers, len(view))):
                 self._asking[peer] = task = asyncio.create_task(self._exchange(peer))
@@ -264,128 +276,6 @@ class Swarm:
         else:
             await self._greet(peer)
         return None
-
-    async def _pull_loop(self) -> None:
-        """Pulls what the node wants and is not under way, as soon as somebody has it. From each holder in a stream of
-        its own, so that a slow one holds nothing up."""
-        while True:
-            await self._wait(self._news, IDLE_SECONDS)
-            need = self._want() - self._under_way if self._transport.up else 0
-            by_holder: dict[bytes, list[Target]] = {}
-            for target in self.gossip.table.choose(need, self._wanted) if need > 0 else []:
-                by_holder.setdefault(random.choice(self._holders(target)), []).append(target)
-                target.known.pulling |= 1 << target.index
-            for holder, targets in by_holder.items():
-                self._under_way += len(targets)
-                self._busy_holders.add(holder)
-                task = asyncio.create_task(self._pull(holder, targets))
-                self._pulls.add(task)
-                task.add_done_callback(functools.partial(self._pulled, holder, targets))
-
-    def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
-        """A holder that had nothing, or not all, is left alone for a moment."""
-        self._pulls.discard(task)
-        for target in list(left):
-            self._landed(target, left)
-        well = False
-        if not task.cancelled():
-            error = task.exception()
-            well = error is None and task.result()
-            if error is not None:
-                logger.error("A pull failed; what it brought will be pulled again", exc_info=error)
-        asyncio.get_running_loop().call_later(0.0 if well else self.interval, self._free, holder)
-
-    def _free(self, holder: bytes) -> None:
-        """It may be asked again."""
-        self._busy_holders.discard(holder)
-        self._news.set()
-
-    def _landed(self, target: Target, left: list[Target]) -> None:
-        """It is under way no longer, whatever became of it."""
-        left.remove(target)
-        target.known.pulling &= ~(1 << target.index)
-        self._under_way -= 1
-
-    async def _pull(self, holder: bytes, left: list[Target]) -> bool:
-        """Fetches from one holder, taking from `left` what landed; returns whether it had everything."""
-        arrived: dict[Target, Arrival] = {}
-        missing = False
-        limits = self.membership.limits(holder) or OWN
-        try:
-            async for target, data in fetch(self._transport, holder, left.copy(), self.traffic, limits):
-                group = self._admit(target, data) if data is not None else None
-                if data is None:
-                    target.tried(holder)
-                    missing = True
-                if data is None or group is None:
-                    self._landed(target, left)
-                else:
-                    arrived[target] = Arrival(group, data, target.known.born)
-                if len(arrived) >= TAKEN_TOGETHER:
-                    await self._hand_over(arrived, left)
-            self.membership.answered(holder)
-        except HolderFault as fault:
-            missing = True
-            if self._transport.up:  # else it was this node's own p2pd
-                logger.info("Holder %s: %s", peer_id(holder), fault)
-                self.rejections["holder"] += 1
-                self.membership.failed(holder)
-                for target in left:
-                    if target not in arrived:
-                        target.tried(holder)
-        finally:
-            await self._hand_over(arrived, left)
-        return not missing
-
-    async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
-        """To the node; empties `arrived`. What it could not take, as for want of room, will be pulled again."""
-        if not arrived:
-            return
-        groups = arrived.copy()
-        arrived.clear()
-        try:
-            await self._on_groups(list(groups.values()))
-        except BaseException:
-            for target in groups:
-                target.known.done &= ~(1 << target.index)
-            raise
-        for target, arrival in groups.items():
-            self._landed(target, left)
-            target.known.have |= 1 << target.index
-            self.accepted_by_author[arrival.group.author] += 1
-
-    def _admit(self, target: Target, data: bytes) -> Group | None:
-        """Admits one packet whose hash is right: from here on, what is wrong is the author's doing."""
-        author, round, slot = target.key
-        target.known.done |= 1 << target.index
-        if self._store.seen(author, round, slot):
-            return None
-        verdict = admit(self._context, author, data, announced=(round, slot), digest=target.ref.digest)
-        if isinstance(verdict, Rejection):
-            self._blame(author, target, verdict)
-            return None
-        return verdict
-
-    def _blame(self, author: bytes, target: Target, rejection: Rejection) -> None:
-        self.rejections[str(rejection.reason)] += 1
-        logger.warning("Refused a packet of %s: %s (%s)", peer_id(author), rejection.reason, rejection.detail)
-        self._store.settle([target.key], "refused")
-        if rejection.blame is Blame.AUTHOR:
-            self.rejected_by_author[author] += 1
-            if self.rejected_by_author[author] % BAD_PACKETS == 0:
-                self.gossip.quarantine(author, f"{BAD_PACKETS} of its packets were refused, last: {rejection.reason}")
-
-    def _holders(self, target: Target) -> list[bytes]:
-        return [
-            peer
-            for peer in {target.known.announcement.author, *target.known.holders}
-            if peer in self.membership.view
-            and peer not in self._busy_holders
-            and target.known.held_by(peer, target.index)
-        ]
-
-    def _wanted(self, target: Target) -> bool:
-        return bool(self._holders(target))
 
     # --- staying in touch -----------------------------------------------------------------------------------------
 
@@ -461,7 +351,7 @@ class Swarm:
             try:
                 await loop()
             except Exception:
-                logger.exception("The swarm's %s failed; it goes on", getattr(loop, "__name__", loop))
+                logger.exception("The swarm's %s failed; it goes on", getattr(loop, "__qualname__", loop))
                 await asyncio.sleep(1.0)
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:

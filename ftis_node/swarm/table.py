@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ftis_node.packet import Group
+from ftis_node.pool import Newcomers
 from ftis_node.swarm.announcement import Announcement, PacketRef
 from ftis_node.swarm.bounded import make_room
 
@@ -215,11 +216,12 @@ class Table:
         for key in [key for key, known in self._known.items() if known.born < limit]:
             self._remove(key)
 
-    def choose(self, count: int, wanted: Callable[[Target], bool]) -> list[Target]:
+    def choose(self, count: int, wanted: Callable[[Target], bool], newcomers: Newcomers | None = None) -> list[Target]:
         """Up to `count` packets to pull: of two random authors the fresher one's, one an author, again until enough.
 
         In simulation this spreads load and influence where "freshest first" takes everything from one author.
         """
+        newcomers = newcomers or Newcomers()
         self.expire()
         by_author: dict[bytes, list[Target]] = {}
         open_ones = [known for known in self._known.values() if not known.settled]
@@ -229,13 +231,16 @@ class Table:
                 if not (known.done | known.pulling) >> index & 1 and wanted(target):
                     by_author.setdefault(known.announcement.author, []).append(target)
         chosen: list[Target] = []
-        turn = list(by_author)
-        while by_author and len(chosen) < count:
+        turn: list[bytes] = []
+        while len(chosen) < count:
+            turn = [author for author in turn if newcomers.may(author)]
+            turn = turn or [author for author in by_author if newcomers.may(author)]
             if not turn:
-                turn = list(by_author)
+                break
             pair = self._rng.sample(turn, min(2, len(turn)))
             author = max(pair, key=lambda a: by_author[a][-1].known.born)
             turn.remove(author)
+            newcomers.took(author)
             chosen.append(by_author[author].pop())  # sorted by birth: the last is the freshest
             if not by_author[author]:
                 del by_author[author]

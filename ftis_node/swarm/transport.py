@@ -92,6 +92,11 @@ class Transport:
         """What p2pd says of itself, and AutoNAT of whether others can dial this node; None if it does not say."""
         return await health(self._metrics_port)
 
+    async def disconnect(self, peer: bytes) -> None:
+        """Closes the connections to `peer`, if there are any and p2pd answers; it may dial again."""
+        with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
+            await asyncio.wait_for(self.p2p._client.disconnect(PeerID(peer)), DIAL_SECONDS)
+
     async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
         """Makes sure that there is a connection to `peer`, dialling `addresses` if there is none.
 

@@ -25,6 +25,7 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from ftis_node.lab.bench.packets import make_context, make_packet, make_run
 from ftis_node.packet import Group, author_digest, decode, encode, packet_digest
+from ftis_node.pool import Newcomers, Want
 from ftis_node.run import RunFile
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
@@ -32,6 +33,7 @@ from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.transport import Transport
@@ -109,7 +111,8 @@ class BenchNode:
             store=self.store,
             exchange_peers=setup["exchange_peers"],
             max_age=600.0,
-            want=lambda: self.appetite - self.admitted,
+            standing=Standing(time.monotonic),
+            want=lambda: Want(self.appetite - self.admitted, Newcomers(), sys.maxsize),
             on_groups=self._take,
         )
         self.swarm.interval = setup["interval"]
@@ -196,7 +199,7 @@ class BenchNode:
             "addresses": self.swarm.membership.own_addresses,
             "bytes_in": self.swarm.traffic.bytes_in,
             "bytes_out": self.swarm.traffic.bytes_out,
-            "rejections": dict(self.swarm.rejections),
+            "rejections": dict(self.swarm.pulling.rejections),
             "authors": len(self.authors),
             "age_p50": ages[len(ages) // 2] if ages else None,
             "age_p95": ages[len(ages) * 95 // 100] if ages else None,

@@ -77,6 +77,7 @@ class LoggedStep(_Line):
     step: int = Field(ge=1)
     batch: Batch
     micro_batch_tokens: int = Field(ge=1)
+    weights: dict[str, float] = {}  # of authors (by peer id), where any is not 1
     loss: float
     gradient_norm: float
     own_reward: float | None

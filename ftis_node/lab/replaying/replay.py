@@ -33,6 +33,7 @@ from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
 from ftis_node.store.packets import StoredPackets
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.swarm.identity import peer_id
 from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
 from ftis_node.worker.messages import pack_completions
 
@@ -213,7 +214,8 @@ class _Replay:
         for digest in logged.batch.foreign:
             group = self._group(bytes.fromhex(digest))
             foreign.append(Scored(group, self._rewards(group), born=0.0))
-        groups = messages(own, foreign, horizontal=self._run.parts > 1)
+        weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
+        groups = messages(own, foreign, weights, horizontal=self._run.parts > 1)
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
         batch = describe(own, foreign)
         self._taken.add_step(len(own), batch["authors"], report)

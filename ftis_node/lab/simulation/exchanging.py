@@ -11,7 +11,8 @@ from ftis_node.lab.simulation.network import GOSSIP, Line, Network
 from ftis_node.lab.simulation.scheduler import Alarm
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.gossip import Gossip
-from ftis_node.swarm.swarm import EXCHANGE_SECONDS, IDLE_SECONDS, PEERS_TOLD, QUESTIONS
+from ftis_node.swarm.pulling import IDLE_SECONDS
+from ftis_node.swarm.swarm import EXCHANGE_SECONDS, PEERS_TOLD, QUESTIONS
 
 if TYPE_CHECKING:
     from ftis_node.lab.simulation.node import SimulatedNode
@@ -51,7 +52,7 @@ class Exchanging:
         self._alarm.set()
 
     def _wait(self) -> None:
-        self._alarm.wait(self._swarm.interval if self._swarm.want() > 0 else IDLE_SECONDS)
+        self._alarm.wait(self._swarm.interval if self._swarm.want().groups > 0 else IDLE_SECONDS)
 
     def _round(self) -> None:
         """Who does not answer keeps the next round waiting for one interval at most."""

@@ -16,9 +16,11 @@ from ftis_node.lab.simulation.store import SimulatedStore
 from ftis_node.lab.simulation.tally import Tally
 from ftis_node.lab.simulation.uploads import Reply, SimulatedUploads
 from ftis_node.lab.simulation.wire import RUN, Reader, SharedTable, draw_addresses
+from ftis_node.pool import Want
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.standing import Standing
 
 
 class SimulatedNode:
@@ -36,7 +38,8 @@ class SimulatedNode:
         self.store = SimulatedStore()
         self._identity = identity
         table = SharedTable(settings.max_age, clock, rng, reader)
-        self.gossip = Gossip(table, RUN, identity.author, self.store.seen, self.news, decode=reader)
+        standing = Standing(clock)
+        self.gossip = Gossip(table, RUN, identity.author, standing, self.store.seen, self.news, decode=reader)
         self.contacts = Contacts(
             line,
             network,
@@ -51,6 +54,7 @@ class SimulatedNode:
             identity=identity,
             settings=settings,
             store=self.store,
+            standing=standing,
             line=line,
             scheduler=network.scheduler,
             swarm=self,
@@ -79,7 +83,7 @@ class SimulatedNode:
 
         self.contacts.start(bootstraps, loops)
 
-    def want(self) -> int:
+    def want(self) -> Want:
         return self.stepper.want()
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:

@@ -14,7 +14,7 @@ from ftis_node.lab.simulation.uploads import BUSY, HERE
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.fetch import CHUNK_SECONDS, FETCH_SECONDS, OPEN_SECONDS, SLOWEST_BYTES
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.swarm import IDLE_SECONDS, TAKEN_TOGETHER
+from ftis_node.swarm.pulling import IDLE_SECONDS, TAKEN_TOGETHER
 from ftis_node.swarm.table import Target
 
 if TYPE_CHECKING:
@@ -67,9 +67,10 @@ class Pulling:
         self._alarm.set()
 
     def _look(self) -> None:
-        need = self._swarm.want() - self._under_way
+        want = self._swarm.want()
+        need = want.groups - self._under_way
         by_holder: dict[bytes, list[Target]] = {}
-        for target in self._swarm.gossip.table.choose(need, self._wanted) if need > 0 else []:
+        for target in self._swarm.gossip.table.choose(need, self._wanted, want.newcomers) if need > 0 else []:
             by_holder.setdefault(self._rng.choice(self._holders(target)), []).append(target)
             target.known.pulling |= 1 << target.index
         for holder, targets in by_holder.items():

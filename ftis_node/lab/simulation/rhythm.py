@@ -19,6 +19,7 @@ from ftis_node.stepping import OWN_SHARE_FLOOR, Exchange, Stepper, exchange_inte
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.standing import Standing
 
 CONTEXT = make_context(RUN)
 _DIFFERENT, _EQUAL = (0.0, 1.0), (0.0, 0.0)
@@ -40,6 +41,7 @@ class Rhythm(Stepper):
         identity: Identity,
         settings: Settings,
         store: SimulatedStore,
+        standing: Standing,
         line: Line,
         scheduler: Scheduler,
         swarm: Exchange,
@@ -55,6 +57,7 @@ class Rhythm(Stepper):
             settings=settings,
             store=cast(PacketStore, store),
             worker=NoCompute(),
+            standing=standing,
             clock=scheduler.clock,
         )
         self.pool = Pool(settings.max_age, scheduler.clock, rng)  # set here, for an empty pool counts as none above

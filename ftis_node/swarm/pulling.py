@@ -1,0 +1,228 @@
+"""Pulling packets: which, of whom, and who is to blame for what is wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from ftis_node.packet import Group
+from ftis_node.pool import Want
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
+from ftis_node.swarm.fetch import HolderFault, HolderLie, fetch
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.table import Arrival, Table, Target
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport
+
+IDLE_SECONDS = 30.0
+TAKEN_TOGETHER = 16
+STEP_INTERVALS = 4.0  # of exchanges in a step, see `stepping.exchange_interval`
+
+logger = logging.getLogger(__name__)
+_RNG = random.Random()
+
+
+class Store(Protocol):
+    """What the swarm needs of the packet store."""
+
+    def body(self, digest: bytes) -> bytes | None: ...
+
+    def seen(self, author: bytes, round: int, slot: int) -> bool: ...
+
+    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None: ...
+
+
+class Pulling:
+    """Pulls what the node wants from those who hold it."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        traffic: Traffic,
+        membership: Membership,
+        table: Table,
+        store: Store,
+        context: AdmissionContext,
+        standing: Standing,
+        want: Callable[[], Want],
+        interval: Callable[[], float],
+        on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
+        news: asyncio.Event,
+    ) -> None:
+        """
+        Args:
+            want: how many more groups the node would take now.
+            interval: seconds between a hungry node's exchanges, which a holder that had not all is left alone for.
+            on_groups: takes admitted groups.
+            news: set when there may be more to pull.
+        """
+        self.rejections: Counter[str] = Counter()
+        self.news = news
+        self._transport = transport
+        self._traffic = traffic
+        self._membership = membership
+        self._table = table
+        self._store = store
+        self._context = context
+        self._standing = standing
+        self._want = want
+        self._interval = interval
+        self._on_groups = on_groups
+        self._busy_holders: set[bytes] = set()
+        self._pulls: set[asyncio.Task[bool]] = set()
+        self._under_way = 0  # packets
+
+    def running(self) -> set[asyncio.Task[bool]]:
+        """The pulls that have not ended."""
+        return self._pulls
+
+    async def loop(self) -> None:
+        """Pulls what the node wants and is not under way, as soon as somebody has it. From each holder in a stream of
+        its own, so that a slow one holds nothing up."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.news.wait(), IDLE_SECONDS)
+            self.news.clear()
+            want = self._want()
+            need = want.groups - self._under_way if self._transport.up else 0
+            wanted = functools.partial(self._wanted, most=want.of_one)
+            by_holder: dict[bytes, list[Target]] = {}
+            for target in self._table.choose(need, wanted, want.newcomers) if need > 0 else []:
+                holder = self._standing.pick(self._holders(target), _RNG)
+                by_holder.setdefault(holder, []).append(target)
+                target.known.pulling |= 1 << target.index
+                self._standing.note_pull(target.known.announcement.author, STEP_INTERVALS * self._interval())
+            for holder, targets in by_holder.items():
+                self._under_way += len(targets)
+                self._busy_holders.add(holder)
+                task = asyncio.create_task(self._pull(holder, targets))
+                self._pulls.add(task)
+                task.add_done_callback(functools.partial(self._pulled, holder, targets))
+
+    def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
+        """A holder that had nothing, or not all, is left alone for a moment."""
+        self._pulls.discard(task)
+        for target in list(left):
+            self._landed(target, left)
+        well = False
+        if not task.cancelled():
+            error = task.exception()
+            well = error is None and task.result()
+            if error is not None:
+                logger.error("A pull failed; what it brought will be pulled again", exc_info=error)
+        asyncio.get_running_loop().call_later(0.0 if well else self._interval(), self._free, holder)
+
+    def _free(self, holder: bytes) -> None:
+        """It may be asked again."""
+        self._busy_holders.discard(holder)
+        self.news.set()
+
+    def _landed(self, target: Target, left: list[Target]) -> None:
+        """It is under way no longer, whatever became of it."""
+        left.remove(target)
+        target.known.pulling &= ~(1 << target.index)
+        self._under_way -= 1
+
+    async def _pull(self, holder: bytes, left: list[Target]) -> bool:
+        """Fetches from one holder, taking from `left` what landed; returns whether it had everything."""
+        arrived: dict[Target, Arrival] = {}
+        missing = False
+        limits = self._membership.limits(holder) or OWN
+        try:
+            async for target, chunk in fetch(self._transport, holder, left.copy(), self._traffic, limits):
+                group = None
+                if chunk.status == ftis_pb2.FetchChunk.HERE:
+                    self._standing.delivered(holder, len(chunk.packet))
+                    group = self._admit(target, chunk.packet)
+                else:
+                    target.tried(holder)
+                    missing = True
+                    if chunk.status == ftis_pb2.FetchChunk.GONE:
+                        self._standing.faked(holder)
+                if group is None:
+                    self._landed(target, left)
+                else:
+                    arrived[target] = Arrival(group, chunk.packet, target.known.born)
+                if len(arrived) >= TAKEN_TOGETHER:
+                    await self._hand_over(arrived, left)
+            self._membership.answered(holder)
+        except HolderFault as fault:
+            missing = True
+            if self._transport.up:  # else it was this node's own p2pd
+                logger.info("Holder %s %s", peer_id(holder), fault)
+                self.rejections["holder"] += 1
+                if isinstance(fault, HolderLie):
+                    self._standing.lied(holder, str(fault))
+                else:
+                    self._standing.failed(holder)
+                self._membership.failed(holder)
+                for target in left:
+                    if target not in arrived:
+                        target.tried(holder)
+        finally:
+            await self._hand_over(arrived, left)
+        return not missing
+
+    async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
+        """To the node; empties `arrived`. What it could not take, as for want of room, will be pulled again."""
+        if not arrived:
+            return
+        groups = arrived.copy()
+        arrived.clear()
+        try:
+            await self._on_groups(list(groups.values()))
+        except BaseException:
+            for target in groups:
+                target.known.done &= ~(1 << target.index)
+            raise
+        for target, arrival in groups.items():
+            self._landed(target, left)
+            target.known.have |= 1 << target.index
+            lengths = arrival.group.packet.lengths
+            self._standing.admitted(
+                arrival.group.author, completions=len(lengths), tokens=sum(lengths), size=len(arrival.body)
+            )
+
+    def _admit(self, target: Target, data: bytes) -> Group | None:
+        """Admits one packet whose hash is right: from here on, what is wrong is the author's doing."""
+        author, round, slot = target.key
+        target.known.done |= 1 << target.index
+        if self._store.seen(author, round, slot):
+            return None
+        verdict = admit(self._context, author, data, announced=(round, slot), digest=target.ref.digest)
+        if isinstance(verdict, Rejection):
+            self._blame(author, target, verdict)
+            return None
+        return verdict
+
+    def _blame(self, author: bytes, target: Target, rejection: Rejection) -> None:
+        self.rejections[str(rejection.reason)] += 1
+        logger.warning("Refused a packet of %s: %s (%s)", peer_id(author), rejection.reason, rejection.detail)
+        self._store.settle([target.key], "refused")
+        if rejection.blame is Blame.AUTHOR:
+            self._standing.refused(author, str(rejection.reason))
+
+    def _holders(self, target: Target) -> list[bytes]:
+        return [
+            peer
+            for peer in {target.known.announcement.author, *target.known.holders}
+            if peer in self._membership.view
+            and peer not in self._busy_holders
+            and target.known.held_by(peer, target.index)
+        ]
+
+    def _wanted(self, target: Target, most: int) -> bool:
+        """Whether somebody has it, and its author had not its share of this step's pulls (as one may whose groups all
+        turn out to teach nothing)."""
+        return self._standing.pulled(target.known.announcement.author) < most and bool(self._holders(target))

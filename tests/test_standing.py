@@ -1,0 +1,292 @@
+"""Standing goes by evidence: bans for what is proven, less weight for what looks wrong, and nothing for bad luck."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ftis_node.pool import Newcomers, Pool, Scored
+from ftis_node.saving import Books
+from ftis_node.swarm import standing as book
+from ftis_node.swarm.calls import BURST, CALLERS_MAX, CALLS_A_SECOND, Calls
+from ftis_node.swarm.standing import BAN_SECONDS, NEWCOMER_GROUPS, Standing
+from tests.helpers_swarm import group, identity, packet
+
+ALICE, BOB, CAROL = (identity(number).author for number in range(1, 4))
+SAMPLES, TOKENS, WORDS = 8, 10, 16
+
+
+class Clock:
+    """Time in hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def figures(samples: int = 8, excess: float = 0.0, squares: float = 0.0) -> dict[str, float]:
+    """Of a step's samples, as the learner tells them."""
+    told = {"samples": float(samples), "tokens": 10.0 * samples, "excess": excess, "excess_squares": squares}
+    return {**told, "surprising": 0.0, "likelihood": -1.0, "loss_share": 0.5}
+
+
+def drawn(rng: np.random.Generator, apart: float, lie: float = 1.0) -> dict[str, float]:
+    """A step's figures of an author whose policy is `apart` from ours and who claims `lie` times its probabilities."""
+    logits = rng.normal(size=(SAMPLES, TOKENS, WORDS)) * 1.5
+    ours = logits + apart * rng.normal(size=logits.shape)
+    taken = (logits + rng.gumbel(size=logits.shape)).argmax(-1)[..., None]
+
+    def logprobs(of: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(of - np.log(np.exp(of).sum(-1, keepdims=True)), taken, -1)[..., 0]
+
+    excess = (np.minimum(np.exp(logprobs(ours) - logprobs(logits) - np.log(lie)), 2.0) - 1.0).sum(1)
+    return figures(SAMPLES, float(excess.sum()), float((excess**2).sum()))
+
+
+def established(standing: Standing, author: bytes) -> None:
+    for _ in range(NEWCOMER_GROUPS):
+        standing.trained(author, 1, figures())
+    assert standing.established(author)
+
+
+def waiting(author: bytes, round: int, born: float) -> Scored:
+    """A group with a signal."""
+    return Scored(group(author, packet(author, round, 0)), (0.0, 1.0), born)
+
+
+# --- bans -------------------------------------------------------------------------------------------------------------
+
+
+def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(clock: Clock) -> None:
+    standing = Standing(clock)
+    for _ in range(10):
+        standing.refused(ALICE, "malformed")
+        clock.now += 24 * 3600
+    assert standing.banned(ALICE) is None
+    for _ in range(3):
+        assert standing.banned(BOB) is None
+        standing.refused(BOB, "EOS interior")
+        clock.now += 60
+    assert "EOS interior" in (standing.banned(BOB) or "")
+    assert standing.banned(ALICE) is None and standing.report(BOB)["refused"] == {"EOS interior": 3}
+
+
+def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: Clock) -> None:
+    standing = Standing(clock)
+    for longer in (1, 4, 16):
+        standing.ban(ALICE, "it lied")
+        clock.now += BAN_SECONDS * longer - 1
+        assert standing.banned(ALICE) == "it lied"
+        clock.now += 2
+        assert standing.banned(ALICE) is None
+    clock.now += book.FORGIVING_SECONDS
+    standing.ban(ALICE, "again")
+    clock.now += BAN_SECONDS + 1
+    assert standing.banned(ALICE) is None
+
+
+def test_whoever_has_to_know_is_told_of_a_ban(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    standing, told = Standing(clock), []
+    standing.banned_author.append(told.append)
+    standing.equivocated(ALICE)
+    assert told == [ALICE] and "two different announcements" in caplog.text
+    assert standing.left_alone() == {ALICE: "it signed two different announcements of one round"}
+
+
+def test_a_peer_that_passes_on_forgeries_is_left_alone_and_one_that_fails_is_only_asked_less(clock: Clock) -> None:
+    standing, rng = Standing(clock), random.Random(0)
+    for _ in range(9):
+        standing.failed(BOB)
+        standing.faked(BOB)
+    chosen = Counter(standing.pick([ALICE, BOB, CAROL], rng) for _ in range(300))
+    assert standing.shunned(BOB) is None and 0 < chosen[BOB] < 60
+    clock.now += 24 * 3600
+    assert Counter(standing.pick([ALICE, BOB, CAROL], rng) for _ in range(300))[BOB] > 60, "that was yesterday"
+    for _ in range(3):
+        assert standing.shunned(CAROL) is None
+        standing.lied(CAROL, "passed on forged announcements")
+    assert standing.shunned(CAROL) == "it passed on forged announcements"
+    assert standing.banned(CAROL) is None, "what it signs itself is another matter"
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.05, 0.5, 2.0])
+def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_are_apart(apart: float) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(10):
+        standing = Standing(Clock())
+        for _ in range(200):
+            standing.trained(ALICE, 1, drawn(rng, apart))
+            assert standing.weight(ALICE) == 1.0, f"author {number}: {standing.report(ALICE)}"
+        assert standing.established(ALICE)
+
+
+@pytest.mark.parametrize(("lie", "apart"), [(0.9, 0.05), (0.5, 0.5), (0.7, 1.0)])
+def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apart: float) -> None:
+    rng, standing = np.random.default_rng(0), Standing(Clock())
+    steps = 0
+    while standing.banned(ALICE) is None:
+        assert (steps := steps + 1) <= 20
+        standing.trained(ALICE, 1, drawn(rng, apart, lie))
+    assert steps >= 5, "some luck is not evidence"
+    assert "min(ρ, 2)" in (standing.banned(ALICE) or "") and standing.weight(ALICE) == 0.0
+    assert not standing.established(ALICE)
+
+
+def test_row_10_too_high_claims_earn_nothing_and_need_no_ban() -> None:
+    rng, standing = np.random.default_rng(0), Standing(Clock())
+    for _ in range(100):
+        standing.trained(ALICE, 1, drawn(rng, 0.5, lie=20.0))
+    assert standing.report(ALICE)["mean_importance"] < 0.1 and standing.banned(ALICE) is None
+
+
+def test_doubted_claims_count_half_and_build_no_record(clock: Clock) -> None:
+    standing = Standing(clock)
+    standing.trained(ALICE, 5, figures(64, excess=20.0, squares=64.0))  # 640 tokens: 1.031 ± 0.0125
+    assert standing.weight(ALICE) == 0.5 and standing.report(ALICE)["record"] == 0
+    assert "doubted" in standing.report(ALICE)["standing"]
+
+
+def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -> None:
+    standing = Standing(clock, ())
+    for _ in range(10):
+        standing.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0))
+    assert standing.banned(ALICE) is None and standing.weight(ALICE) == 1.0
+    assert standing.report(ALICE)["mean_importance"] > 1.4
+    established(standing, BOB)
+    assert standing.newcomers_room(24) is None
+
+
+# --- newcomers --------------------------------------------------------------------------------------------------------
+
+
+def test_row_15_who_has_no_record_shares_a_quarter_unless_nobody_has_one(clock: Clock) -> None:
+    standing = Standing(clock)
+    standing.trained(ALICE, 5, figures())
+    assert standing.newcomers_room(24) is None
+    established(standing, ALICE)
+    assert standing.newcomers_room(24) == 6 and standing.newcomers_room(2) == 1
+    standing.ban(ALICE, "it lied")
+    assert standing.newcomers_room(24) is None
+
+
+def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock) -> None:
+    standing, pool = Standing(clock), Pool(600.0, clock, random.Random(0))
+    established(standing, ALICE)
+    for number in range(8):
+        for round in range(4):
+            pool.add(waiting(identity(100 + number).author, round, clock.now))
+    for round in range(40):
+        pool.add(waiting(ALICE, round, clock.now))
+    newcomers = Newcomers(lambda author: not standing.established(author), standing.newcomers_room(24))
+    taken = Counter(scored.group.author == ALICE for scored in pool.take(24, newcomers))
+    assert taken == {True: 18, False: 6}
+    assert len(pool.take(24, newcomers)) == 22, "in the same batch there is room for no more of them"
+
+
+# --- rounds, floods, memory -------------------------------------------------------------------------------------------
+
+
+def test_row_09_rounds_far_ahead_do_not_follow_but_for_one_new_beginning(clock: Clock) -> None:
+    standing = Standing(clock)
+    assert standing.follows(ALICE, 10_000)
+    assert standing.follows(ALICE, 10_064) and standing.follows(ALICE, 3), "late ones are others' affair"
+    assert standing.follows(ALICE, 10**12), "its store may have been lost"
+    assert not standing.follows(ALICE, 10**12 + 100_000), "and that so soon again it was not"
+    assert standing.follows(ALICE, 10**12 + 64)
+    clock.now += 100
+    assert standing.follows(ALICE, 10**12 + 64 + 1_600)
+    clock.now += 2 * 3600
+    assert standing.follows(ALICE, 10**15)
+
+
+def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock: Clock) -> None:
+    standing = Standing(clock)
+    for _ in range(48):
+        standing.note_pull(ALICE, step_seconds=10.0)
+    assert standing.pulled(ALICE) == 48 and standing.pulled(BOB) == 0
+    clock.now += 10
+    assert standing.pulled(ALICE) == pytest.approx(24)
+
+
+def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_record(clock: Clock) -> None:
+    standing = Standing(clock)
+    established(standing, ALICE)
+    standing.equivocated(BOB)
+    for number in range(book.AUTHORS_MAX + 100):
+        stranger = number.to_bytes(38, "big")
+        standing.refused(stranger, "malformed")
+        standing.failed(stranger)
+    assert len(standing.authors) == book.AUTHORS_MAX and len(standing.holders) == book.HOLDERS_MAX
+    assert standing.established(ALICE) and standing.banned(BOB) is not None
+
+
+def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Clock) -> None:
+    calls = Calls(clock)
+    assert [calls.allow(ALICE) for _ in range(int(BURST) + 5)] == [True] * int(BURST) + [False] * 5
+    assert calls.allow(BOB)
+    clock.now += 1.0
+    assert [calls.allow(ALICE) for _ in range(60)].count(True) == CALLS_A_SECOND
+    for number in range(2 * CALLERS_MAX):
+        calls.allow(number.to_bytes(38, "big"))
+    assert len(calls._left) == CALLERS_MAX
+
+
+# --- what is told and kept --------------------------------------------------------------------------------------------
+
+
+def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> None:
+    before = Standing(clock)
+    established(before, ALICE)
+    before.ban(BOB, "it lied")
+    before.admitted(CAROL, completions=8, tokens=80, size=700)
+    clock.now += 100
+    Books(tmp_path / "standing.json", before).write()
+    later = Clock()
+    later.now = 7.0
+    after = Standing(later)
+    Books(tmp_path / "standing.json", after)
+    assert after.established(ALICE) and after.banned(BOB) == "it lied" and CAROL not in after.authors
+    assert after.report(ALICE)["mean_importance"] == before.report(ALICE)["mean_importance"]
+    later.now += BAN_SECONDS - 99
+    assert after.banned(BOB) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"authors": {"zz": {}}}', '{"authors": []}', "\x00", "1e999"])
+def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
+    tmp_path: Path, text: str, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "standing.json"
+    path.write_text(text)
+    books = Books(path, standing := Standing(clock))
+    assert not standing.authors and "damaged" in caplog.text
+    books.write()
+    assert json.loads(path.read_text()) == {"authors": {}}
+
+
+def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
+    standing = Standing(clock)
+    assert standing.report(ALICE)["standing"] == "newcomer"
+    standing.admitted(ALICE, completions=4, tokens=40, size=400)
+    standing.scored(ALICE, (1.0, 0.0, 0.0, 0.0), signal=True)
+    standing.scored(ALICE, (0.0, 0.0, 0.0, 0.0), signal=False)
+    told = standing.report(ALICE)
+    assert (told["mean_length"], told["mean_reward"], told["no_signal"]) == (10.0, 0.125, 1)
+    established(standing, ALICE)
+    assert standing.report(ALICE)["standing"] == "established"
