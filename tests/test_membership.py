@@ -17,7 +17,17 @@ from ftis_node.run import Hints, Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
-from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, MET_SIZE, VIEW_SIZE, Membership, fetch_run
+from ftis_node.swarm.membership import (
+    ANCHORS,
+    GIVE_UP_AFTER,
+    HEARD_SIZE,
+    INBOUND_MAX,
+    MET_SIZE,
+    TELLER_PART,
+    VIEW_SIZE,
+    Membership,
+    fetch_run,
+)
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
 from ftis_node.swarm.traffic import Traffic
@@ -32,7 +42,7 @@ from tests.helpers_swarm import (
     transport,
 )
 
-ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
+ALICE, BOB, CAROL, MALLORY = (identity(number) for number in range(1, 5))
 
 
 class Door(Answers):
@@ -150,13 +160,52 @@ def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member() -> None:
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 
+def met(alice: Membership, first: int, count: int, *, found: bool, network: str = "10.0.0") -> list[bytes]:
+    """So many peers enter the view one after the other."""
+    peers = [identity(number) for number in range(first, first + count)]
+    for number, who in enumerate(peers):
+        place = f"/ip4/{network}.{number % 250}/tcp/4001/p2p/{who.peer_id}"
+        alice._admit(who.author, hello(who, addresses=[place]), found=found)
+        assert who.author in alice.view
+    return [who.author for who in peers]
+
+
 def test_the_view_is_bounded_and_the_newest_is_in_it() -> None:
     alice = alone()
     for number in range(100, 100 + VIEW_SIZE + 30):
         who = identity(number)
         alice.on_handshake(hello(who), who.author)
         assert who.author in alice.view
+    assert len(alice.view) == INBOUND_MAX
+    met(alice, 500, VIEW_SIZE, found=True)
     assert len(alice.view) == VIEW_SIZE
+
+
+def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found() -> None:
+    alice = alone()
+    honest = met(alice, 100, VIEW_SIZE - INBOUND_MAX, found=True)
+    met(alice, 1000, 300, found=False)
+    assert len(alice.view) == VIEW_SIZE and set(honest) <= set(alice.view)
+
+
+def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room() -> None:
+    alice = alone()
+    honest = [met(alice, 100 + number, 1, found=True, network=f"198.51.{number}")[0] for number in range(30)]
+    met(alice, 1000, 500, found=True, network="203.0.113")
+    assert set(honest) <= set(alice.view), "each has a network of its own"
+    alice = alone()
+    first = met(alice, 100, ANCHORS, found=True)
+    met(alice, 1000, 500, found=True)
+    assert set(first) <= set(alice.view)
+
+
+def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told() -> None:
+    alice = alone()
+    told = [address(identity(number)) for number in range(100, 150)]
+    alice.hear(told)
+    alice.hear([address(identity(number)) for number in range(1000, 1000 + HEARD_SIZE)], MALLORY.author)
+    assert len(alice._heard) == 50 + HEARD_SIZE // TELLER_PART
+    assert {identity(number).author for number in range(100, 150)} <= set(alice._heard)
 
 
 def test_peers_of_other_runs_do_not_fill_the_memory() -> None:
@@ -230,7 +279,7 @@ def test_who_left_the_view_to_make_room_may_still_ask() -> None:
     peers = [identity(1000 + number) for number in range(VIEW_SIZE + 10)]
     for peer in peers:
         alice.on_handshake(hello(peer, addresses=[]), peer.author)
-    assert len(alice.view) == VIEW_SIZE
+    assert len(alice.view) == INBOUND_MAX
     assert all(alice.limits(peer.author) == OWN for peer in peers)
     assert alice.limits(CAROL.author) is None
 

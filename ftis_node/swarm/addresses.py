@@ -51,6 +51,20 @@ def scope(address: str) -> Scope:
     return _scope_of(found[1]) if found else "public"  # a name
 
 
+def network_of(addresses: Iterable[str]) -> str:
+    """The network of the first address: its /24 of IPv4, its /48 of IPv6, else what it names; "" without any."""
+    for address in addresses:
+        found = _IP.search(address)
+        if found is None:
+            return address.split("/")[2] if address.count("/") > 1 else address
+        try:
+            place = ipaddress.ip_address(found[1].split("%")[0])
+        except ValueError:
+            return found[1]
+        return str(ipaddress.ip_network((place, 24 if place.version == 4 else 48), strict=False))
+    return ""
+
+
 def ranked(addresses: Iterable[str]) -> list[str]:
     """The same, those first that most others can dial: public, relayed, private, this machine's own; TCP before QUIC.
 

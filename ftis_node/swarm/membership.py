@@ -22,7 +22,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.files import replace_text
 from ftis_node.run import Run, RunFile, dump_run_file, parse_run_file
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import is_relayed, parse_address, ranked
+from ftis_node.swarm.addresses import is_relayed, network_of, parse_address, ranked
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
@@ -34,6 +34,12 @@ from ftis_node.swarm.transport import Transport, Unreachable
 VIEW_SIZE = 64
 HEARD_SIZE = 256
 MET_SIZE = 256
+# Identities and addresses are free. Peers that came by themselves have at most half of the view; the first that this
+# node found stay while they answer; of the rest those make room that crowd together in one network. What one peer tells
+# of others fills at most an eighth of what this node has heard.
+INBOUND_MAX = VIEW_SIZE // 2
+ANCHORS = 8
+TELLER_PART = 8
 MAX_ADDRESSES = 8
 MAX_ADDRESS_LENGTH = 256
 ADDRESSES_TOLD = 2
@@ -56,11 +62,13 @@ class Reachability(StrEnum):
 
 @dataclass(eq=False)
 class Peer:
-    """A peer that shook hands with this node and belongs to its run. addresses: the best first."""
+    """A peer that shook hands with this node and belongs to its run. addresses: the best first. found: it was this node
+    that greeted, and not the peer."""
 
     id: bytes
     addresses: list[str]
     agent: str
+    found: bool = False
     seen: float = field(default_factory=time.monotonic)
     failures: int = 0
 
@@ -85,6 +93,7 @@ class Membership:
         self._traffic = traffic
         self._cache = cache
         self._heard: dict[bytes, list[str]] = {}
+        self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
         self._missed: Counter[bytes] = Counter()  # greetings in vain, of peers heard of
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
         self.own_addresses: list[str] = []
@@ -114,8 +123,11 @@ class Membership:
             return True
         return self.health is not None and self.health.reachability == "private"
 
-    def hear(self, addresses: Sequence[str]) -> bool:
+    def hear(self, addresses: Sequence[str], teller: bytes | None = None) -> bool:
         """Remembers addresses that somebody mentioned; anything that is not an address of a peer is ignored.
+
+        Args:
+            teller: who did; None: this node's own sources.
 
         Returns whether any of them is a peer that was not known at all.
         """
@@ -124,13 +136,22 @@ class Membership:
             peer = _peer_at(text)
             if peer is None or peer == self._identity.author:
                 continue
-            if peer not in self._heard and len(self._heard) >= HEARD_SIZE:
-                self._forget(random.choice(list(self._heard)))
+            if peer not in self._heard:
+                self._make_room_to_hear(teller)
+                if teller is not None:
+                    self._tellers[peer] = teller
             news |= peer not in self._heard and peer not in self.view
             known = self._heard.setdefault(peer, [])
             if text not in known:
                 self._heard[peer] = [text, *known][:MAX_ADDRESSES]
         return news
+
+    def _make_room_to_hear(self, teller: bytes | None) -> None:
+        told = [peer for peer, who in self._tellers.items() if who == teller]
+        if teller is not None and len(told) >= HEARD_SIZE // TELLER_PART:
+            self._forget(told[0])
+        elif len(self._heard) >= HEARD_SIZE:
+            self._forget(random.choice(list(self._heard)))
 
     def strangers(self) -> list[bytes]:
         """Peers heard of but not in the view, in random order."""
@@ -161,8 +182,8 @@ class Membership:
         if answer.refusal or answer.run_id != self._run_file.run.id or answer.major != PROTOCOL_MAJOR:
             self._refuse(peer, _plain(answer.refusal, 200) or "it belongs to another run or speaks another protocol")
             return False
-        self._admit(peer, answer)
-        self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD])
+        self._admit(peer, answer, found=True)
+        self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
         return True
 
     def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
@@ -181,7 +202,7 @@ class Membership:
                 answer.refusal += ", which has another tokenizer"
             self._refuse(peer, f"it is in another run, {request.run_id.hex()[:32]}")
         else:
-            self._admit(peer, request)
+            self._admit(peer, request, found=False)
             answer.peers.extend(self.some_addresses(PEERS_IN_A_HANDSHAKE, peer))
         self._traffic.sent[peer] += answer.ByteSize()
         return answer
@@ -240,8 +261,9 @@ class Membership:
     def _forget(self, peer: bytes) -> None:
         self._heard.pop(peer, None)
         self._missed.pop(peer, None)
+        self._tellers.pop(peer, None)
 
-    def _admit(self, peer: bytes, hello: ftis_pb2.Handshake) -> None:
+    def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool) -> None:
         self.refused.pop(peer, None)
         self._missed.pop(peer, None)
         self._met.pop(peer, None)
@@ -249,18 +271,33 @@ class Membership:
             del self._met[next(met for met in self._met if met not in self.view)]
         self._met[peer] = OWN.shared_with(hello.limits)
         known = self.view.get(peer)
-        if known is None and len(self.view) >= VIEW_SIZE:
-            del self.view[random.choice(list(self.view))]
+        if known is None:
+            self._make_room_in_view(found)
         addresses = ranked(text for text in hello.addresses[:MAX_ADDRESSES] if _peer_at(text) == peer)
         if known is None:
             agent = _plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
-            self.view[peer] = Peer(peer, addresses, agent)
+            self.view[peer] = Peer(peer, addresses, agent, found)
         else:
             known.addresses, known.failures, known.seen = addresses or known.addresses, 0, time.monotonic()
         if addresses:
             self._forget(peer)  # what it says of itself replaces what others said
         self.hear(addresses)
+
+    def _make_room_in_view(self, found: bool) -> None:
+        inbound = [peer for peer in self.view.values() if not peer.found]
+        if not found and len(inbound) >= INBOUND_MAX:
+            leaving = inbound
+        elif len(self.view) >= VIEW_SIZE:
+            anchors = [peer for peer in self.view.values() if peer.found][:ANCHORS]  # a dictionary keeps its order
+            leaving = [peer for peer in self.view.values() if peer not in anchors]
+        else:
+            return
+        networks = [network_of(peer.addresses) for peer in leaving]
+        crowd = Counter(networks)
+        crowded = max(crowd.values())
+        fullest = [peer for peer, network in zip(leaving, networks, strict=True) if crowd[network] == crowded]
+        del self.view[random.choice(fullest).id]
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

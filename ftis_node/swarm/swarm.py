@@ -247,7 +247,7 @@ class Swarm:
             if answer is None:
                 return
             request = self.gossip.take(request, answer, peer, limits)
-            if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD]) and not self._settled():
+            if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
                 self._heard.set()
         if request is not None:
             self.gossip.unsent(request, peer)
