@@ -70,8 +70,8 @@ class Settings(BaseModel):
     wait: float = Field(10.0, ge=0)
     steps: int | None = Field(None, ge=1)
 
-    # What is done about authors whose samples look wrong, see `ftis_node.swarm.standing`
-    defences: tuple[Literal["claims", "newcomers"], ...] = ("claims", "newcomers")
+    # What is done about samples that look wrong: of authors, see `swarm.standing`; of their own, see `learner.trust`
+    defences: tuple[Literal["claims", "newcomers", "likelihood", "length"], ...] = ("claims", "newcomers")
 
     # Evaluation
     eval_every: int = Field(5, ge=1)

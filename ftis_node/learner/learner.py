@@ -18,6 +18,7 @@ from ftis_node.errors import FtisError
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
 from ftis_node.learner.memory import free_memory, out_of_memory
 from ftis_node.learner.optimiser import Optimiser
+from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
 from ftis_node.policy.plan import MICRO_BATCH_TOKENS
 from ftis_node.policy.policy import Policy
@@ -62,6 +63,7 @@ class Computed:
     logprobs: Tensor
     entropy: Tensor
     loss: float
+    distrusted: Tensor
 
 
 class Learner:
@@ -85,6 +87,8 @@ class Learner:
         self.own = own
         self.steps = 0
         self.gate: float | None = None  # see Objective.next_gate
+        self.usual_length: float | None = None  # see trust.next_length
+        self._defences = settings.defences
         self.micro_batch_tokens = settings.micro_batch_tokens or MICRO_BATCH_TOKENS["cpu"]
         self.trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         rate = settings.effective_learning_rate(task, lora=policy.kind == "lora")
@@ -112,7 +116,7 @@ class Learner:
         retries = self._retries
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
-        gate = self.gate
+        gate, usual_length = self.gate, self.usual_length
         for inner in range(self.objective.inner_steps if batch.computed else 0):
             computed = self.accumulate(batch, start)
             self._tell(diagnostics, computed, inner)
@@ -121,7 +125,9 @@ class Learner:
                 break
             if inner == 0:
                 gate, start = self.next_gate(computed), _by_sample(computed)
-        self.gate = gate  # only now: all inner steps are gated alike
+                successes = [s.tokens for s in batch.computed if s.source == self.own and s.advantage > 0]
+                usual_length = next_length(self.usual_length, successes)
+        self.gate, self.usual_length = gate, usual_length  # only now: all inner steps are gated alike
         self.steps += 1
         if batch.computed:
             self._bad_steps = self._bad_steps + 1 if skipped else 0
@@ -175,23 +181,28 @@ class Learner:
         """Adds the gradient of one micro-batch."""
         device = self.policy.device
         samples = [sample for prompted in part for sample in prompted.samples]
+        lengths = torch.tensor([sample.tokens for sample in samples], device=device)
+        advantages = _column([sample.advantage for sample in samples], device)
+        own = torch.tensor([sample.source == self.own for sample in samples], device=device)
         new, entropy = completion_logprobs(self.policy, [prompted.prefixed for prompted in part], self.temperature)
         claimed = np.concatenate([sample.completion.logprobs for sample in samples])
+        before = torch.cat([start[sample.index] for sample in samples]) if start else new.detach()
+        suspect = distrusted(before, lengths, advantages, own, defences=self._defences, usual_length=self.usual_length)
         terms = self.objective.terms(
             new=new,
-            start=torch.cat([start[sample.index] for sample in samples]) if start else new.detach(),
+            start=before,
             generator=torch.from_numpy(claimed).to(device),
-            lengths=torch.tensor([sample.tokens for sample in samples], device=device),
-            advantages=_column([sample.advantage for sample in samples], device),
-            weights=_column([sample.weight for sample in samples], device),
+            lengths=lengths,
+            advantages=advantages,
+            weights=_column([sample.weight for sample in samples], device) * ~suspect,
             ended=torch.tensor([sample.completion.finished for sample in samples], device=device),
-            own=torch.tensor([sample.source == self.own for sample in samples], device=device),
+            own=own,
             gate=self.gate,
         )
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         told = replace(terms, value=terms.value.detach())
-        return Computed(samples, told, new.detach(), entropy, float(loss.detach()))
+        return Computed(samples, told, new.detach(), entropy, float(loss.detach()), suspect)
 
     def divisor(self, batch: Batch, computed: Sequence[Computed]) -> float:
         """D, which the accumulated loss and gradient must still be divided by: it may hang on what was dropped."""
@@ -245,6 +256,7 @@ class Learner:
                 sources=sources,
                 own=self.own,
                 entropy=part.entropy,
+                distrusted=part.distrusted,
             )
 
     def next_gate(self, computed: Sequence[Computed]) -> float | None:
@@ -265,8 +277,7 @@ class Learner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Copies of the trainable weights by name, and of everything else that the next step depends on, on the CPU."""
         weights, state = self.optimiser.state()
-        gate = [] if self.gate is None else [self.gate]
-        return weights, {**state, _GATE: torch.tensor(gate, dtype=torch.float64)}
+        return weights, {**state, _GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Tensor], steps: int) -> None:
         """Puts back what `state` gave.
@@ -274,14 +285,18 @@ class Learner:
         Raises:
             FtisError: the weights are of another model or another choice of trainable parameters.
         """
-        gate = state.get(_GATE, torch.empty(0)).tolist()
-        self.optimiser.restore(weights, {name: value for name, value in state.items() if name != _GATE})
-        self.gate = gate[0] if gate else None
+        levels = {name: state.get(name, torch.empty(0)).tolist() for name in (_GATE, _LENGTH)}
+        self.optimiser.restore(weights, {name: value for name, value in state.items() if name not in levels})
+        self.gate, self.usual_length = (level[0] if level else None for level in levels.values())
         self.steps = steps
         self._bad_steps = 0
 
 
-_GATE = "gate"  # among the optimiser's tensors, whose names all have a slash
+_GATE, _LENGTH = "gate", "usual length"  # among the optimiser's tensors, whose names all have a slash
+
+
+def _level(value: float | None) -> Tensor:
+    return torch.tensor([] if value is None else [value], dtype=torch.float64)
 
 
 def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:

@@ -41,11 +41,13 @@ class Diagnostics:
         sources: Sequence[str],
         own: str,
         entropy: Tensor | None = None,
+        distrusted: Tensor | None = None,
     ) -> None:
         """Count a micro-batch: advantages `[N]`, lengths int64 `[N]`, sources one name a sample, `own` this node's.
 
         `lengths` are those that `Objective.terms` was given; `entropy` `[T]`, in nats, is the policy's at the start of
-        the step, given for all micro-batches of a step or for none. Add each sample once a step, at its first inner
+        the step, given for all micro-batches of a step or for none; `distrusted` bool `[N]`, samples that some defence
+        leaves out. Add each sample once a step, at its first inner
         step. ValueError if there is not one source a sample.
         """
         counted, owner, source = self._rows(terms, lengths, sources)
@@ -65,6 +67,7 @@ class Diagnostics:
             "negative": negative,
             "filtered": dropped & negative,
             "gated": dropped & ~negative,
+            "distrusted": torch.zeros(samples, dtype=torch.bool) if distrusted is None else distrusted.cpu(),
             "divergence": terms.divergence,
             "likelihood": terms.likelihood,
             "loss_weight": terms.loss_weight,
@@ -98,6 +101,7 @@ class Diagnostics:
         negatives           samples with Â ≤ 0, those that the filter may drop
         filtered, filtered_fraction   how many of them were dropped, by filter or gate, and of the negatives which share
         gated               samples with Â > 0 that were dropped; only the gate does that
+        distrusted          samples that a defence left out, see `learner.trust`
         divergence_mean, divergence_p99   of the objective's own D, over samples
         k1, k2, …           mean over tokens of every estimator in `divergence.ESTIMATORS`
         k1_p99, k2_p99, …   the same, each sample's mean over its tokens, over samples

@@ -18,6 +18,7 @@ def sample_figures(some: Columns, every: Columns) -> dict[str, float]:
         "filtered": filtered,
         "filtered_fraction": _ratio(filtered, negatives),
         "gated": _total(some["gated"]),
+        "distrusted": _total(some["distrusted"]),
         "divergence_mean": _mean(some["divergence"]),
         "divergence_p99": _quantiles(some["divergence"], 0.99)[0],
         "likelihood": _mean(some["likelihood"]),

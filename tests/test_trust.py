@@ -1,0 +1,93 @@
+"""Samples that no honest peer is likely to have written teach nothing; one's own, and failures, are never left out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ftis_node.learner import TrainingGroup, trust
+from ftis_node.learner.trust import LENGTH, LIKELIHOOD, LONGER, NEAR_IMPOSSIBLE, distrusted, next_length
+from ftis_node.packet import Completion
+from tests.test_learner import FOREIGN, OWN, assert_close, gradient_of, learner
+
+RARE, PLAIN = NEAR_IMPOSSIBLE - 0.1, NEAR_IMPOSSIBLE + 0.1
+
+
+def suspects(start: list[list[float]], advantages: list[float], own: list[bool], **how: object) -> list[bool]:
+    found: Tensor = distrusted(
+        torch.tensor([logprob for sample in start for logprob in sample]),
+        torch.tensor([len(sample) for sample in start]),
+        torch.tensor(advantages),
+        torch.tensor(own),
+        **{"defences": (), "usual_length": None, **how},  # type: ignore[arg-type]
+    )
+    return found.tolist()
+
+
+def test_a_foreign_success_with_one_near_impossible_token_is_left_out() -> None:
+    start = [[PLAIN, PLAIN], [PLAIN, RARE, 0.0], [RARE], [RARE]]
+    advantages, own = [1.0, 1.0, -1.0, 1.0], [False, False, False, True]
+    assert suspects(start, advantages, own, defences=(LIKELIHOOD,)) == [False, True, False, False]
+    assert suspects(start, advantages, own) == [False] * 4
+
+
+def test_a_foreign_success_of_more_than_twice_the_usual_length_is_left_out() -> None:
+    start = [[0.0] * length for length in (10, 21, 20, 21, 21)]
+    advantages, own = [1.0, 1.0, 1.0, -1.0, 1.0], [False, False, False, False, True]
+    found = suspects(start, advantages, own, defences=(LENGTH,), usual_length=10.0)
+    assert found == [False, True, False, False, False] and LONGER == 2.0
+    assert not any(suspects(start, advantages, own, defences=(LENGTH,))), "nothing is usual yet"
+
+
+def test_the_usual_length_follows_ones_own_successes() -> None:
+    assert next_length(None, []) is None
+    assert next_length(None, [8, 12]) == 10.0
+    assert next_length(10.0, []) == 10.0
+    assert next_length(10.0, [20]) == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("tokens", [2048, 64])
+def test_what_is_left_out_weighs_nothing_and_stays_in_the_denominator(
+    monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    monkeypatch.setattr(trust, "NEAR_IMPOSSIBLE", math.inf)
+    careful = learner(defences=(LIKELIHOOD,), objective="tis", micro_batch_tokens=tokens)
+    told = careful.step([*OWN, *FOREIGN]).diagnostics["sources"]
+    careless = learner(objective="tis", micro_batch_tokens=tokens)
+    careless.step([*OWN, *map(_successes_weigh_nothing, FOREIGN)])
+    assert_close(gradient_of(careful), gradient_of(careless))
+    assert (told["peer"]["distrusted"], told["own"]["distrusted"]) == (3, 0)
+
+
+def _successes_weigh_nothing(group: TrainingGroup) -> TrainingGroup:
+    """The same group in two parts: failures as they are, successes without weight."""
+    [part] = group.parts
+    split = {0: ([], []), 1: ([], [])}  # type: ignore[var-annotated]
+    for completion, reward in zip(part.completions, part.rewards, strict=True):
+        split[int(reward)][0].append(completion)
+        split[int(reward)][1].append(reward)
+    parts = [replace(part, completions=c, rewards=r, weight=1.0 - good) for good, (c, r) in split.items() if c]
+    return replace(group, parts=parts)
+
+
+def test_padding_is_noticed_after_one_step_and_also_after_a_restart() -> None:
+    subject = learner(defences=(LENGTH,))
+    subject.step(OWN)
+    usual = subject.usual_length
+    assert usual is not None
+    [part] = FOREIGN[0].parts
+    endless = Completion(
+        np.full(int(3 * usual), 9, np.uint32), np.full(int(3 * usual), -3.0, np.float32), finished=False
+    )
+    padded = TrainingGroup(FOREIGN[0].prompt_ids, [replace(part, completions=[endless, *part.completions[1:]])])
+    again = learner(defences=(LENGTH,))
+    weights, state = subject.state()
+    again.restore(weights, state, subject.steps)
+    assert again.usual_length == usual
+    for one in (subject, again):
+        assert one.step([*OWN, padded]).diagnostics["sources"]["peer"]["distrusted"] == 1
