@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.swarm import ftis_pb2, gossip, table
+from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.table import announcement_id
 from tests.helpers_swarm import OTHER_RUN, announcement, identity
@@ -208,3 +209,13 @@ def test_identities_without_number_do_not_fill_an_announcement(bob: Talker) -> N
         bob.gossip.answer(ftis_pb2.ExchangeRequest(), identity(2000 + number).author)
     assert len(known.told) == len(known.holders) == table.PEERS_MAX
     assert other in known.holders
+
+
+def test_row_31_of_one_peer_only_so_many_signatures_are_checked(bob: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
+    bob.gossip._checks = Budgets(lambda: bob.now, 1.0, 10.0)
+    flood = [entry(made_by(identity(1000 + number), packets=1)) for number in range(20)]
+    assert bob.hear(flood, MALLORY.author) == 10
+    assert bob.gossip.counts == {"new": 10, "over the budget": 10}
+    assert bob.hear(flood[10:], CAROL.author) == 10, "others may still tell of them"
+    bob.now += 5.0
+    assert bob.hear([entry(made_by(identity(2000 + number), packets=1)) for number in range(20)], MALLORY.author) == 5

@@ -14,7 +14,7 @@ import pytest
 from ftis_node.pool import Newcomers, Pool, Scored
 from ftis_node.saving import Books
 from ftis_node.swarm import standing as book
-from ftis_node.swarm.calls import BURST, CALLERS_MAX, CALLS_A_SECOND, Calls
+from ftis_node.swarm.budgets import PEERS_MAX, Budgets
 from ftis_node.swarm.standing import BAN_SECONDS, NEWCOMER_GROUPS, Standing
 from tests.helpers_swarm import group, identity, packet
 
@@ -238,14 +238,14 @@ def test_row_31_identities_without_number_do_not_fill_the_books_nor_push_out_a_r
 
 
 def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Clock) -> None:
-    calls = Calls(clock)
-    assert [calls.allow(ALICE) for _ in range(int(BURST) + 5)] == [True] * int(BURST) + [False] * 5
-    assert calls.allow(BOB)
+    calls = Budgets(clock, 50.0, 200.0)
+    assert [calls.take(ALICE) for _ in range(205)] == [True] * 200 + [False] * 5
+    assert calls.take(BOB)
     clock.now += 1.0
-    assert [calls.allow(ALICE) for _ in range(60)].count(True) == CALLS_A_SECOND
-    for number in range(2 * CALLERS_MAX):
-        calls.allow(number.to_bytes(38, "big"))
-    assert len(calls._left) == CALLERS_MAX
+    assert [calls.take(ALICE) for _ in range(60)].count(True) == 50
+    for number in range(2 * PEERS_MAX):
+        calls.take(number.to_bytes(38, "big"))
+    assert len(calls._left) == PEERS_MAX
 
 
 # --- what is told and kept --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from ftis_node.run import Run
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
 from ftis_node.swarm.bounded import remember
+from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Heard, Known, Table, announcement_id
@@ -28,6 +29,7 @@ ASKS_MAX = 3  # of one peer for one announcement
 ENOUGH_OPEN = 128
 A_FEW = 4
 COUNT_SECONDS = 1.0
+CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # of signatures, for one peer
 ASKED_SECONDS = 5.0  # that somebody else waits, once, while one peer is asked for an announcement
 # `issued_at` only fences replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
@@ -80,6 +82,7 @@ class Gossip:
         self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, what it mentioned and this node lacks
         self._asked: dict[int, float] = {}  # id → until when nobody else is asked for it; once asked, never again
         self._open, self._counted = 0, -math.inf  # announcements with something left to pull, and when that was counted
+        self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._unsure: dict[bytes, None] = {}  # peers that may have told what did not arrive
         self._dealt: dict[int, None] = {}  # ids of announcements that are not wanted, whoever mentions them
 
@@ -237,7 +240,7 @@ class Gossip:
         outcome = self._read(entry, introducer)
         if outcome == "forged":  # honest nodes check what they pass on
             self._standing.lied(introducer, "passed on forged announcements")
-        if outcome == "old":  # its age is what the teller says; another may tell the truth
+        if outcome in ("old", "over the budget"):  # its age is what the teller says; another may tell the truth
             return outcome
         known = self.table.find(id)
         for peer, lacking in self._lacking.items():
@@ -258,6 +261,8 @@ class Gossip:
             return "own or banned"
         if abs(time.time() - announcement.issued_at) > REPLAY_FENCE:
             return "replayed"
+        if not self._checks.take(introducer):
+            return "over the budget"
         if not announcement.verify():
             return "forged"
         if not self._standing.follows(announcement.author, announcement.round):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.identity import peer_id
 
 CLAIMS, NEWCOMERS = "claims", "newcomers"
@@ -31,7 +32,8 @@ STRIKE_HALF_LIFE = 3600.0
 # begins anew at its clock's milliseconds.
 ROUNDS_AHEAD = 64
 ROUNDS_A_SECOND = 16.0
-JUMP_HALF_LIFE = 3600.0
+JUMP_SECONDS = 3600.0
+HEARD_MAX = 4096  # authors whose highest round is remembered
 # Of an author's claims: over how many samples the memory fades, how many say anything at all, how far above its bound a
 # mean may lie for rounding's sake, and by how many standard errors it must to be doubted, and to be disproved.
 FADING_SAMPLES = 1000.0
@@ -137,8 +139,6 @@ class Author:
     claims: Claims = field(default_factory=Claims)
     strikes: Fading = field(default_factory=lambda: Fading(STRIKE_HALF_LIFE))
     pulled: Fading = field(default_factory=lambda: Fading(1.0))
-    newest: tuple[int, float] | None = None  # the highest round heard of, and when
-    jumps: Fading = field(default_factory=lambda: Fading(JUMP_HALF_LIFE))
     ban: Ban = field(default_factory=Ban)
 
 
@@ -170,6 +170,8 @@ class Standing:
         self.banned_author: list[Callable[[bytes], None]] = []  # told of each ban
         self._clock = clock
         self._defences = frozenset(defences)
+        self._rounds: dict[bytes, tuple[int, float]] = {}  # by author: the highest heard of, and when
+        self._jumped: dict[bytes, float] = {}  # when an author's rounds last began anew
 
     # --- authors: evidence ----------------------------------------------------------------------------------------
 
@@ -233,16 +235,17 @@ class Standing:
 
     def follows(self, author: bytes, round: int) -> bool:
         """Whether a round may follow on the highest heard of: else an author would go and look for easy prompts."""
-        now, book = self._clock(), self._author(author)
-        if book.newest is not None:
-            highest, at = book.newest
-            if round <= highest:
-                return True
-            if round > highest + ROUNDS_AHEAD + ROUNDS_A_SECOND * (now - at):
-                if book.jumps.now(now) > 0.5:
-                    return False
-                book.jumps.add(now)
-        book.newest = (round, now)
+        now = self._clock()
+        highest, at = self._rounds.get(author, (round, now))
+        if round < highest:
+            return True
+        if round > highest + ROUNDS_AHEAD + ROUNDS_A_SECOND * (now - at):
+            if now - self._jumped.get(author, -math.inf) < JUMP_SECONDS:
+                return False
+            make_room(self._jumped, author, HEARD_MAX)
+            self._jumped[author] = now
+        make_room(self._rounds, author, HEARD_MAX)
+        self._rounds[author] = (round, now)
         return True
 
     # --- authors: verdicts ----------------------------------------------------------------------------------------

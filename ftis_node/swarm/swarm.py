@@ -19,7 +19,7 @@ from ftis_node.run import RunFile
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import PacketRef, announce
-from ftis_node.swarm.calls import Calls
+from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.directory import Directory
 from ftis_node.swarm.fetch import Limit, Uploads
 from ftis_node.swarm.gossip import Gossip
@@ -42,6 +42,7 @@ SETTLED_RECORD_SECONDS = 180.0  # all records lie under one key, so reading it c
 PEERS_TOLD = 2
 QUESTIONS = 2  # of one exchange: what is new on either side, and what either lacks of it
 ENOUGH_PEERS = 16
+CALLS_A_SECOND, CALLS_AT_ONCE = 50.0, 200.0
 ENOUGH_RECORDS = 64
 
 
@@ -105,7 +106,7 @@ class Swarm:
             news=self._news,
         )
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
-        self._calls = Calls(time.monotonic)
+        self._calls = Budgets(time.monotonic, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._service = FtisSwarm(self)
         self._directory = Directory(transport, identity, run_file.run.id)
         self.supervisor = Supervisor(transport, self._revive)
@@ -180,7 +181,7 @@ class Swarm:
     def admits(self, peer: bytes) -> bool:
         """Whether a call of this peer is answered. Who calls without end is cut off: what it sends would still cost
         p2pd and this process more than it is worth."""
-        if self.standing.shunned(peer) is None and self._calls.allow(peer):
+        if self.standing.shunned(peer) is None and self._calls.take(peer):
             return True
         if peer not in self._cutting:
             self._cutting[peer] = task = asyncio.create_task(self._transport.disconnect(peer))
@@ -288,7 +289,8 @@ class Swarm:
                 self.membership.hear(self._bootstraps)
                 self.membership.load_cache()
                 await self._look_up()
-            strangers = self.membership.strangers()[: 1 if self._settled() else self._exchange_peers]
+            strangers = [peer for peer in self.membership.strangers() if self.standing.shunned(peer) is None]
+            strangers = strangers[: 1 if self._settled() else self._exchange_peers]
             met = await asyncio.gather(*(self._greet(peer) for peer in strangers))
             if any(met) and not self._settled():
                 self.poke()

@@ -1,0 +1,33 @@
+"""How much a peer may ask of this node: an answer costs more than a question, and a check more than a forgery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ftis_node.swarm.bounded import make_room
+
+PEERS_MAX = 1024
+
+
+class Budgets:
+    """A token bucket for each peer."""
+
+    def __init__(self, clock: Callable[[], float], a_second: float, burst: float) -> None:
+        """
+        Args:
+            clock: monotonic, in seconds.
+            a_second: tokens that come back every second, up to `burst`.
+        """
+        self._clock = clock
+        self._a_second = a_second
+        self._burst = burst
+        self._left: dict[bytes, tuple[float, float]] = {}  # tokens left, and when that was so
+
+    def take(self, peer: bytes) -> bool:
+        """Takes a token; False if the peer has none left."""
+        now = self._clock()
+        left, at = self._left.get(peer, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._a_second)
+        make_room(self._left, peer, PEERS_MAX)
+        self._left[peer] = (max(0.0, left - 1.0), now)
+        return left >= 1.0
