@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict
 from typing import Any
+
+import psutil
 
 from ftis_node.stepping import Stepper
 from ftis_node.swarm.identity import peer_id
@@ -33,10 +36,16 @@ def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
         "bytes_in": swarm.traffic.bytes_in,
         "bytes_out": swarm.traffic.bytes_out,
         "network": network_status(swarm),
+        "process": process_status(),
         "refused_packets": dict(swarm.pulling.rejections),
         "announcements": dict(swarm.gossip.counts),
         "own_groups_refused": stepper.own_refused,
     }
+
+
+def process_status() -> dict[str, int]:
+    """What the network process itself holds: memory, and blocks of Python's allocator, which tell a leak from noise."""
+    return {"memory_bytes": psutil.Process().memory_info().rss, "python_blocks": sys.getallocatedblocks()}
 
 
 def network_status(swarm: Swarm) -> dict[str, Any]:

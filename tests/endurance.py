@@ -56,6 +56,7 @@ class Swarm:
     def __init__(self, path: Path, places: Sequence[tuple[str, str]], flags: Sequence[str]) -> None:
         self.members: list[Member] = []
         self.family: dict[int, psutil.Process] = {}
+        self.sockets: set[Path] = set()
         for number, (namespace, address) in enumerate(places):
             peers = ["--peers", self.members[0].address] if self.members else []
             daemon = Daemon(
@@ -74,8 +75,10 @@ class Swarm:
         self.remember()
 
     def remember(self) -> None:
-        """All processes there ever were, so that none is left in the end."""
+        """All processes and socket directories there ever were, so that none is left in the end."""
         for member in self.members:
+            if (runtime := member.daemon.home.runtime()) is not None:
+                self.sockets.add(Path(runtime["directory"]))
             for process in member.daemon.pids():
                 self.family.setdefault(process.pid, process)
 
@@ -209,7 +212,6 @@ def _down(member: Member, a: float, b: float, events: Sequence[dict[str, Any]]) 
 
 
 def chaos(nodes: int, seconds: float, seed: int) -> dict[str, Any]:
-    sockets = _sockets()
     problems = []
     with swarm(nodes, ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=50")) as running:
         trouble = Chaos(running, seconds, random.Random(seed))
@@ -230,8 +232,8 @@ def chaos(nodes: int, seconds: float, seed: int) -> dict[str, Any]:
         problems.append(f"exit codes {codes}")
     if left:
         problems.append(f"processes left: {left}")
-    if _sockets() - sockets:
-        problems.append(f"socket directories left: {sorted(_sockets() - sockets)}")
+    if sockets := [str(path) for path in running.sockets if path.exists()]:
+        problems.append(f"socket directories left: {sockets}")
     for name, found in told.items():
         if found["longest_gap"] > found["gap_limit"]:
             problems.append(f"{name}: {found['longest_gap']:.1f} s between two steps")
@@ -253,10 +255,14 @@ def soak(nodes: int, seconds: float) -> dict[str, Any]:
     The first fifth is left out: caches fill.
     """
     samples: dict[str, list[tuple[float, float, float]]] = {}
+    blocks: dict[str, list[tuple[float, float]]] = {}
     with swarm(nodes, ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "packet_quota_mb=8")) as running:
         began = time.time()
         while (now := time.time() - began) < seconds:
             for member in running.members:
+                held = member.daemon.status().get("process", {}).get("python_blocks")
+                if held is not None:
+                    blocks.setdefault(f"{member.name} network", []).append((now, held))
                 for process in member.daemon.pids():
                     with contextlib.suppress(psutil.Error):
                         kind = _kind(process)
@@ -274,6 +280,7 @@ def soak(nodes: int, seconds: float) -> dict[str, Any]:
         told[key] = {
             "memory_mb": [row[1] for row in rows[:: max(1, len(rows) // 12)]],  # to see whether it levels off
             "memory_mb_per_hour": _slope([(t, m) for t, m, _ in settled]),
+            **_blocks_told(blocks.get(key, []), seconds / 5),
             "files": [row[2] for row in rows[:: max(1, len(rows) // 12)]],
             "files_per_hour": _slope([(t, f) for t, _, f in settled]),
         }
@@ -282,6 +289,14 @@ def soak(nodes: int, seconds: float) -> dict[str, Any]:
         if settled[-1][2] > settled[0][2] + 10:
             problems.append(f"{key}: open files from {settled[0][2]:.0f} to {settled[-1][2]:.0f}")
     return {"problems": problems, "steps": steps, "processes": told}
+
+
+def _blocks_told(rows: Sequence[tuple[float, float]], after: float) -> dict[str, Any]:
+    """Of Python's allocator: what a leak of objects would make grow, whatever malloc does."""
+    settled = [row for row in rows if row[0] > after]
+    if len(settled) < 3:
+        return {}
+    return {"blocks": [row[1] for row in rows[:: max(1, len(rows) // 12)]], "blocks_per_hour": _slope(settled)}
 
 
 def _kind(process: psutil.Process) -> str:
@@ -309,10 +324,6 @@ def _tracebacks(log: str) -> list[str]:
 
 def _alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def _sockets() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("ftis-*") if path.is_dir()}
 
 
 def main() -> None:
