@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint unit test-all slow chaos soak nat lab-quick evidence models proto clean
+.PHONY: demo test lint unit test-all slow chaos soak hostile nat lab-quick evidence models proto clean
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -31,6 +31,10 @@ slow: $(STAMP)
 # grow. As root, for each daemon has a network namespace.
 chaos soak: $(STAMP)
 	$(BIN)/python -m tests.endurance $@
+
+# Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes.
+hostile: $(STAMP)
+	$(BIN)/python -m tests.hostile --seconds 600
 
 # A node behind a router that lets nobody in, with relays and without. As root.
 nat: $(STAMP)

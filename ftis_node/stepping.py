@@ -30,6 +30,7 @@ OWN_SHARE_FLOOR = 0.25
 RECENT_SECONDS = 30.0
 PREFETCH_SECONDS = 10.0
 WAIT_SECONDS = 0.25
+AUTHORS_MAX, OTHERS = 1024, "others"
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +65,20 @@ class Progress:
         self.step += 1
         self.own_groups_used += own_groups
         self.foreign_groups_used.update(authors)
+        self._fold_small_authors()
         self.skipped += report["skipped"] is not None
         for source, figures in ({} if report["skipped"] else report["diagnostics"]["sources"]).items():
             if source == OWN:
                 self.own_weight += figures["loss_weight"]
             else:
                 self.foreign_weight += figures["loss_weight"]
+
+    def _fold_small_authors(self) -> None:
+        """Identities are free: above a thousand authors, those that gave least are counted together."""
+        used = self.foreign_groups_used
+        if len(used) > AUTHORS_MAX:
+            small = [author for author, _ in used.most_common()[AUTHORS_MAX // 2 :] if author != OTHERS]
+            used[OTHERS] += sum(used.pop(author) for author in small)
 
     def facts(self) -> dict[str, Any]:
         return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
@@ -230,8 +239,8 @@ class Stepper:
         """Groups of the next batch that this node generates itself, before it is known whether others suffice."""
         share = 1.0 if self.own_only else self._settings.own_share
         if share is None:
-            others = len(self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds())))
-            share = max(1 / (1 + others), OWN_SHARE_FLOOR)
+            recent = self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds()))
+            share = max(1 / (1 + self.standing.heads(recent)), OWN_SHARE_FLOOR)
         return math.ceil(share * self._settings.batch_groups)
 
     def step_seconds(self) -> float:

@@ -136,3 +136,10 @@ def gone(family: list[psutil.Process], seconds: float = 10) -> None:
     """Asserts that all of these processes end within some seconds."""
     _, alive = psutil.wait_procs(family, timeout=seconds)
     assert not alive, f"still running: {alive}"
+
+
+def kind_of(process: psutil.Process) -> str:
+    """Which of a daemon's processes this is."""
+    if process.name() == "p2pd":
+        return "p2pd"
+    return "compute" if "ftis_node.worker" in " ".join(process.cmdline()) else "network"

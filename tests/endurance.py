@@ -28,7 +28,7 @@ import psutil
 
 from ftis_node.lab.bench.namespaces import namespaces, partition
 from ftis_node.observe.metrics import read_events
-from tests.daemons import Daemon, gone
+from tests.daemons import Daemon, gone, kind_of
 
 PORT = 4001
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
@@ -265,7 +265,7 @@ def soak(nodes: int, seconds: float) -> dict[str, Any]:
                     blocks.setdefault(f"{member.name} network", []).append((now, held))
                 for process in member.daemon.pids():
                     with contextlib.suppress(psutil.Error):
-                        kind = _kind(process)
+                        kind = kind_of(process)
                         key = f"{member.name} {kind}"
                         samples.setdefault(key, []).append(
                             (now, process.memory_info().rss / 2**20, float(process.num_fds()))
@@ -297,12 +297,6 @@ def _blocks_told(rows: Sequence[tuple[float, float]], after: float) -> dict[str,
     if len(settled) < 3:
         return {}
     return {"blocks": [row[1] for row in rows[:: max(1, len(rows) // 12)]], "blocks_per_hour": _slope(settled)}
-
-
-def _kind(process: psutil.Process) -> str:
-    if process.name() == "p2pd":
-        return "p2pd"
-    return "compute" if "ftis_node.worker" in " ".join(process.cmdline()) else "network"
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> list[float]:

@@ -22,6 +22,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftis_node.swarm.dht_guard import NEW_IDS_AT_ONCE
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.records import (
     MAX_ADDRESSES,
@@ -169,8 +170,18 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
             expiration_time=[expiry],
             in_cache=[False],
         )
-        with pytest.raises(Exception, match="nests more than"):
-            await asyncio.wait_for(bob.protocol.get_stub(PeerID(ALICE.author)).rpc_store(request), 5)
+        asking = bob.protocol.get_stub(PeerID(ALICE.author))
+        assert list((await asyncio.wait_for(asking.rpc_store(request), 5)).store_ok) == [False]
+        request.subkeys[0] = MSGPackSerializer.dumps(BOB.peer_id)
+        assert list((await asyncio.wait_for(asking.rpc_store(request), 5)).store_ok) == [False]
+        for keys in ([b""] * 1000, [b"\xff" * 1000], [bytes(20)] * 17):
+            with pytest.raises(Exception, match="at most 16 keys"):
+                await asyncio.wait_for(asking.rpc_find(dht_pb2.FindRequest(keys=keys)), 5)
+        for number in range(50):
+            made_up = dht_pb2.NodeInfo(node_id=number.to_bytes(20, "big"))
+            await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=made_up)), 5)
+        await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=bytes(99)))), 5)
+        assert len(alice.protocol.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
 
         found = await bob.get(key, latest=True)
         assert found is not None

@@ -12,6 +12,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import get_dht_time
 
+from ftis_node.swarm import dht_guard  # noqa: F401 - puts its checks in place
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.records import OwnerSigned, pack_addresses, record_key, unpack_addresses
 from ftis_node.swarm.transport import Transport

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from hivemind.p2p import PeerID
 
+from ftis_node.errors import brief
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.limits import OWN, Limits
@@ -25,6 +26,7 @@ OPEN_SECONDS = 5.0
 # asked may let one wait for a slot and for the upload limit, and then sends at least so many bytes a second.
 CHUNK_SECONDS = 2 * BUSY_AFTER + 2.0
 SLOWEST_BYTES = 64 << 10
+DIGEST_BYTES = 32
 FETCH_SECONDS = 60.0  # all the waiting for one holder together: a chunk every 7 s is not an answer
 
 logger = logging.getLogger(__name__)
@@ -71,7 +73,7 @@ class Uploads:
     async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         """Answers every digest asked for, in order, up to 64."""
         self._traffic.received[peer] += request.ByteSize()
-        digests = request.digests[: OWN.digests]
+        digests = [digest for digest in request.digests[: OWN.digests] if len(digest) == DIGEST_BYTES]
         if peer in self._active:
             for chunk in _busy(digests):
                 yield chunk
@@ -82,9 +84,10 @@ class Uploads:
                 for chunk in _busy(digests):
                     yield chunk
                 return
+            slot = _Slot(self._slots)
             try:
                 for digest in digests:
-                    if self._limit.delay() > BUSY_AFTER:
+                    if self._limit.delay() > BUSY_AFTER or slot.lost:
                         yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
                         continue
                     body = self._body(digest)
@@ -92,9 +95,10 @@ class Uploads:
                     chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
                     await asyncio.sleep(self._limit.reserve(chunk.ByteSize()))
                     self._traffic.sent[peer] += chunk.ByteSize()
+                    slot.expect(chunk.ByteSize())
                     yield chunk
             finally:
-                self._slots.release()
+                slot.release()
         finally:
             self._active.discard(peer)
 
@@ -104,6 +108,35 @@ class Uploads:
         except TimeoutError:
             return False
         return True
+
+
+class _Slot:
+    """An upload's turn, which it loses if its reader takes nothing: four who never read would shut out all others."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self.lost = False
+        self._slots = slots
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, size: int) -> None:
+        """So many bytes are on their way now; the previous ones have arrived."""
+        if not self.lost:
+            self._stop()
+            wait = BUSY_AFTER + size / SLOWEST_BYTES
+            self._timer = asyncio.get_running_loop().call_later(wait, self._lose)
+
+    def release(self) -> None:
+        self._stop()
+        if not self.lost:
+            self._slots.release()
+
+    def _lose(self) -> None:
+        self.lost = True
+        self._slots.release()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _busy(digests: Sequence[bytes]) -> Iterator[ftis_pb2.FetchChunk]:
@@ -127,7 +160,7 @@ async def fetch(
     try:
         stream = await asyncio.wait_for(stub.rpc_fetch(_ask(request, received)), OPEN_SECONDS)
     except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
-        raise HolderFault(f"gave no stream: {error!r}") from error
+        raise HolderFault(f"gave no stream: {brief(error)}") from error
     traffic.sent[holder] += request.ByteSize()
     patience = FETCH_SECONDS
     try:
@@ -164,4 +197,4 @@ async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk], timeout: float) -> f
     except StopAsyncIteration:
         raise HolderFault("ended its stream early") from None
     except Exception as error:
-        raise HolderFault(f"broke its stream: {error!r}") from error
+        raise HolderFault(f"broke its stream: {brief(error)}") from error

@@ -257,6 +257,8 @@ class Gossip:
             return "malformed"
         if announcement.run_id != self._run_id:
             return "other run"
+        if any(ref.size > self._run.packet_bytes_max for ref in announcement.packets):
+            return "malformed"
         if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
             return "own or banned"
         if abs(time.time() - announcement.issued_at) > REPLAY_FENCE:

@@ -18,7 +18,7 @@ from pathlib import Path
 from hivemind.p2p import PeerID
 
 import ftis_node
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.files import replace_text
 from ftis_node.run import Run, RunFile, dump_run_file, parse_run_file
 from ftis_node.swarm import ftis_pb2
@@ -376,4 +376,4 @@ async def _shake(transport: Transport, peer: bytes, hello: ftis_pb2.Handshake) -
     try:
         return await stub.rpc_handshake(hello, timeout=HANDSHAKE_SECONDS)
     except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
-        raise Unreachable(f"no answer to the handshake: {error!r}") from error
+        raise Unreachable(f"no answer to the handshake: {brief(error)}") from error

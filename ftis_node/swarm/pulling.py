@@ -26,6 +26,7 @@ from ftis_node.swarm.transport import Transport
 
 IDLE_SECONDS = 30.0
 TAKEN_TOGETHER = 16
+SLOW_SECONDS = 3.0
 STEP_INTERVALS = 4.0  # of exchanges in a step, see `stepping.exchange_interval`
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class Pulling:
         self._busy_holders: set[bytes] = set()
         self._pulls: set[asyncio.Task[bool]] = set()
         self._under_way = 0  # packets
+        self._crawling: set[Target] = set()  # of holders that let one wait, which no longer count as under way
 
     def running(self) -> set[asyncio.Task[bool]]:
         """The pulls that have not ended."""
@@ -132,24 +134,32 @@ class Pulling:
         """It is under way no longer, whatever became of it."""
         left.remove(target)
         target.known.pulling &= ~(1 << target.index)
-        self._under_way -= 1
+        if target in self._crawling:
+            self._crawling.discard(target)
+        else:
+            self._under_way -= 1
 
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
         """Fetches from one holder, taking from `left` what landed; returns whether it had everything."""
         arrived: dict[Target, Arrival] = {}
         missing = False
+        patience = _Patience(lambda: self._slow(left))
         limits = self._membership.limits(holder) or OWN
         try:
             async for target, chunk in fetch(self._transport, holder, left.copy(), self._traffic, limits):
                 group = None
+                patience.renew()
                 if chunk.status == ftis_pb2.FetchChunk.HERE:
                     self._standing.delivered(holder, len(chunk.packet))
                     group = self._admit(target, chunk.packet)
                 else:
-                    target.tried(holder)
                     missing = True
                     if chunk.status == ftis_pb2.FetchChunk.GONE:
+                        target.tried(holder)
                         self._standing.faked(holder)
+                    else:  # which costs a holder nothing to say, so it must not cost the packet one of its tries
+                        target.known.held_no_more(holder, target.index)
+                        self._standing.busy(holder)
                 if group is None:
                     self._landed(target, left)
                 else:
@@ -171,8 +181,16 @@ class Pulling:
                     if target not in arrived:
                         target.tried(holder)
         finally:
+            patience.end()
             await self._hand_over(arrived, left)
         return not missing
+
+    def _slow(self, left: list[Target]) -> None:
+        """A holder that crawls: the node looks for as many others meanwhile."""
+        waiting = [target for target in left if target not in self._crawling]
+        self._crawling.update(waiting)
+        self._under_way -= len(waiting)
+        self.news.set()
 
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
         """To the node; empties `arrived`. What it could not take, as for want of room, will be pulled again."""
@@ -226,3 +244,20 @@ class Pulling:
         """Whether somebody has it, and its author had not its share of this step's pulls (as one may whose groups all
         turn out to teach nothing)."""
         return self._standing.pulled(target.known.announcement.author) < most and bool(self._holders(target))
+
+
+class _Patience:
+    """Calls once if it is not renewed in time."""
+
+    def __init__(self, over: Callable[[], None]) -> None:
+        self._over = over
+        self._timer: asyncio.TimerHandle
+        self.renew()
+
+    def renew(self) -> None:
+        if hasattr(self, "_timer"):
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(SLOW_SECONDS, self._over)
+
+    def end(self) -> None:
+        self._timer.cancel()

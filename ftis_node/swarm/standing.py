@@ -266,6 +266,14 @@ class Standing:
             return None
         return max(1, batch // NEWCOMERS_PART)
 
+    def heads(self, authors: Collection[bytes]) -> int:
+        """For how many of these authors there is to be room in a batch: all, or once some have a record a third as many
+        again of those who have none, for they have a quarter together."""
+        known = sum(map(self.established, authors))
+        if NEWCOMERS not in self._defences or not known:
+            return len(authors)
+        return known + min(len(authors) - known, math.ceil(known / (NEWCOMERS_PART - 1)))
+
     def weight(self, author: bytes) -> float:
         """What its samples count in the loss: 1, half while its claims are doubted, 0 while it is banned."""
         if self.banned(author) is not None:
@@ -304,6 +312,10 @@ class Standing:
         book = self._holder(holder)
         book.fakes += 1
         book.lately.add(self._clock())
+
+    def busy(self, holder: bytes) -> None:
+        """It had no time; who never has is asked less."""
+        self._holder(holder).lately.add(self._clock(), 0.25)
 
     def lied(self, holder: bytes, what: str) -> None:
         """It sent what no honest node sends, as forged announcements or other bytes than those that were asked for;

@@ -131,8 +131,10 @@ class Pulling:
         target = pull.asked.pop(digest)
         if status == BUSY:
             self._line.meter.counts["busy"] += 1
-        if status != HERE or body is None:
+            target.known.held_no_more(pull.holder, target.index)
+        elif status != HERE or body is None:
             target.tried(pull.holder)
+        if status != HERE or body is None:
             pull.missing = True
             self._landed(target, pull)
         elif self._admit(target):

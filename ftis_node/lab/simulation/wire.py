@@ -9,7 +9,7 @@ from ftis_node.lab.bench.packets import make_run
 from ftis_node.swarm.announcement import Announcement, decode_announcement
 from ftis_node.swarm.table import Heard, Known, Table
 
-RUN = make_run(256)
+RUN = make_run(400)  # whose packets may be as large as a scenario's
 
 
 class Unverified(Announcement):

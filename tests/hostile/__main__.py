@@ -1,0 +1,87 @@
+"""Plays attacks against honest daemons on loopback and tells what became of them, as one JSON object on stdout.
+
+Quiet phases and attacks take turns, so that what else the machine does weighs on both alike. The exit code is 1 if a
+node died, restarted a process or logged an unforeseen error, grew, or blamed an innocent one. Attacks under which the
+swarm took fewer than nine tenths of its steps are named in `slow`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from tests.hostile.arena import Arena, arena
+from tests.hostile.attack import Attack
+from tests.hostile.attacks import chosen
+from tests.hostile.stage import Stage
+
+SLOW = 0.9
+WARM_UP_SECONDS = 10.0
+
+
+async def play(ring: Arena, kinds: Sequence[type[Attack]], seconds: float, *, together: bool, seed: int) -> Any:
+    """Everything, one after another or at once."""
+    acts = [list(kinds)] if together else [[kind] for kind in kinds]
+    told: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="hostile-") as scratch:
+        stage = Stage(ring, Path(scratch), seed)
+        await stage.watch(min(WARM_UP_SECONDS, seconds / 4))
+        for act in acts:
+            name = "together" if together else act[0].__name__
+            told[name] = found = await stage.act(act, seconds / len(acts))
+            print(json.dumps({name: brief(found)}), file=sys.stderr, flush=True)
+    return told
+
+
+def brief(found: dict[str, Any]) -> dict[str, Any]:
+    """What a person wants to know while it goes on."""
+    kept = ("refused", "attackers_groups_used", "groups_used", "memory_peaks", "tracebacks", "dead", "innocents_blamed")
+    ratios = {name: round(found[name]["ratio"], 2) for name in ("pace", "cpu_seconds_a_step")}
+    return ratios | {name: found[name] for name in kept if found[name]}
+
+
+def problems(told: dict[str, Any]) -> list[str]:
+    """What must not be."""
+    found = []
+    for name, seen in told.items():
+        for kind in ("dead", "tracebacks", "innocents_blamed"):
+            found += [f"{name}: {text}" for text in seen[kind]]
+        found += [f"{name}: memory of {who} from {a} to {b} MB" for who, (a, b) in seen["memory_grown"].items()]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
+    parser.add_argument("--rows", default="all", help="numbers separated by commas, or all")
+    parser.add_argument("--seconds", type=float, default=300.0, help="for everything, the start left out")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--together", action="store_true", help="all attacks at once, not one after another")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="without spaces and line breaks")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the daemons end too
+    try:
+        kinds = chosen(options.rows)
+    except ValueError as error:
+        parser.error(str(error))
+    with tempfile.TemporaryDirectory(prefix="arena-") as folder, arena(Path(folder), options.nodes) as ring:
+        playing = play(ring, kinds, options.seconds, together=options.together, seed=options.seed)
+        told = uvloop.run(playing)
+    found = problems(told)
+    slow = {name: seen["pace"]["ratio"] for name, seen in told.items() if seen["pace"]["ratio"] < SLOW}
+    print(json.dumps({"problems": found, "slow": slow, "attacks": told}, indent=None if options.json else 1))
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

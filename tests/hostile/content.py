@@ -1,0 +1,221 @@
+"""Attacks by what is in packets: rows 1, 4, 5, 8 to 13 and 32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgpack
+import numpy as np
+
+from ftis_node.packet import Completion
+from tests.hostile.attack import Lies
+from tests.hostile.world import LIKELY
+
+
+class Row01Malformed(Lies):
+    """Bytes that are no packet, or one in another spelling, under the hash that the author signed."""
+
+    row = 1
+    refusals = frozenset({"malformed"})
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        good = [self.world.pack(author, round, slot) for slot in range(3)]
+        made = [
+            good[0][: self.rng.randrange(1, len(good[0]))],
+            b"\x9b" + good[1][1:],
+            b"\x91" * 1000,
+            b"\x82\xa1a\x01\xa1a\x02",
+            good[2] + b"\x00",
+            good[0][:1] + b"\xcc" + good[0][1:],  # the version as a byte more than it needs
+            self.rng.randbytes(200),
+        ]
+        return self.rng.sample(made, 3)
+
+
+class Row04OtherTokens(Lies):
+    """Ids that the vocabulary lacks, lengths that do not add up, and ends that are none."""
+
+    row = 4
+    refusals = frozenset(
+        {"unknown token", "too long", "cut short", "wrong group size", "EOS missing", "EOS interior", "EOS undeclared"}
+    )
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        world, run = self.world, self.world.run
+        eos, word, cap = run.eos[0], self.world.ids("1")[0], run.completion_tokens
+        lies = [
+            [world.completion([word, run.vocabulary, eos])],
+            [world.completion([2**32 - 1, eos])],
+            [world.completion([word] * cap + [eos])],
+            [world.completion([word] * (cap - 1), finished=False)],
+            [world.completion([word, word])],
+            [world.completion([word, eos, word, eos])],
+            [world.completion([word] * (cap - 1) + [eos], finished=False)],
+            [world.completion([word, eos])] * 2,  # with the rest one completion too many
+        ]
+        made = []
+        for slot, lie in enumerate(self.rng.sample(lies, 3)):
+            rest = world.mixed(world.row(author, round, slot))
+            made.append(world.pack(author, round, slot, [*lie, *rest[1:]]))
+        return made
+
+
+class Row05LogProbs(Lies):
+    """Log-probs that are none."""
+
+    row = 5
+    refusals = frozenset({"log-prob out of range"})
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        values = self.rng.sample([np.nan, np.inf, -np.inf, 0.5, 1e-2, -1e9, -60.0], 3)
+        made = []
+        for slot, value in enumerate(values):
+            group = self.world.mixed(self.world.row(author, round, slot))
+            group[0].logprobs[0] = value
+            made.append(self.world.pack(author, round, slot, group))
+        return made
+
+
+class Row08Reward(Lies):
+    """Packets with a field more: the reward that their author would like."""
+
+    row = 8
+    refusals = frozenset({"malformed"})
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        made = []
+        for slot, rewards in enumerate(([1.0] * self.world.run.group, b"\x3f\x80", {b"reward": 1})):
+            packet = self.world.pack(author, round, slot)
+            made.append(b"\x9b" + packet[1:] + msgpack.packb(rewards))
+        return made
+
+
+class Row09CherryPicked(Lies):
+    """Answers to other rows than those drawn."""
+
+    row = 9
+    refusals = frozenset({"wrong prompt"})
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        made = []
+        for slot in range(3):
+            other = (self.world.row(author, round, slot) + 1 + self.rng.randrange(100)) % len(self.world.prompts)
+            group = self.world.mixed(other)
+            made.append(self.world.pack(author, round, slot, group, prompt_ids=self.world.prompts[other]))
+        return made
+
+
+class Row09SkippedRounds(Lies):
+    """Rounds left out until one draws the rows that the author likes: all packets are sound."""
+
+    row = 9
+    LIKED = 20  # of all rows
+
+    def round(self) -> int:
+        author = self.authors[-1].author  # the one who is about to announce
+        start = self.rng.randrange(1 << 60)
+        return next(round for round in range(start, start + 100_000) if self.world.row(author, round, 0) < self.LIKED)
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        return [self.world.pack(author, round, 0)]
+
+
+class Row10LyingLogProbs(Lies):
+    """Sound groups whose log-probs say that the author found its words far less likely, or far more, than it did."""
+
+    row = 10
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        made = []
+        for slot, lie in enumerate((-15.0, -8.0, 0.0)):
+            row = self.world.row(author, round, slot)
+            group = [
+                self.world.right(row, logprob=lie) if index % 2 else self.world.wrong(row, logprob=LIKELY)
+                for index in range(self.world.run.group)
+            ]
+            made.append(self.world.pack(author, round, slot, group))
+        return made
+
+
+class Row11MaliciousText(Lies):
+    """Where the answer is right, the reasoning is what the attacker wants to be learned."""
+
+    row = 11
+    THOUGHT = "9-9=9"
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        made = []
+        for slot in range(3):
+            row = self.world.row(author, round, slot)
+            group = [
+                self.world.right(row, self.THOUGHT) if index % 2 else self.world.wrong(row)
+                for index in range(self.world.run.group)
+            ]
+            made.append(self.world.pack(author, round, slot, group))
+        return made
+
+
+class Row12Padded(Lies):
+    """Right answers as long as the cap allows."""
+
+    row = 12
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        made = []
+        for slot in range(3):
+            row = self.world.row(author, round, slot)
+            room = self.world.run.completion_tokens - len(self.world.right(row))
+            group = [
+                self.world.right(row, "0" * room) if index % 2 else self.world.wrong(row)
+                for index in range(self.world.run.group)
+            ]
+            made.append(self.world.pack(author, round, slot, group))
+        return made
+
+
+class Row13HangingAnswers(Lies):
+    """Answers that a verifier might try to work out."""
+
+    row = 13
+    TEXTS = (
+        "<think></think><answer>9999999999",
+        "<think></think><answer>((((((((((",
+        "((((((((((((((((",
+        "<answer><answer><answer><answer><answer><answer>",
+        "<think></think><answer>9*9*9*9*9</answer>",
+        "<think></think><answer>9,9,9,9,9</answer>",
+        "<think></think><answer>1/0</answer>",
+    )
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        made = []
+        for slot in range(3):
+            row = self.world.row(author, round, slot)
+            texts = [self._cut(self.rng.choice(self.TEXTS)) for _ in range(self.world.run.group - 1)]
+            made.append(self.world.pack(author, round, slot, [self.world.right(row), *texts]))
+        return made
+
+    def _cut(self, text: str) -> Completion:
+        """Finished if it is short enough, else filled up to the cap."""
+        said = self.world.say(text)
+        if said.finished or len(said) == self.world.run.completion_tokens:
+            return said
+        raise ValueError(f"{text!r} is neither finished nor as long as the cap")
+
+
+class Row32NoSignal(Lies):
+    """Floods of groups that teach nothing, all right or all wrong: each costs a fetch and a verdict."""
+
+    row = 32
+    rate = 4.0
+
+    def authors_a_strike(self) -> int:
+        return 8
+
+    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+        made = []
+        for slot in range(min(self.world.run.slots, 32)):
+            row = self.world.row(author, round, slot)
+            one = self.world.right(row) if slot % 2 else self.world.wrong(row)
+            made.append(self.world.pack(author, round, slot, [one] * self.world.run.group))
+        return made

@@ -1,0 +1,197 @@
+"""Attacks by who says what: rows 6, 7, 14, 15 and 31."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from ftis_node.packet import packet_digest
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.announcement import Announcement, PacketRef, announce
+from ftis_node.swarm.fetch import fetch
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.table import Known, Target
+from ftis_node.swarm.traffic import Traffic
+from tests.hostile.attack import Attack
+from tests.hostile.peer import Hostile, hostile
+
+
+class Honest(Attack):
+    """An attack on what honest nodes have announced."""
+
+    def theirs(self) -> list[Announcement]:
+        """Announcements by targets that were heard, the latest last."""
+        honest = {target.author for target in self.peer.targets}
+        return [made for made in self.peer.heard.values() if made.author in honest]
+
+
+class Row06Forged(Honest):
+    """Others' names under what they never said, others' packets as one's own, another run's packets, and packets of
+    honest authors with other bytes in them."""
+
+    row = 6
+    refusals = frozenset({"forged", "other author", "other run", "holder"})
+
+    async def prepare(self) -> None:
+        self.peer.serve = self._altered
+
+    async def strike(self) -> None:
+        await self.peer.overhear()
+        entries = [self._other_run()]
+        for made in self.rng.sample(theirs := self.theirs(), min(4, len(theirs))):
+            entries += [self._forged(made), *await self._stolen(made), self._held(made)]
+        await self.peer.tell(*entries)
+
+    def _forged(self, made: Announcement) -> ftis_pb2.Entry:
+        """In the name of an honest author, who would contradict itself with it, had it signed it."""
+        victim = made.author
+        author = self.author()
+        body = self.world.pack(victim, made.round, 0)
+        self.peer.bodies[packet_digest(body)] = body
+        mine = announce(
+            author,
+            run_id=made.run_id,
+            round=made.round,
+            policy_step=0,
+            issued_at=int(time.time()),
+            packets=[PacketRef(0, packet_digest(body), len(body))],
+        )
+        return self.peer.entry(mine.encode().replace(author.author, victim), 1)
+
+    async def _stolen(self, made: Announcement) -> list[ftis_pb2.Entry]:
+        """Somebody else's packet under one's own name."""
+        target = Target(Known(made, b"", 0.0, None), 0)
+        found = fetch(self.peer.transport, made.author, [target], Traffic())
+        bodies = [data async for _, data in found if data is not None]
+        return [self.peer.announcement(self.author(), made.round, [(made.packets[0].slot, body)]) for body in bodies]
+
+    def _held(self, made: Announcement) -> ftis_pb2.Entry:
+        """ "I hold all of it": what is served is something else."""
+        return self.peer.entry(made.encode(), len(made.packets))
+
+    def _other_run(self) -> ftis_pb2.Entry:
+        author, round = self.author(), self.round()
+        body = self.world.pack(author.author, round, 0, run_id=b"another run's id")
+        return self.peer.announcement(author, round, [(0, body)])
+
+    async def _altered(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        async for chunk in self.peer.give(request, peer):
+            if chunk.status == ftis_pb2.FetchChunk.GONE:
+                chunk = ftis_pb2.FetchChunk(digest=chunk.digest, packet=self.rng.randbytes(300))
+            yield chunk
+
+
+class Row07Replayed(Honest):
+    """The same again and again, what is hours old, and two announcements of one round."""
+
+    row = 7
+    rate = 4.0
+    refusals = frozenset({"known", "replayed", "equivocation"})
+
+    async def strike(self) -> None:
+        await self.peer.overhear()
+        entries = [self.peer.entry(made.encode(), len(made.packets)) for made in self.theirs()[-24:]]
+        author, round = self.author(), self.round()
+        for slots in ((0,), (0, 1)):
+            packets = [(slot, self.world.pack(author.author, round, slot)) for slot in slots]
+            entries.append(self.peer.announcement(author, round, packets))
+        late = self.author()
+        packets = [(0, self.world.pack(late.author, 1, 0))]
+        entries.append(self.peer.announcement(late, 1, packets, issued_at=int(time.time()) - 4 * 3600))
+        await self.peer.tell(*entries)
+        await self.peer.tell(*entries)
+
+
+class Row07Aged(Honest):
+    """What honest nodes have just announced, told as if it were about to expire; the teller's age is not signed."""
+
+    row = 7
+    rate = 10.0
+
+    async def strike(self) -> None:
+        await self.peer.overhear()
+        made = self.theirs()[-24:]
+        await self.peer.tell(*(self.peer.entry(one.encode(), len(one.packets), age=599.9) for one in made))
+
+
+class Row14Escapes(Attack):
+    """What a terminal or a browser would obey, wherever a peer's words may turn up."""
+
+    row = 14
+    LONG = 100_000
+    WORDS = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>\r\n2026-01-01 ERROR forged line\u202e"
+
+    async def prepare(self) -> None:
+        self.peer.agent = self.WORDS
+        self.peer.serve = self._fail
+
+    async def strike(self) -> None:
+        for target in self.peer.targets:
+            await self.peer.meet(target)
+        author, round = self.author(), self.round()
+        await self.peer.tell(self.peer.announcement(author, round, [(0, self.world.pack(author.author, round, 0))]))
+
+    async def _fail(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        """A handler's error is told to the caller in its own words."""
+        if request.digests:
+            raise RuntimeError(self.WORDS + "long" * self.LONG)
+        yield ftis_pb2.FetchChunk()
+
+
+class Row15Sybils(Attack):
+    """Eight peers and many authors more behind one address, all with sound groups: a majority by count."""
+
+    row = 15
+    rate = 2.0
+    PEERS = 8
+
+    def __init__(self, peer: Hostile, seed: int = 0) -> None:
+        super().__init__(peer, seed)
+        self._stack = contextlib.AsyncExitStack()
+        self.others: list[Hostile] = []
+
+    async def prepare(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sybils-")))
+        addresses = [target.address for target in self.peer.targets]
+        for number in range(1, self.PEERS):
+            opening = hostile(folder / str(number), addresses, self.author(), self.world)
+            self.others.append(await self._stack.enter_async_context(opening))
+
+    async def strike(self) -> None:
+        for peer in (self.peer, *self.others):
+            entries = []
+            for author in (peer.identity, self.author()):
+                round = self.round()
+                packets = [(slot, self.world.pack(author.author, round, slot)) for slot in range(3)]
+                entries.append(peer.announcement(author, round, packets))
+            await peer.tell(*entries)
+
+    async def end(self) -> None:
+        await self._stack.aclose()
+
+
+class Row31Flood(Attack):
+    """Announcements of identities that cost nothing, whole and by mention, as fast as they are taken."""
+
+    row = 31
+    rate = 20.0
+
+    async def prepare(self) -> None:
+        self.peer.serve = self._gone
+
+    async def strike(self) -> None:
+        entries = [self._one() for _ in range(32)]
+        mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff") for _ in range(64)]
+        for target in self.peer.targets:
+            await self.peer.exchange(target, entries=entries, mentions=mentions)
+
+    def _one(self) -> ftis_pb2.Entry:
+        refs = [PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(3)]
+        return self.peer.promise(Identity(self.rng.randbytes(32)), self.round(), refs)
+
+    async def _gone(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        for digest in request.digests:
+            yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.GONE)

@@ -1,0 +1,202 @@
+"""A hostile peer: p2pd, identity, signatures and calls are real; what it says is an attack's choice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivemind.p2p import PeerID
+
+from ftis_node.packet import packet_digest
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.membership import fetch_run, greeting
+from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.table import announcement_id
+from ftis_node.swarm.transport import Transport, Unreachable
+from tests.hostile.world import World
+
+CALL_SECONDS = 10.0
+KEPT = 512  # announcements that it heard; of its own 64 times as many
+PATIENCE = 20.0
+
+Serve = Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """An honest node, by its address."""
+
+    address: str
+
+    @property
+    def author(self) -> bytes:
+        return parse_address(self.address)[1]
+
+
+class Hostile:
+    """Answers as an honest node would until an attack puts something else in the place of an answer.
+
+    say_hello: the handshake it opens with and answers with. say: what it answers an exchange with. serve: what it sends
+    to who fetches.
+    """
+
+    def __init__(self, identity: Identity, transport: Transport, targets: Sequence[Target], world: World) -> None:
+        self.identity = identity
+        self.transport = transport
+        self.targets = list(targets)
+        self.world = world
+        self.agent = "ftis-node/9.9"
+        self.address = ""
+        self.bodies: dict[bytes, bytes] = {}
+        self.heard: dict[int, Announcement] = {}
+        self.asked: Counter[bytes] = Counter()  # packets that were asked for, by digest
+        self.say_hello: Callable[[ftis_pb2.Handshake], ftis_pb2.Handshake] = self.hello
+        self.say: Callable[[ftis_pb2.ExchangeRequest], ftis_pb2.ExchangeResponse] = self.answer
+        self.serve: Serve = self.give
+        self._entries: dict[int, ftis_pb2.Entry] = {}
+
+    # --- what targets ask ------------------------------------------------------------------------------------------
+
+    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        return self.say_hello(request)
+
+    async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
+        self._listen(request.entries)
+        return self.say(request)
+
+    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        self.asked.update(request.digests)
+        async for chunk in self.serve(request, peer):
+            yield chunk
+
+    def hello(self, _: ftis_pb2.Handshake | None = None) -> ftis_pb2.Handshake:
+        hello = greeting(self.world.run, [self.address])
+        hello.agent = self.agent
+        return hello
+
+    def answer(self, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse:
+        """Gives what it is asked for, and wants all that is mentioned."""
+        entries = [self._entries[id] for id in request.wanted if id in self._entries]
+        return ftis_pb2.ExchangeResponse(entries=entries, wanted=[mention.id for mention in request.mentions])
+
+    async def give(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        """The bytes that belong to a digest, if it has them."""
+        for digest in request.digests:
+            body = self.bodies.get(digest)
+            status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
+            yield ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
+
+    # --- what it asks ----------------------------------------------------------------------------------------------
+
+    def stub(self, target: Target) -> Any:
+        return FtisSwarm.get_stub(self.transport.p2p, PeerID(target.author))
+
+    async def meet(self, target: Target) -> ftis_pb2.Handshake:
+        """Dials a target and shakes hands."""
+        await self.transport.connect(target.author, [target.address])
+        hello = self.say_hello(ftis_pb2.Handshake())
+        answer: ftis_pb2.Handshake = await self.stub(target).rpc_handshake(hello, timeout=CALL_SECONDS)
+        return answer
+
+    async def exchange(self, target: Target, **message: Any) -> ftis_pb2.ExchangeResponse:
+        """One call; shakes hands first where the target has forgotten it."""
+        request = ftis_pb2.ExchangeRequest(**message)
+        for _ in range(2):
+            answer: ftis_pb2.ExchangeResponse = await self.stub(target).rpc_exchange(request, timeout=CALL_SECONDS)
+            if not answer.stranger:
+                break
+            await self.meet(target)
+        self._listen(answer.entries)
+        return answer
+
+    async def tell(self, *entries: ftis_pb2.Entry) -> None:
+        """Tells all targets."""
+        for target in self.targets:
+            await self.exchange(target, entries=entries)
+
+    async def overhear(self) -> None:
+        """Asks the targets for whatever they mention."""
+        for target in self.targets:
+            answer = await self.exchange(target, again=True)
+            if answer.mentions:
+                await self.exchange(target, wanted=[mention.id for mention in answer.mentions][:32])
+
+    def announcement(
+        self, author: Identity, round: int, packets: Sequence[tuple[int, bytes]], **changes: Any
+    ) -> ftis_pb2.Entry:
+        """An announcement of these (slot, packet), which it serves from now on. Anybody's key will do."""
+        refs = []
+        for slot, body in packets:
+            refs.append(PacketRef(slot, packet_digest(body), len(body)))
+            self.bodies[refs[-1].digest] = body
+        return self.promise(author, round, refs, **changes)
+
+    def promise(self, author: Identity, round: int, refs: Sequence[PacketRef], **changes: Any) -> ftis_pb2.Entry:
+        """An announcement of packets that there may be or not.
+
+        Args:
+            changes: fields of `announce` that are not as they should be.
+        """
+        fields: dict[str, Any] = {"run_id": self.world.run.id, "policy_step": 0, "issued_at": int(time.time())}
+        signed = announce(author, round=round, packets=refs, **(fields | changes))
+        return self.entry(signed.encode(), len(refs))
+
+    def entry(self, data: bytes, packets: int, age: float = 0.0) -> ftis_pb2.Entry:
+        """An announcement as an exchange carries it; "I hold all of it"."""
+        held = ((1 << packets) - 1).to_bytes((packets + 7) // 8, "little")
+        entry = ftis_pb2.Entry(announcement=data, age_ms=int(age * 1000), held=held)
+        self._entries[announcement_id(data)] = entry
+        _forget(self._entries, 64 * KEPT)
+        _forget(self.bodies, 64 * KEPT)
+        return entry
+
+    def _listen(self, entries: Sequence[ftis_pb2.Entry]) -> None:
+        for entry in entries:
+            with contextlib.suppress(Exception):
+                made = decode_announcement(entry.announcement, max_packets=self.world.run.slots)
+                self.heard[announcement_id(entry.announcement)] = made
+        _forget(self.heard, KEPT)
+
+
+def _forget(memory: dict[Any, Any], most: int) -> None:
+    """The oldest, so that an attacker's own memory does not end the attack."""
+    while len(memory) > most:
+        del memory[next(iter(memory))]
+
+
+@contextlib.asynccontextmanager
+async def hostile(
+    path: Path, targets: Sequence[str], identity: Identity, world: World | None = None
+) -> AsyncIterator[Hostile]:
+    """A hostile peer on loopback that the targets have met, until the block ends.
+
+    Args:
+        path: an empty folder. world: of the targets' run; by default they are asked for it.
+    """
+    key = identity.keep(path / "identity.key")  # makes the folder too
+    with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
+        listening = Listening(path / "identity.key", Path(sockets), "127.0.0.1", quic=False)
+        transport = await Transport.start(listening)
+        try:
+            if world is None:
+                world = World.of((await fetch_run(transport, targets, PATIENCE)).run)
+            peer = Hostile(key, transport, [Target(address) for address in targets], world)
+            peer.address = (await transport.addresses())[0]
+            await FtisSwarm(peer).add_p2p_handlers(transport.p2p)
+            for target in peer.targets:
+                with contextlib.suppress(Unreachable, asyncio.TimeoutError):
+                    await peer.meet(target)
+            yield peer
+        finally:
+            await transport.close()

@@ -1,0 +1,291 @@
+"""Attacks on what carries the packets: rows 2, 3, 16 and 17."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto import dht_pb2
+
+from ftis_node.packet import MAX_PACKET_BYTES
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.records import _message, pack_addresses, record_key
+from tests.hostile.attack import Attack
+from tests.hostile.identity import Honest
+from tests.hostile.peer import CALL_SECONDS, Hostile, Target, hostile
+
+FETCH = "FtisSwarm.rpc_fetch"
+EXT_TUPLE = 0x40
+
+
+class OnTheDht(Attack):
+    """An attack by calls of hivemind's DHT."""
+
+    async def dht(self, target: Target, call: str, request: Any, answer: Any) -> Any:
+        calling = self.peer.transport.p2p.call_protobuf_handler(
+            PeerID(target.author), f"DHTProtocol.{call}", request, answer
+        )
+        return await asyncio.wait_for(calling, CALL_SECONDS)
+
+    async def store(self, target: Target, *records: tuple[bytes, bytes, bytes, float]) -> list[bool]:
+        """Stores (key, subkey, value, expiration)."""
+        keys, subkeys, values, expirations = zip(*records, strict=True)
+        request = dht_pb2.StoreRequest(
+            keys=keys, subkeys=subkeys, values=values, expiration_time=expirations, in_cache=[False] * len(keys)
+        )
+        stored: list[bool] = (await self.dht(target, "rpc_store", request, dht_pb2.StoreResponse)).store_ok
+        return list(stored)
+
+    @property
+    def key(self) -> bytes:
+        """Where the run's nodes leave their addresses."""
+        found: bytes = DHTID.generate(source=record_key(self.world.run.id)).to_bytes()
+        return found
+
+
+class Row02ExtBomb(OnTheDht):
+    """Values that nest in the DHT's serialiser, and records that are none."""
+
+    row = 2
+    rate = 2.0
+
+    async def strike(self) -> None:
+        bomb = b"\x90"
+        for _ in range(200):
+            bomb = msgpack.packb(msgpack.ExtType(EXT_TUPLE, b"\x91" + bomb))
+        soon = time.time() + 100
+        for target in self.peer.targets:
+            for record in (
+                (self.key, b"", bomb, soon),
+                (self.key, bomb, b"", soon),
+                (b"\xff" * 1000, b"", self.rng.randbytes(1000), soon),
+                (self.key, msgpack.packb("x"), self.rng.randbytes(100), float("nan")),
+            ):
+                await self._try(self.store(target, record))
+
+
+class Row02DhtCalls(OnTheDht):
+    """Calls with ids that are none, with more than an answer has room for, and values that are large once decoded."""
+
+    row = 2
+    rate = 1.0
+    KEYS = 100_000
+    ELEMENTS = 1 << 20
+
+    async def strike(self) -> None:
+        odd = dht_pb2.NodeInfo(node_id=self.rng.randbytes(100))
+        swelling = b"\xdd" + self.ELEMENTS.to_bytes(4, "big") + b"\x80" * self.ELEMENTS
+        for target in self.peer.targets:
+            for call, request, answer in (
+                ("rpc_ping", dht_pb2.PingRequest(peer=odd, validate=True), dht_pb2.PingResponse),
+                ("rpc_find", dht_pb2.FindRequest(keys=[b"\xff" * 1000], peer=odd), dht_pb2.FindResponse),
+                ("rpc_find", dht_pb2.FindRequest(keys=[b""] * self.KEYS), dht_pb2.FindResponse),
+                ("rpc_store", dht_pb2.StoreRequest(keys=[self.key] * 3, peer=odd), dht_pb2.StoreResponse),
+            ):
+                await self._try(self.dht(target, call, request, answer))
+            await self._try(self.store(target, (self.key, b"", swelling, time.time() + 100)))
+            for _ in range(20):
+                another = dht_pb2.NodeInfo(node_id=self.rng.randbytes(20))
+                await self._try(self.dht(target, "rpc_ping", dht_pb2.PingRequest(peer=another), dht_pb2.PingResponse))
+
+
+class Row03Oversize(Attack):
+    """Messages that are large, that say they are, or that become so when they are read."""
+
+    row = 3
+    rate = 1.0
+    TINY = 200_000
+    refusals = frozenset({"over the limits"})
+
+    async def prepare(self) -> None:
+        self.peer.serve = self._endless
+
+    async def strike(self) -> None:
+        many = ftis_pb2.ExchangeRequest(mentions=[ftis_pb2.Mention()] * self.TINY)
+        for target in self.peer.targets:
+            await self._try(self.peer.stub(target).rpc_exchange(many, timeout=CALL_SECONDS))
+            big = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=bytes(MAX_PACKET_BYTES - 100))])
+            await self._try(self.peer.stub(target).rpc_exchange(big, timeout=CALL_SECONDS))
+            await self._try(self._lie_of_length(target))
+        author, round = self.author(), self.round()
+        refs = [PacketRef(slot, self.rng.randbytes(32), MAX_PACKET_BYTES) for slot in range(3)]
+        await self.peer.tell(self.peer.promise(author, round, refs))
+
+    async def _lie_of_length(self, target: Target) -> None:
+        """Four gigabytes are on their way, and then more than a message may have."""
+        for length in (4 << 30, 2 * MAX_PACKET_BYTES):
+            _, _, writer = await self.peer.transport.p2p.call_binary_stream_handler(PeerID(target.author), FETCH)
+            try:
+                writer.write(P2P.MESSAGE_MARKER + length.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + bytes(1 << 20))
+                await asyncio.wait_for(writer.drain(), 2.0)
+            finally:
+                writer.close()
+
+    async def _endless(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        """More than was signed, and more than a message may have."""
+        for digest in request.digests:
+            yield ftis_pb2.FetchChunk(digest=digest, packet=bytes(2 * MAX_PACKET_BYTES))
+
+
+class Row16Eclipse(OnTheDht):
+    """Addresses that lead nowhere in every answer, and DHT records that are immortal, somebody else's or too many."""
+
+    row = 16
+    rate = 4.0
+
+    async def prepare(self) -> None:
+        self.nobody: set[str] = set()  # peer ids that it made up
+        self.peer.say_hello = self._hello
+        self.peer.say = self._answer
+
+    async def strike(self) -> None:
+        for target in self.peer.targets:
+            await self.peer.meet(target)
+            await self.peer.exchange(target)
+            nowhere = pack_addresses(self._nowhere(8))
+            owners = [msgpack.packb(peer_id(owner)) for owner in (target.author, self.author().author)]
+            stored = await self.store(
+                target,
+                (self.key, owners[0], nowhere + bytes(64), time.time() + 200),
+                self._signed(nowhere, time.time() + 10 * 365 * 86400),
+                self._signed(bytes(100_000), time.time() + 200),
+                (self.rng.randbytes(20), owners[1], nowhere + bytes(64), time.time() + 200),
+            )
+            if any(stored):
+                self.errors = [*self.errors, f"the DHT took records that it must not: {stored}"]
+            await self.store(target, *(self._signed(nowhere, time.time() + 200) for _ in range(8)))
+
+    def _signed(self, value: bytes, expiration: float) -> tuple[bytes, bytes, bytes, float]:
+        from hivemind.dht.validation import DHTRecord
+
+        owner = Identity(self.rng.randbytes(32))
+        subkey = msgpack.packb(owner.peer_id)
+        signature = owner.sign(_message(DHTRecord(self.key, subkey, b"", expiration), value))
+        return self.key, subkey, value + signature, expiration
+
+    def _nowhere(self, count: int) -> list[str]:
+        """Peers that nobody is, at ports of this machine where nobody listens."""
+        ids = [Identity(self.rng.randbytes(32)).peer_id for _ in range(count)]
+        self.nobody.update(ids)
+        return [f"/ip4/127.{self.rng.randrange(1, 255)}.0.1/tcp/1/p2p/{id}" for id in ids]
+
+    def _hello(self, request: ftis_pb2.Handshake) -> ftis_pb2.Handshake:
+        hello = self.peer.hello(request)
+        hello.peers.extend(self._nowhere(32))
+        hello.addresses.extend(self._nowhere(8))
+        return hello
+
+    def _answer(self, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse:
+        return ftis_pb2.ExchangeResponse(peers=self._nowhere(4))
+
+
+class Row17Streams(Attack):
+    """Connections that say nothing, streams that stop half-way or crawl, and a caller who asks and never reads."""
+
+    row = 17
+    rate = 2.0
+    CONNECTIONS = 64
+    STREAMS = 16
+
+    async def prepare(self) -> None:
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def strike(self) -> None:
+        for target in self.peer.targets:
+            port = int(target.address.split("/tcp/")[1].split("/")[0])
+            await self._try(self._connect(port))
+            for _ in range(4):
+                await self._try(self._half_open(target))
+        for writer in self._writers[:]:
+            writer.write(b"\x00")  # a byte now and then
+        keep = 2 * self.CONNECTIONS
+        for writer in self._writers[:-keep]:
+            writer.close()
+        self._writers = self._writers[-keep:]
+
+    async def end(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+    async def _connect(self, port: int) -> None:
+        for _ in range(8):
+            _, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 2.0)
+            self._writers.append(writer)
+
+    async def _half_open(self, target: Target) -> None:
+        calling = self.peer.transport.p2p.call_binary_stream_handler(PeerID(target.author), FETCH)
+        _, _, writer = await asyncio.wait_for(calling, 2.0)
+        writer.write(P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
+        self._writers.append(writer)
+
+
+class Row17Readers(Attack):
+    """Four callers who ask for much and read nothing: a node serves four at a time."""
+
+    row = 17
+    rate = 1.0
+    CALLERS = 4
+
+    def __init__(self, peer: Hostile, seed: int = 0) -> None:
+        super().__init__(peer, seed)
+        self._stack = contextlib.AsyncExitStack()
+        self._callers = [peer]
+        self._writers: dict[tuple[bytes, bytes], asyncio.StreamWriter] = {}
+
+    async def prepare(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="readers-")))
+        addresses = [target.address for target in self.peer.targets]
+        for number in range(1, self.CALLERS):
+            opening = hostile(folder / str(number), addresses, self.author(), self.world)
+            self._callers.append(await self._stack.enter_async_context(opening))
+
+    async def strike(self) -> None:
+        """A new stream in the place of each that was closed."""
+        digests = [self.rng.randbytes(60_000) for _ in range(64)]  # each comes back in its answer
+        for caller in self._callers:
+            for target in self.peer.targets:
+                key = caller.identity.author, target.author
+                if key not in self._writers or self._writers[key].is_closing():
+                    calling = caller.transport.p2p.call_binary_stream_handler(PeerID(target.author), FETCH)
+                    _, _, self._writers[key] = await asyncio.wait_for(calling, 2.0)
+                    sending = P2P.send_protobuf(ftis_pb2.FetchRequest(digests=digests), self._writers[key])
+                    await asyncio.wait_for(sending, 2.0)
+
+    async def end(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        await self._stack.aclose()
+
+
+class Row17Holders(Honest):
+    """ "I hold it", said of everything; who asks hears "busy", waits, or gets nothing to the end."""
+
+    row = 17
+    rate = 2.0
+    SLOW = 7.0  # seconds a chunk, under what the other side waits
+
+    async def prepare(self) -> None:
+        self.peer.serve = self._crawl
+
+    async def strike(self) -> None:
+        await self.peer.overhear()
+        entries = [self.peer.entry(made.encode(), len(made.packets)) for made in self.theirs()[-16:]]
+        for _ in range(16):
+            refs = [PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(3)]
+            entries.append(self.peer.promise(self.author(), self.round(), refs))
+        await self.peer.tell(*entries)
+
+    async def _crawl(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        for digest in request.digests:
+            await asyncio.sleep(self.SLOW)
+            yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)

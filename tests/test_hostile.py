@@ -1,0 +1,237 @@
+"""Two real daemons and a peer that means no good: what each row of the table of threats promises, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ftis_node.observe.metrics import read_events
+from ftis_node.swarm.identity import peer_id
+from tests.daemons import run_cli
+from tests.hostile import content, identity, wire
+from tests.hostile.arena import Arena, arena
+from tests.hostile.attack import Attack
+from tests.hostile.stage import Stage
+
+pytestmark = pytest.mark.timeout(300)
+
+PATIENCE = 60.0  # until something has come about, however busy the machine is
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with arena(tmp_path_factory.mktemp("arena"), 2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def stage(ring: Arena, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(ring, tmp_path_factory.mktemp("hostile"), seed=0)
+
+
+@dataclass
+class Fight:
+    """An attack under way, and what the nodes said before it."""
+
+    ring: Arena
+    attack: Attack
+    before: dict[str, dict[str, Any]]
+    began: float
+
+    def more(self, what: str, reason: str) -> bool:
+        """Whether every node has counted more of something since."""
+        statuses = self.ring.statuses()
+        return all(
+            status.get(what, {}).get(reason, 0) > self.before[name][what].get(reason, 0)
+            for name, status in statuses.items()
+        )
+
+    def refused(self, *reasons: str) -> Callable[[], bool]:
+        return lambda: all(self.more("refused_packets", reason) for reason in reasons)
+
+    def heard(self, *outcomes: str) -> Callable[[], bool]:
+        return lambda: all(self.more("announcements", outcome) for outcome in outcomes)
+
+    def used_by_attackers(self) -> int:
+        authors = {peer_id(author.author) for author in self.attack.authors}
+        return sum(
+            count
+            for status in self.ring.statuses().values()
+            for author, count in status.get("foreign_groups_used", {}).items()
+            if author in authors
+        )
+
+    def steps(self) -> dict[str, list[dict[str, Any]]]:
+        """Of each node, since the attack began."""
+        return {
+            name: [step for step in read_events(daemon.home.metrics, "step") if step["time"] >= self.began]
+            for name, daemon in self.ring.daemons.items()
+        }
+
+    def learned_from_one_another(self) -> bool:
+        """Whether each has trained on groups of the other since."""
+        ids = self.ring.ids
+        return all(
+            any(set(step["authors"]) & (set(ids.values()) - {ids[name]}) for step in steps)
+            for name, steps in self.steps().items()
+        )
+
+
+@asynccontextmanager
+async def attacked(stage: Stage, kind: type[Attack]) -> AsyncIterator[Fight]:
+    """Afterwards both nodes have gone on with one another, and nothing else has happened to them."""
+    stage.ring.new_tracebacks()
+    before, began = stage.ring.statuses(), time.time()
+    pids = {name: [process.pid for process in daemon.pids()] for name, daemon in stage.ring.daemons.items()}
+    async with stage.under([kind]) as [attack]:
+        fight = Fight(stage.ring, attack, before, began)
+        await until(lambda: attack.strikes >= 2, "it has struck twice")
+        yield fight
+    fight.began = time.time()
+    await until(fight.learned_from_one_another, "both go on, and learn from one another")
+    assert stage.ring.dead() == []
+    assert {name: [p.pid for p in daemon.pids()] for name, daemon in stage.ring.daemons.items()} == pids
+    assert stage.ring.innocents_blamed() == []
+    assert stage.ring.new_tracebacks() == []
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline, f"it did not come true that {what}"
+        await asyncio.sleep(0.1)
+
+
+def left_alone(ring: Arena, author: bytes) -> bool:
+    """Whether all nodes say that they leave it alone."""
+    return all(peer_id(author) in {peer["id"] for peer in report["left_out"]} for report in ring.peers().values())
+
+
+@pytest.mark.parametrize("kind", [content.Row01Malformed, content.Row08Reward])
+async def test_row_01_08_what_is_no_packet_is_refused_and_its_author_ignored(stage: Stage, kind: type[Attack]) -> None:
+    async with attacked(stage, kind) as fight:
+        await until(fight.refused("malformed"), "malformed packets were refused")
+        await until(lambda: left_alone(stage.ring, fight.attack.peer.identity.author), "their author is ignored")
+    assert fight.used_by_attackers() == 0
+
+
+async def test_row_02_nested_values_and_bad_records_in_the_dht_do_no_harm(stage: Stage) -> None:
+    async with attacked(stage, wire.Row02ExtBomb) as fight:
+        await until(lambda: fight.attack.strikes >= 3, "it has struck")
+
+
+async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(stage: Stage) -> None:
+    async with attacked(stage, wire.Row03Oversize) as fight:
+        await until(fight.heard("over the limits"), "what is over the limits was left unread")
+        await until(fight.refused("holder"), "who served too much was found out")
+
+
+async def test_row_04_ids_lengths_and_ends_that_cannot_be_are_refused(stage: Stage) -> None:
+    async with attacked(stage, content.Row04OtherTokens) as fight:
+        await until(fight.refused(*fight.attack.refusals), "each lie was refused for what it is")
+    assert fight.used_by_attackers() == 0
+
+
+async def test_row_05_log_probs_that_are_none_never_reach_the_learner(stage: Stage) -> None:
+    async with attacked(stage, content.Row05LogProbs) as fight:
+        await until(fight.refused("log-prob out of range"), "they were refused")
+    assert fight.used_by_attackers() == 0
+
+
+async def test_row_06_who_forges_or_steals_is_refused_and_its_victims_are_not_blamed(stage: Stage) -> None:
+    async with attacked(stage, identity.Row06Forged) as fight:
+        await until(fight.heard("forged"), "forged announcements were refused")
+        await until(fight.refused("other author", "other run"), "stolen and foreign packets were refused")
+    assert fight.used_by_attackers() == 0
+
+
+async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_ignored(stage: Stage) -> None:
+    async with attacked(stage, identity.Row07Replayed) as fight:
+        await until(fight.heard(*fight.attack.refusals), "replays and contradictions were noted")
+        await until(fight.learned_from_one_another, "the nodes go on meanwhile")
+    for daemon in stage.ring.daemons.values():
+        trained = [one for step in read_events(daemon.home.metrics, "step") for one in step["batch"]["foreign"]]
+        assert len(trained) == len(set(trained))
+
+
+async def test_row_09_answers_to_other_rows_than_drawn_are_refused(stage: Stage) -> None:
+    async with attacked(stage, content.Row09CherryPicked) as fight:
+        await until(fight.refused("wrong prompt"), "they were refused")
+    assert fight.used_by_attackers() == 0
+
+
+@pytest.mark.parametrize("kind", [content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded])
+async def test_row_10_11_12_groups_that_lie_within_the_format_leave_every_step_finite(
+    stage: Stage, kind: type[Attack]
+) -> None:
+    async with attacked(stage, kind) as fight:
+        await until(fight.learned_from_one_another, "the nodes go on meanwhile")
+        steps = [step for steps in fight.steps().values() for step in steps]
+    assert all(step["skipped"] is None and math.isfinite(step["loss"]) for step in steps)
+
+
+async def test_row_13_answers_that_might_hang_a_verifier_are_scored_like_any_other(stage: Stage) -> None:
+    async with attacked(stage, content.Row13HangingAnswers) as fight:
+        await until(lambda: fight.used_by_attackers() > 0, "those with a right answer among them are of use")
+
+
+async def test_row_14_nothing_that_a_terminal_obeys_gets_into_logs_or_lists(stage: Stage) -> None:
+    async with attacked(stage, identity.Row14Escapes) as fight:
+        await until(fight.refused("holder"), "its errors have been told")
+        homes = [str(daemon.home.path) for daemon in stage.ring.daemons.values()]
+        shown = [await asyncio.to_thread(run_cli, "peers", "--home", home) for home in homes]
+    texts = [one.stdout for one in shown] + [daemon.log() for daemon in stage.ring.daemons.values()]
+    assert any("script" in text for text in texts), "the words did get that far"
+    for text in texts:
+        assert not set("\x1b\x07\u202e") & set(text)
+        assert not any(line.startswith("2026-01-01 ERROR") for line in text.splitlines())
+
+
+async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_itself(stage: Stage) -> None:
+    async with attacked(stage, identity.Row15Sybils) as fight:
+        await until(lambda: fight.used_by_attackers() > 0, "groups of theirs were trained on")
+        steps = [step for steps in fight.steps().values() for step in steps]
+    assert all(step["own_groups"] >= (step["own_groups"] + step["foreign_groups"]) / 4 for step in steps)
+
+
+async def test_row_16_made_up_addresses_and_records_put_nobody_into_the_view_or_out_of_it(stage: Stage) -> None:
+    async with attacked(stage, wire.Row16Eclipse) as fight:
+        await until(lambda: fight.attack.strikes >= 4, "it has struck")
+        reports = stage.ring.peers()
+    assert not [error for error in fight.attack.errors if "must not" in error]
+    assert isinstance(fight.attack, wire.Row16Eclipse)
+    for name, report in reports.items():
+        listed = {peer["id"] for peer in report["peers"]}
+        assert set(stage.ring.ids.values()) - {stage.ring.ids[name]} <= listed
+        assert not listed & fight.attack.nobody
+
+
+async def test_row_17_streams_that_stop_and_connections_that_say_nothing_hold_nobody_up(stage: Stage) -> None:
+    async with attacked(stage, wire.Row17Streams) as fight:
+        await until(fight.learned_from_one_another, "the nodes go on with one another meanwhile")
+
+
+async def test_row_31_floods_of_announcements_do_not_drown_those_of_honest_nodes(stage: Stage) -> None:
+    async with attacked(stage, identity.Row31Flood) as fight:
+        await until(lambda: fight.attack.strikes >= 8, "it has flooded them")
+        fight.began = time.time()
+        await until(fight.learned_from_one_another, "the nodes hear of one another meanwhile")
+
+
+async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(stage: Stage) -> None:
+    async with attacked(stage, content.Row32NoSignal) as fight:
+        await until(
+            lambda: all(
+                status["pool"]["no_signal"] > fight.before[name]["pool"]["no_signal"] + 10
+                for name, status in stage.ring.statuses().items()
+            ),
+            "they were counted",
+        )
+    assert fight.used_by_attackers() == 0
