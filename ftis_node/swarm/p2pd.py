@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+from google.protobuf.message import Message
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.codecs import cid
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.settings import Settings
+from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import (
     check_port,
     free_port,
@@ -35,6 +38,9 @@ START_SECONDS = 15.0
 KILL_SECONDS = 5.0
 METRICS_SECONDS = 2.0
 MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
+MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
+MAX_ERROR_BYTES = 4 << 10
+MAX_CALL_BYTES = 512 << 10  # of a call that is no stream, and of its answer
 _ANY = "127.0.0.1"
 _REACHABILITY: dict[int, Literal["unknown", "public", "private"]] = {1: "public", 2: "private"}
 
@@ -94,15 +100,31 @@ class Health:
     open_files: int
 
 
-async def _receive_bounded(reader: asyncio.StreamReader) -> bytes:
+async def _receive_bounded(reader: asyncio.StreamReader, most: int = MAX_MESSAGE_BYTES) -> bytes:
     """hivemind believes any length that a stream's sender writes, and buffers until memory is full."""
     length = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), "big")
-    if length > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
+    if length > most:
+        raise ValueError(f"a message of {length} bytes; at most {most} are allowed")
     return await reader.readexactly(length)
 
 
+async def _receive_message(kind: type[Message], reader: asyncio.StreamReader) -> tuple[Message | None, RPCError | None]:
+    """As hivemind's, with a limit by what is expected: who asks needs little room, only packets need much."""
+    marker = await reader.readexactly(1)
+    if marker == P2P.ERROR_MARKER:
+        error = RPCError()
+        error.ParseFromString(await _receive_bounded(reader, MAX_ERROR_BYTES))
+        return None, error
+    if marker != P2P.MESSAGE_MARKER:
+        raise TypeError("neither a message nor an error")
+    message = kind()
+    most = MAX_REQUEST_BYTES if isinstance(message, ftis_pb2.FetchRequest) else MAX_MESSAGE_BYTES
+    message.ParseFromString(await _receive_bounded(reader, most))
+    return message, None
+
+
 P2P.receive_raw_data = staticmethod(_receive_bounded)
+P2P.receive_protobuf = staticmethod(_receive_message)
 
 # hivemind writes a peer id within a multiaddr as a CID, which p2pd cannot read: no relayed address could be dialled. A
 # multihash, which is what the specification of multiaddr says, is what it writes for protocols that are not in here.
@@ -174,6 +196,7 @@ async def launch(how: Listening, port: int, metrics_port: int) -> Any:
             identity_path=str(how.key),
             check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `somebody_else`
             startup_timeout=START_SECONDS,
+            persistent_conn_max_msg_size=MAX_CALL_BYTES,
         )
     except P2PDaemonError as error:
         message = str(error)

@@ -18,6 +18,7 @@ MAX_VALUE_BYTES = 1024
 MAX_LIFETIME = 600.0
 MAX_ADDRESSES = 8
 MAX_NESTING = 4
+MAX_LIST = 4096  # records under one key, at most
 _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
 
@@ -83,6 +84,7 @@ class _Depth:
 
 
 _decode = MSGPackSerializer._decode_ext_types.__func__
+_TUPLE = MSGPackSerializer._TUPLE_EXT_TYPE_CODE
 
 
 def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -> object:
@@ -92,9 +94,17 @@ def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -
         raise ValueError(f"a DHT value nests more than {MAX_NESTING} deep")
     _Depth.now += 1
     try:
-        return _decode(cls, type_code, data)
+        return tuple(cls.loads(data)) if type_code == _TUPLE else _decode(cls, type_code, data)
     finally:
         _Depth.now -= 1
 
 
+def _loads_bounded(cls: type[MSGPackSerializer], data: bytes) -> object:
+    """msgpack makes a list as long as its header says before it reads it, up to the bytes of the message, and a
+    thousand of them within one another: 16 KB took a quarter of a second and 200 MB."""
+    most = min(len(data), MAX_LIST)
+    return msgpack.unpackb(data, ext_hook=cls._decode_ext_types, raw=False, max_array_len=most, max_map_len=most)
+
+
 MSGPackSerializer._decode_ext_types = classmethod(_decode_bounded)
+MSGPackSerializer.loads = classmethod(_loads_bounded)
