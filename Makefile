@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint unit test-all slow chaos soak hostile nat lab-quick evidence models proto clean
+.PHONY: demo test lint unit test-all slow chaos soak hostile fuzz nat lab-quick evidence models proto clean
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -35,6 +35,11 @@ chaos soak: $(STAMP)
 # Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes.
 hostile: $(STAMP)
 	$(BIN)/python -m tests.hostile --seconds 600
+
+# Ten minutes of coverage-guided fuzzing for each place where bytes from strangers become values.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz all --seconds 600
 
 # A node behind a router that lets nobody in, with relays and without. As root.
 nat: $(STAMP)

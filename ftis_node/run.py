@@ -21,6 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints,
 from ftis_node.errors import UsageError
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
+# tomllib takes time and memory with the square of the parts of a key, 4 GB for a file of nothing but `a.a.a…`.
+_DOTS_MAX = 16
+# All that may hold a dot and is no key. Each ends where the file does if it is never closed: then it is no TOML.
+_QUOTED_OR_COMMENT = re.compile(
+    r'''"""(?:[^\\]|\\.?)*?(?:"{3,5}|\Z)|\'{3}.*?(?:\'{3,5}|\Z)|"(?:[^"\\\n]|\\.?)*"?|\'[^\'\n]*\'?|#[^\n]*''',
+    re.DOTALL,
+)
 # What a run has where nobody says otherwise; the paper's group size.
 RUN_DEFAULTS: dict[str, Any] = {"group": 12, "slots": 32, "temperature": 1.0}
 
@@ -187,9 +194,12 @@ def parse_run_file(text: str) -> RunFile:
             raise UsageError(f"In the run file, {table} is not a table.", f"Write [{table}] on a line of its own.")
         _refuse_unknown(values, list(model.model_fields), f"[{table}] of the run file")
     try:
-        return RunFile.model_validate(document)
+        run_file = RunFile.model_validate(document)
     except ValidationError as error:
         raise _as_usage_error(error) from error
+    if len(dump_run_file(run_file)) > RUN_FILE_CHARACTERS_MAX:  # peers would refuse it
+        raise UsageError("The run file is too long with its characters escaped.", "Shorten its template or its hints.")
+    return run_file
 
 
 def dump_run_file(run_file: RunFile) -> str:
@@ -207,15 +217,27 @@ def _parse_toml(text: str) -> dict[str, Any]:
         raise UsageError(
             f"The run file is longer than {RUN_FILE_CHARACTERS_MAX} characters.", "Ask for the right file."
         )
+    _refuse_long_keys(text)
     try:
         return tomllib.loads(text)
     except RecursionError as error:  # tomllib descends into nested brackets
         raise UsageError("The run file nests too deeply.", "Ask for the right file.") from error
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
-        found = re.search(r"at line (\d+)", str(error))
+        # Only the end is tomllib's own: the rest may quote the file.
+        found = re.search(r" \(at line (\d{1,9}), column \d+\)$", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
-        reason = re.sub(r" \(at .*\)$", "", str(error))
+        reason = re.sub(r" \(at [^()]*\)$", "", str(error))
         raise UsageError(f"Line {line} of the run file is not TOML: {reason}.", "Correct that line.") from error
+
+
+def _refuse_long_keys(text: str) -> None:
+    for number, line in enumerate(_QUOTED_OR_COMMENT.sub(_lines_of, text).split("\n"), 1):
+        if line.count(".") > _DOTS_MAX:
+            raise UsageError(f"Line {number} of the run file has a key of too many parts.", "Ask for the right file.")
+
+
+def _lines_of(quoted: re.Match[str]) -> str:
+    return "\n" * quoted[0].count("\n")
 
 
 def _refuse_unknown(values: dict[str, Any], known: list[str], where: str) -> None:

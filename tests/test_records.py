@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,18 @@ def test_a_deeply_nested_value_is_refused_where_it_would_have_ended_the_process(
     child = subprocess.run([sys.executable, "-c", script], input=bomb(3000), capture_output=True)
     assert (child.returncode, child.stdout[:8]) == (0, b"refused:"), child.stderr[-500:]
     assert MSGPackSerializer.loads(bomb(3)), "what nests a little is still read"
+
+
+def test_lists_that_claim_to_be_long_get_no_memory() -> None:
+    data = (b"\xdd" + (10_000).to_bytes(4, "big")) * 1000 + bytes(10_000)
+    for nested in (data, msgpack.packb(msgpack.ExtType(0x40, data)), msgpack.packb(msgpack.ExtType(0x50, data))):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match="max_array_len"):
+                MSGPackSerializer.loads(nested)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
 
 
 # --- two DHT nodes ----------------------------------------------------------------------------------------------------

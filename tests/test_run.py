@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,53 @@ def test_any_text_is_a_run_file_or_a_usage_error(text: str) -> None:
             parse_run_file(candidate)
         except UsageError:
             continue
+
+
+LONG_KEY = ".".join("b" * 9000)
+
+
+def test_a_key_that_quotes_a_line_number_does_not_decide_which_line_is_named() -> None:
+    for quoted in ("at line 77", "at line " + "9" * 5000, "(at line 77, column 1)"):
+        assert "Line 2 of the run file" in complaint(f'["{quoted}"]\n["{quoted}"]\n').what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LONG_KEY} = 1",
+        f"[{LONG_KEY}]",
+        f"a = {{{LONG_KEY} = 1}}",
+        ".".join(['"b"'] * 9000) + " = 1",
+        " . ".join(["'b'"] * 9000) + " = 1",
+        f'# "\n{LONG_KEY} = 1',
+        f'a = ["""x"""", {{{LONG_KEY} = 1}}, "y"]',
+        f"a = ['''x'''', {{{LONG_KEY} = 1}}, 'y']",
+        f'a = "\\""\n{LONG_KEY} = "',
+    ],
+)
+def test_a_key_of_thousands_of_parts_is_refused_unread(text: str) -> None:
+    tracemalloc.start()
+    try:
+        assert "too many parts" in complaint(text).what
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("quotes", ['"', "'", '"""', "'''"])
+def test_a_text_may_have_as_many_dots_as_it_likes(quotes: str) -> None:
+    template = "." * 5000 + "{question}"
+    written = re.sub(r'template = """.*?"""', f"template = {quotes}{template}{quotes}", TEXT, flags=re.DOTALL)
+    assert parse_run_file(f"{written}# {LONG_KEY}").run.template == template
+
+
+def test_a_run_file_that_peers_could_not_read_is_refused() -> None:
+    backslashes = ", ".join("'" + "\\" * 400 + "'" for _ in range(64))
+    template = "{question}" + "\\" * 16_000
+    written = re.sub(r'template = """.*?"""', lambda _: f"template = '{template}'", TEXT, flags=re.DOTALL)
+    written = written.replace("bootstraps = []", f"bootstraps = [{backslashes}]")
+    assert len(written) < run.RUN_FILE_CHARACTERS_MAX
+    assert "too long" in complaint(written).what
 
 
 def test_a_run_file_is_read_from_disk(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ ASKS_MAX = 3  # of one peer for one announcement
 # far more than any node can use.
 ENOUGH_OPEN = 128
 A_FEW = 4
+GIVEN_BYTES = 256 << 10  # of announcements in one message; a run may have very large ones
 COUNT_SECONDS = 1.0
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # of signatures, for one peer
 ASKED_SECONDS = 5.0  # that somebody else waits, once, while one peer is asked for an announcement
@@ -154,8 +155,16 @@ class Gossip:
         return pushed, mentions
 
     def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
-        found = (self.table.find(id) for id in dict.fromkeys(islice(wanted, limits.entries)))
-        return [self._entry(known, peer) for known in found if known is not None]
+        given: list[ftis_pb2.Entry] = []
+        size = 0
+        for id in dict.fromkeys(islice(wanted, limits.entries)):
+            if (known := self.table.find(id)) is None:
+                continue
+            size += len(known.data)
+            if given and size > GIVEN_BYTES:
+                break
+            given.append(self._entry(known, peer))
+        return given
 
     def _entry(self, known: Known, peer: bytes) -> ftis_pb2.Entry:
         known.tell(peer)

@@ -23,7 +23,7 @@ class Row01Malformed(Lies):
         made = [
             good[0][: self.rng.randrange(1, len(good[0]))],
             b"\x9b" + good[1][1:],
-            b"\x91" * 1000,
+            b"\x91" * 400,
             b"\x82\xa1a\x01\xa1a\x02",
             good[2] + b"\x00",
             good[0][:1] + b"\xcc" + good[0][1:],  # the version as a byte more than it needs

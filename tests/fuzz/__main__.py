@@ -1,0 +1,159 @@
+"""Fuzzes one target or all, each in a process of its own: python -m tests.fuzz all --seconds 600.
+
+What is found is one JSON object on stdout; the exit code is 1 if anything is not as it must be. Inputs that reach
+something new are kept under --corpus, and go on from there the next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.fuzz.minimise import smallest_cover
+from tests.fuzz.seeds import seeds
+from tests.fuzz.targets import TARGETS
+
+KEPT = Path(__file__).parent / "corpus"
+SLOW_MS = 50.0
+MEASURED = 5
+INPUT_SECONDS = 10
+RSS_LIMIT_MB = 2048
+GROWTH_MB = 64.0
+STARTED = b"INITED"  # what libFuzzer says when it has read its corpus
+KEPT_FILES, KEPT_BYTES = 11, 20_000  # of one target in the repository
+
+
+def write(folder: Path, inputs: Iterable[bytes]) -> Path:
+    """The folder, with each input in a file that is named by its hash."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for data in inputs:
+        (folder / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+    return folder
+
+
+def read(folder: Path) -> list[bytes]:
+    return [file.read_bytes() for file in sorted(folder.iterdir())] if folder.is_dir() else []
+
+
+def fuzz(name: str, seconds: int, home: Path) -> dict[str, Any]:
+    """Fuzzes one target, and says what came of it; `problems` is empty if all is well."""
+    slow, crashes = write(home / "slow", []), write(home / "crashes", [])
+    for file in slow.iterdir():
+        file.unlink()
+    before = set(crashes.iterdir())
+    options = (
+        f"-max_total_time={seconds}",
+        f"-timeout={INPUT_SECONDS}",
+        f"-rss_limit_mb={RSS_LIMIT_MB}",
+        f"-max_len={TARGETS[name].max_bytes}",
+        f"-artifact_prefix={crashes}/",
+        "-len_control=0",
+        "-print_final_stats=1",
+    )
+    folders = (write(home / "corpus", []), write(home / "seeds", seeds(name)), write(KEPT / name, []))
+    log = home / "log"
+    code, memory = _watch(_command(name, slow, *options, *map(str, folders)), log)
+    told = {key: int(value) for key, value in re.findall(r"^stat::(\w+):\s+(\d+)$", log.read_text(), re.MULTILINE)}
+    slowest, size = max(((measure(name, data), len(data)) for data in read(slow)), default=(0.0, 0))
+    new = sorted(str(path) for path in set(crashes.iterdir()) - before)
+    problems = [f"it ended with code {code} and {len(new)} findings, see {log}"] if code or new else []
+    if slowest > SLOW_MS:
+        problems.append(f"an input of {size} bytes takes {slowest:.0f} ms, see {slow}")
+    warm, end = memory[len(memory) // 3], memory[-1]
+    if end > warm + GROWTH_MB:
+        problems.append(f"memory grew from {warm:.0f} to {end:.0f} MB")
+    return {
+        "problems": problems,
+        "crashes": new,
+        "executions": told.get("number_of_executed_units"),
+        "executions_a_second": told.get("average_exec_per_sec"),
+        "corpus": len(read(folders[0])),
+        "peak_rss_mb": told.get("peak_rss_mb"),
+        "rss_warm_mb": round(warm),
+        "rss_end_mb": round(end),
+        "slowest_ms": round(slowest, 2),
+        "slowest_bytes": size,
+    }
+
+
+def measure(name: str, data: bytes) -> float:
+    """Milliseconds of CPU that an input takes; the least of several, for a busy machine makes any slow."""
+    times = []
+    for _ in range(MEASURED):
+        began = time.thread_time()
+        TARGETS[name].run(data)
+        times.append(time.thread_time() - began)
+    return 1000 * min(times)
+
+
+def minimise(name: str, home: Path) -> dict[str, Any]:
+    """Puts the smallest inputs that show every way through the code into the repository, in place of those there."""
+    kept = write(KEPT / name, [])
+    merged = write(home / "merged", [])
+    for file in merged.iterdir():
+        file.unlink()
+    folders = (merged, write(home / "corpus", []), kept)
+    code, _ = _watch(_command(name, home, "-merge=1", f"-timeout={INPUT_SECONDS}", *map(str, folders)), home / "log")
+    candidates = [data for data in read(merged) if len(data) <= KEPT_BYTES // 4]
+    chosen = smallest_cover(TARGETS[name].run, seeds(name), candidates, KEPT_FILES, KEPT_BYTES)
+    for file in kept.iterdir():
+        file.unlink()
+    write(kept, chosen)
+    return {
+        "problems": [f"merging ended with code {code}, see {home / 'log'}"] if code else [],
+        "merged": len(read(merged)),
+        "kept": len(chosen),
+        "kept_bytes": sum(map(len, chosen)),
+    }
+
+
+def _command(name: str, slow: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "tests.fuzz.child", name, str(slow), *options]
+
+
+def _watch(command: list[str], log: Path) -> tuple[int, list[float]]:
+    """Exit code, and memory in MB for each second after the start; what the process says goes into `log`."""
+    memory: list[float] = []
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as child:
+        process = psutil.Process(child.pid)
+        while True:
+            try:
+                return child.wait(timeout=1.0), memory or [0.0]
+            except subprocess.TimeoutExpired:
+                if process.status() != psutil.STATUS_ZOMBIE and STARTED in log.read_bytes():
+                    memory.append(process.memory_info().rss / 2**20)
+            except BaseException:
+                child.kill()
+                raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("target", choices=(*TARGETS, "all"))
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--corpus", type=Path, default=Path("build/fuzz"), help="where inputs are kept")
+    parser.add_argument("--minimise", action="store_true", help="renew the repository's corpus instead")
+    options = parser.parse_args()
+    logging.disable()
+    found = {}
+    for name in TARGETS if options.target == "all" else [options.target]:
+        home = options.corpus.absolute() / name
+        found[name] = minimise(name, home) if options.minimise else fuzz(name, options.seconds, home)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    print(json.dumps(found, indent=1))
+    sys.exit(1 if any(one["problems"] for one in found.values()) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Targets for the messages of the three RPCs: each is parsed and given to its real handler, without a network.
+
+An input is a conversation (`frames`): what one peer after another sends to one node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+from google.protobuf.message import DecodeError, Message
+from hivemind.p2p import P2P, P2PHandlerError, PeerID
+
+from ftis_node.errors import UserError
+from ftis_node.packet import packet_digest
+from ftis_node.run import RunFile
+from ftis_node.swarm import ftis_pb2, gossip
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
+from ftis_node.swarm.gossip import Gossip
+from ftis_node.swarm.limits import OWN as OWN_LIMITS
+from ftis_node.swarm.limits import Limits
+from ftis_node.swarm.membership import HEARD_SIZE, MAX_ADDRESSES, VIEW_SIZE, Membership, fetch_run
+from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.table import Known, Table, Target
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport
+from tests.fuzz.frames import split
+from tests.fuzz.world import AUTHOR, NOW, OWN, PEERS, RUN, peer_of, require, run_async, stopped_clock
+
+CAPACITY = 16
+LIMITS = (OWN_LIMITS, Limits(1, 2, 1), Limits(4, 64, 64))
+BODIES = tuple(bytes([number]) * (100 + number) for number in range(3))
+HELD = {packet_digest(body): body for body in BODIES}
+_REFS = [PacketRef(slot, digest, len(body)) for slot, (digest, body) in enumerate(HELD.items())]
+OWN_ANNOUNCEMENT, FETCHED = (
+    announce(who, run_id=RUN.id, round=1, policy_step=1, issued_at=NOW, packets=_REFS) for who in (OWN, AUTHOR)
+)
+TARGETS = tuple(Target(Known(FETCHED, FETCHED.encode(), 0.0, None), index) for index in range(len(_REFS)))
+ADDRESSES = tuple(f"/ip4/192.0.2.{number}/tcp/4001/p2p/{peer.peer_id}" for number, peer in enumerate(PEERS))
+
+# What the frames of each target are, by their kind.
+HANDSHAKES: tuple[type[Message] | None, ...] = (ftis_pb2.Handshake,) * 3
+EXCHANGES: tuple[type[Message] | None, ...] = (ftis_pb2.ExchangeRequest, ftis_pb2.ExchangeResponse, None)
+REQUESTS: tuple[type[Message] | None, ...] = (ftis_pb2.FetchRequest,)
+CHUNKS: tuple[type[Message] | None, ...] = (ftis_pb2.FetchChunk, None, None)
+
+
+class Wire(P2P):  # type: ignore[misc]
+    """A libp2p without a network: every peer can be dialled, and answers what it is told to."""
+
+    def __init__(self, answer: bytes = b"") -> None:
+        super().__init__()
+        self._answer = answer
+        self._client = SimpleNamespace(connect=self._do_nothing, call_unary_handler=self._reply)
+
+    def _terminate(self) -> None:
+        """There is nothing to end."""
+
+    async def _do_nothing(self, *args: object) -> None:
+        return None
+
+    async def _reply(self, *args: object) -> bytes:
+        return self._answer
+
+    async def iterate_protobuf_handler(
+        self, peer: PeerID, name: str, requests: object, kind: type[Message]
+    ) -> AsyncIterator[Message]:
+        return self._messages(kind)
+
+    async def _messages(self, kind: type[Message]) -> AsyncIterator[Message]:
+        """As hivemind reads a stream, to its end."""
+        reader = asyncio.StreamReader()
+        reader.feed_data(self._answer)
+        reader.feed_eof()
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                message, error = await P2P.receive_protobuf(kind, reader)
+                if error is not None:
+                    raise P2PHandlerError(error.message)
+                yield message
+
+
+def _transport(answer: bytes = b"") -> Transport:
+    transport = Transport(Listening(Path(), Path()))
+    transport.p2p, transport.up = Wire(answer), True
+    return transport
+
+
+# --- handshakes -------------------------------------------------------------------------------------------------------
+
+
+def shake_hands(data: bytes) -> None:
+    """Peers greet this node, answer its greetings, and send it their run."""
+    random.seed(0)
+    transport = _transport()
+    node = Membership(transport, OWN, RunFile(run=RUN), Traffic())
+    node.own_addresses = [ADDRESSES[0]]
+    for frame in split(data):
+        peer = peer_of(frame.peer).author
+        transport.p2p = Wire(frame.body)
+        if frame.kind % 3 == 0:
+            with contextlib.suppress(DecodeError):
+                answer = node.on_handshake(ftis_pb2.Handshake.FromString(frame.body), peer)
+                require(answer.refusal.isprintable() and len(answer.refusal) < 300, "a refusal does not print")
+                require(answer.ByteSize() < 1 << 14, "an answer is large")
+        elif frame.kind % 3 == 1:
+            require(not run_async(node.greet(peer)) or peer in node.view, "who was greeted is not in the view")
+        else:
+            with contextlib.suppress(UserError):
+                run_async(fetch_run(transport, [ADDRESSES[frame.peer % 8]], patience=0.0))
+    _check_membership(node)
+
+
+def _check_membership(node: Membership) -> None:
+    require(len(node.view) <= VIEW_SIZE and len(node.strangers()) <= HEARD_SIZE, "too many peers")
+    for peer, known in node.view.items():
+        require(peer not in node.refused and node.limits(peer) is not None, "a peer is let in and left out")
+        require(known.agent.isprintable() and len(known.agent) <= 64, "a peer's name does not print")
+        require(len(known.addresses) <= MAX_ADDRESSES, "too many addresses")
+        require(all(parse_address(text)[1] == peer for text in known.addresses), "an address of somebody else")
+    require(all(why.isprintable() for why in node.refused.values()), "a refusal does not print")
+    require(OWN.author not in node.strangers(), "it greets itself")
+
+
+# --- exchanges --------------------------------------------------------------------------------------------------------
+
+
+def listener(clock: list[float] | None = None) -> Gossip:
+    """A node's gossip, with room for few announcements; clock: one number, the monotonic seconds."""
+    now = clock or [0.0]
+    table = Table(600.0, lambda: now[0], random.Random(0), capacity=CAPACITY)
+    standing = Standing(lambda: now[0])
+    return Gossip(table, RUN, OWN.author, standing, lambda author, round, slot: slot == 1, lambda: None)
+
+
+def exchange(data: bytes) -> None:
+    """Peers ask this node, and answer what it asks them; some messages get lost and time passes."""
+    now = [0.0]
+    node = listener(now)
+    node.announce(OWN_ANNOUNCEMENT)
+    with stopped_clock():
+        for frame in split(data):
+            peer, limits = peer_of(frame.peer).author, LIMITS[frame.peer % len(LIMITS)]
+            if frame.kind % 3 == 0:
+                with contextlib.suppress(DecodeError):
+                    told = node.answer(ftis_pb2.ExchangeRequest.FromString(frame.body), peer, limits)
+                    _check_told(told, limits)
+            elif frame.kind % 3 == 1:
+                _ask(node, peer, limits, frame.body)
+            else:
+                now[0] += len(frame.body)
+                node.forget_peer(peer)
+        _check_gossip(node)
+
+
+def _ask(node: Gossip, peer: bytes, limits: Limits, answer: bytes) -> None:
+    request = node.ask(peer, limits)
+    _check_told(request, limits)
+    try:
+        further = node.take(request, ftis_pb2.ExchangeResponse.FromString(answer), peer, limits)
+    except DecodeError:
+        node.failed(request, peer)
+        return
+    if further is not None:
+        _check_told(further, limits)
+        node.unsent(further, peer)
+
+
+def _check_told(message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, limits: Limits) -> None:
+    require(len(message.entries) <= max(1, limits.entries), "more entries than the other takes")
+    require(len(message.mentions) <= limits.mentions, "more mentions than the other takes")
+    require(len(message.wanted) <= limits.entries, "more is asked for than the other gives")
+    require(message.ByteSize() > 0 or not message.entries, "it has no bytes")
+
+
+def _check_gossip(node: Gossip) -> None:
+    require(len(node.table) <= CAPACITY, "the table is too full")
+    for memory, most in (
+        (node._lacking, gossip.MENTIONERS_MAX),
+        (node._asked, gossip.IDS_MAX),
+        (node._dealt, gossip.IDS_MAX),
+        (node._unsure, gossip.UNSURE_MAX),
+    ):
+        require(len(memory) <= most, "a memory is too full")
+    require(all(len(lacking) <= gossip.LACKING_MAX for lacking in node._lacking.values()), "a memory is too full")
+    for known in node.table:
+        made, all_packets = known.announcement, (1 << len(known.announcement.packets)) - 1
+        require(made.run_id == RUN.id and made.verify(), "what nobody signed is in the table")
+        require((made.author == OWN.author) == (known.introducer is None), "somebody else speaks for this node")
+        masks = (known.have, known.done, *known.holders.values())
+        require(all(not mask & ~all_packets for mask in masks), "a packet that there is not")
+    for target in node.table.choose(4, lambda target: True):
+        require(target.ref.slot != 1 or target.key[0] == OWN.author, "what was dealt with is wanted again")
+
+
+# --- packets on their way ---------------------------------------------------------------------------------------------
+
+
+def serve(data: bytes) -> None:
+    """A peer asks for packets, in as many requests of one stream as it likes."""
+    frames = split(data)
+    asked: list[bytes] = []
+
+    async def requests() -> AsyncIterator[ftis_pb2.FetchRequest]:
+        for frame in frames:
+            with contextlib.suppress(DecodeError):
+                request = ftis_pb2.FetchRequest.FromString(frame.body)
+                asked.extend(digest for digest in request.digests[: OWN_LIMITS.digests] if len(digest) == 32)
+                yield request
+
+    async def answers() -> list[ftis_pb2.FetchChunk]:
+        context = SimpleNamespace(remote_id=PeerID(peer_of(frames[0].peer if frames else 0).author))
+        return [chunk async for chunk in service.rpc_fetch(requests(), context)]
+
+    uploads = Uploads(HELD.get, Traffic())
+    service = FtisSwarm(SimpleNamespace(admits=lambda peer: True, on_fetch=uploads.serve))
+    chunks = run_async(answers())
+    answered = [chunk.digest for chunk in chunks if len(chunk.digest) == 32]
+    require(answered == asked, "it does not answer what was asked")
+    for chunk in chunks:
+        held = chunk.digest in HELD
+        status = ftis_pb2.FetchChunk.HERE if held else ftis_pb2.FetchChunk.GONE
+        require(chunk.status == status, "it does not say what it holds")
+        require(chunk.packet == HELD.get(chunk.digest, b""), "it serves another packet")
+    require(not uploads._active and not service._streams, "a stream never ends")
+
+
+def fetch_packets(data: bytes) -> None:
+    """A holder answers this node's request: with messages, with errors, or with whatever bytes."""
+    stream = b""
+    for frame in split(data):
+        marker = (P2P.MESSAGE_MARKER, P2P.ERROR_MARKER)[frame.kind % 3 : 1 + frame.kind % 3]
+        stream += marker[0] + len(frame.body).to_bytes(P2P.HEADER_LEN, "big") if frame.kind % 3 < 2 else b""
+        stream += frame.body
+    came: list[int] = []
+
+    async def pull() -> None:
+        async for target, chunk in fetch(_transport(stream), peer_of(2).author, TARGETS, Traffic()):
+            here = chunk.status == ftis_pb2.FetchChunk.HERE
+            require(not here or chunk.packet == BODIES[target.index], "other bytes than the author signed")
+            came.append(target.index)
+
+    with contextlib.suppress(HolderFault):
+        run_async(pull())
+    require(len(came) == len(set(came)), "a packet came twice")

@@ -1,0 +1,188 @@
+"""How to change an input and keep its structure, so that changes get past the first checks.
+
+A mutator takes an input and a random generator and returns another input; of anything that it cannot read it changes
+plain bytes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from hivemind.dht.validation import DHTRecord
+from hivemind.proto import dht_pb2
+
+from ftis_node.packet import MSGPACK_ERRORS
+from ftis_node.swarm.records import OwnerSigned
+from tests.fuzz.changes import LOGPROBS, any_integer, raw
+from tests.fuzz.frames import BODY_MAX, FRAMES_MAX, Frame, join, split
+from tests.fuzz.packed import announcement, other
+from tests.fuzz.world import NOW, PEERS, RUN
+
+Mutator = Callable[[bytes, random.Random], bytes]
+
+_TOML = """
+[run] [[a]] [hints] = { } , # a.a. 'a' \\ \\u0000 \\U0010ffff {question} 1e400 0x1_f inf nan -1
+1979-05-27T07:32:00Z true 99999999999999999999 parts=2 collaboration='horizontal' \u2028 \u202e é 𝒳
+"""
+_MULTIADDR = """
+/ip4/ /ip6/ /ip6zone/ /dns4/ /dns/ /dnsaddr/ /tcp/ /udp/ /quic-v1 /p2p/ /ipfs/ /p2p-circuit /unix/ /onion/ /onion3/ /ws
+/http /tls /sni/ /certhash/ /garlic64/ 0 65535 65536 :: 127.0.0.1 %eth0 xn-- é \u202e . .. %00 2001:db8::1
+"""
+
+
+# --- protobuf ---------------------------------------------------------------------------------------------------------
+
+
+def message(data: bytes, kind: type[Message], rng: random.Random) -> bytes:
+    """A protobuf message with one field changed."""
+    try:
+        changed = kind.FromString(data)
+    except DecodeError:
+        return raw(data, rng)
+    _change(changed, rng)
+    return changed.SerializeToString()
+
+
+def _change(changed: Message, rng: random.Random) -> None:
+    field: Any = rng.choice(list(changed.DESCRIPTOR.fields))
+    if not field.is_repeated:
+        if field.message_type is not None:
+            _change(getattr(changed, field.name), rng)
+        else:
+            setattr(changed, field.name, _scalar(field, getattr(changed, field.name), rng))
+        return
+    values = getattr(changed, field.name)
+    place = rng.randrange(len(values)) if values else 0
+    match rng.randrange(6) if values else 0:
+        case 0 if field.message_type is not None:
+            _change(values.add(), rng)
+        case 0:
+            values.append(values[place] if values else _scalar(field, _EMPTY.get(field.type, 0), rng))
+        case 1:
+            del values[place]
+        case 2:
+            values.extend(list(values) * rng.choice((1, 2, 20)))
+        case _ if field.message_type is not None:
+            _change(values[place], rng)
+        case _:
+            values[place] = _scalar(field, values[place], rng)
+
+
+_EMPTY = {FieldDescriptor.TYPE_BYTES: b"", FieldDescriptor.TYPE_STRING: ""}
+
+
+def _scalar(field: FieldDescriptor, value: Any, rng: random.Random) -> Any:
+    if field.name == "announcement":
+        return announcement(value, rng)
+    if field.name == "run_file":
+        return run_file(value.encode(), rng).decode("utf-8", "ignore")
+    if field.name in ("addresses", "peers"):
+        return address(value.encode(), rng).decode("utf-8", "ignore")
+    match field.type:
+        case field.TYPE_BYTES:
+            return rng.choice((b"", RUN.id, raw(value, rng), raw(value, rng)))
+        case field.TYPE_STRING:
+            return raw(value.encode(), rng).decode("utf-8", "ignore")
+        case field.TYPE_BOOL:
+            return not value
+        case field.TYPE_DOUBLE:
+            return rng.choice((0.0, -1.0, NOW + 1.0, NOW + 240.0, NOW + 600.0, NOW + 601.0, NOW - 61.0, *LOGPROBS))
+        case field.TYPE_ENUM | field.TYPE_INT32:
+            return rng.choice((0, 1, 2, 3, -1))
+        case field.TYPE_UINT32:
+            return any_integer(rng) & 0xFFFFFFFF
+        case _:
+            return any_integer(rng) & 0xFFFFFFFFFFFFFFFF
+
+
+def frames(kinds: Sequence[type[Message] | None]) -> Mutator:
+    """The mutator of conversations whose frames are of these messages, None for plain bytes."""
+
+    def mutate(data: bytes, rng: random.Random) -> bytes:
+        parts = split(data)
+        if not parts or rng.random() < 0.05:
+            return raw(data, rng)
+        place = rng.randrange(len(parts))
+        frame = parts[place]
+        match rng.randrange(10):
+            case 0:
+                del parts[place]
+            case 1 if len(parts) < FRAMES_MAX:
+                parts.insert(rng.randrange(len(parts) + 1), frame)
+            case 2:
+                parts[place] = replace(frame, peer=rng.randrange(16))
+            case 3:
+                parts[place] = replace(frame, kind=rng.randrange(len(kinds)))
+            case _:
+                kind = kinds[frame.kind % len(kinds)]
+                body = raw(frame.body, rng) if kind is None else message(frame.body, kind, rng)
+                parts[place] = Frame(frame.kind, frame.peer, body[:BODY_MAX])
+        return join(parts)
+
+    return mutate
+
+
+def record(data: bytes, rng: random.Random) -> bytes:
+    """A store request of the DHT, mostly signed again by those in whose name it is."""
+    try:
+        request = dht_pb2.StoreRequest.FromString(message(data, dht_pb2.StoreRequest, rng))
+    except DecodeError:
+        return raw(data, rng)
+    rows = list(zip(request.keys, request.subkeys, request.values, request.expiration_time, strict=False))
+    for place, row in enumerate(rows):
+        made = DHTRecord(*row)
+        owner = next((peer for peer in PEERS if peer.peer_id.encode() in made.subkey), None)
+        if owner is not None and rng.random() < 0.7:
+            signer = OwnerSigned(owner, RUN.id)
+            request.values[place] = signer.sign_value(replace(made, value=signer.strip_value(made)))
+        elif not made.subkey and (whole := _fields_of_anything(made.value)) is not None:
+            request.values[place] = whole if (whole := _nested(whole, rng)) else made.value
+    return bytes(request.SerializeToString())
+
+
+def _fields_of_anything(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, strict_map_key=False)
+    except MSGPACK_ERRORS:
+        return None
+
+
+def _nested(value: Any, rng: random.Random) -> bytes:
+    """A value of the DHT with something within an extension of msgpack changed."""
+    if isinstance(value, msgpack.ExtType) and (inner := _fields_of_anything(value.data)) is not None:
+        value = msgpack.ExtType(rng.choice((value.code, value.code, 0x40, 0x50)), _nested(inner, rng))
+    elif isinstance(value, list) and (places := [i for i, v in enumerate(value) if isinstance(v, msgpack.ExtType)]):
+        value[places[0]] = msgpack.ExtType(value[places[0]].code, raw(value[places[0]].data, rng))
+    else:
+        value = other(value, rng)
+    try:
+        packed: bytes = msgpack.packb(value if rng.random() < 0.9 else [msgpack.ExtType(0x40, msgpack.packb(value))])
+    except MSGPACK_ERRORS:
+        return b""
+    return packed
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def _text(tokens: Sequence[str]) -> Mutator:
+    words = [token.encode() for token in tokens]
+
+    def mutate(data: bytes, rng: random.Random) -> bytes:
+        if rng.random() < 0.4:
+            return raw(data, rng)
+        start = rng.randrange(len(data) + 1)
+        end = min(len(data), start + rng.choice((0, 0, 1, 4, 16)))
+        return data[:start] + rng.choice(words) * rng.choice((1, 1, 1, 2, 50, 2000)) + data[end:]
+
+    return mutate
+
+
+run_file = _text([*_TOML.split(), "\n", " ", "\t", '"""', "'''", '"'])
+address = _text([*_MULTIADDR.split(), "\n", " ", PEERS[2].peer_id])

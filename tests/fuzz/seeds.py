@@ -1,0 +1,176 @@
+"""Valid inputs of every target, and some that are refused late: fuzzing starts from these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import P2P
+from hivemind.proto import dht_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+
+from ftis_node.draw import draw
+from ftis_node.packet import Completion, encode, pack_group
+from ftis_node.run import Hints, Run, RunFile, dump_run_file
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.announcement import Announcement, PacketRef, announce
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.limits import OWN as LIMITS
+from ftis_node.swarm.membership import greeting
+from ftis_node.swarm.records import OwnerSigned, pack_addresses, record_key
+from ftis_node.swarm.table import announcement_id
+from tests.fuzz.frames import Frame, join
+from tests.fuzz.messages import ADDRESSES, BODIES, HELD
+from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, stopped_clock
+from tests.helpers_swarm import CAP, PROMPTS, ROWS
+
+
+def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
+    """A packet that is admitted: finished completions and one that reached the cap."""
+    completions = []
+    for length in range(1, run.completions + 1):
+        finished = length > 1
+        ids = np.arange(length if finished else CAP, dtype=np.uint32)
+        if finished:
+            ids[-1] = EOS[length % 2]
+        completions.append(Completion(ids, np.full(len(ids), -0.5, np.float32), finished))
+    author = AUTHOR.author if run.parts == 1 else b""
+    prompt = PROMPTS[draw(run.id, author, round, slot, ROWS)]
+    return encode(
+        pack_group(
+            run_id=run.id,
+            author=AUTHOR.author,
+            round=round,
+            slot=slot,
+            policy_step=40,
+            prompt_ids=prompt,
+            completions=completions,
+        )
+    )
+
+
+def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:
+    refs = [PacketRef(slot, digest, 500 + slot) for slot, digest in enumerate([*HELD, *map(bytes, [32] * 9)][:packets])]
+    return announce(who, run_id=RUN.id, round=round, policy_step=round, issued_at=NOW, packets=refs)
+
+
+def _conversations() -> list[bytes]:
+    told = [announcement(who, round).encode() for who in PEERS[1:4] for round in (1, 2)]
+    contradiction = announcement(AUTHOR, 1, 2).encode()
+    entries = [ftis_pb2.Entry(announcement=data, age_ms=1500, held=b"\x05") for data in told]
+    mentions = [ftis_pb2.Mention(id=announcement_id(data), held=b"\x03") for data in told]
+    wanted = [mention.id for mention in mentions]
+    ask, answer = ftis_pb2.ExchangeRequest, ftis_pb2.ExchangeResponse
+    lost = [Frame(0, 3, ask(mentions=mentions).SerializeToString()), Frame(1, 3, b"\xff")]
+    return [
+        join([Frame(0, 2, ask(entries=entries, mentions=mentions, wanted=wanted, again=True).SerializeToString())]),
+        join(
+            [
+                Frame(0, 2, ask(mentions=mentions).SerializeToString()),
+                Frame(1, 2, answer(entries=entries[:3], mentions=mentions, wanted=wanted).SerializeToString()),
+                Frame(2, 2, bytes(60)),
+                Frame(0, 4, ask(entries=[ftis_pb2.Entry(announcement=contradiction)]).SerializeToString()),
+            ]
+        ),
+        join([*lost, Frame(1, 3, answer(entries=entries, stranger=True, peers=ADDRESSES).SerializeToString())]),
+    ]
+
+
+def _handshakes() -> list[bytes]:
+    hello, other = greeting(RUN, ADDRESSES[3:5]), greeting(HORIZONTAL, [])
+    told = greeting(RUN, ADDRESSES[2:3])
+    told.peers.extend(ADDRESSES)
+    told.run_file = dump_run_file(RunFile(run=RUN))
+    told.limits.CopyFrom(LIMITS.message())
+    refusing = ftis_pb2.Handshake(major=2, refusal="you speak \x1b[31manother protocol", agent="\u202eanother/1")
+    return [
+        join([Frame(0, 3, hello.SerializeToString()), Frame(0, 4, greeting(None, []).SerializeToString())]),
+        join([Frame(1, 2, told.SerializeToString()), Frame(2, 2, told.SerializeToString())]),
+        join([Frame(kind, 5, said.SerializeToString()) for kind in range(3) for said in (other, refusing)]),
+    ]
+
+
+def _store(*records: DHTRecord) -> bytes:
+    return bytes(
+        dht_pb2.StoreRequest(
+            keys=[record.key for record in records],
+            subkeys=[record.subkey for record in records],
+            values=[record.value for record in records],
+            expiration_time=[record.expiration_time for record in records],
+            in_cache=[False for _ in records],
+        ).SerializeToString()
+    )
+
+
+def _records() -> list[bytes]:
+    key = DHTID.generate(source=record_key(RUN.id)).to_bytes()
+    made = []
+    for who in PEERS[1:3]:
+        value = MSGPackSerializer.dumps(pack_addresses(ADDRESSES))
+        unsigned = DHTRecord(key, MSGPackSerializer.dumps(who.peer_id), value, NOW + 240.0)
+        made.append(replace(unsigned, value=OwnerSigned(who, RUN.id).sign_value(unsigned)))
+    whole = DictionaryDHTValue()
+    with stopped_clock():
+        for who, record in zip(PEERS[1:3], made, strict=True):
+            whole.store(who.peer_id, record.value, record.expiration_time)
+    nested: bytes = msgpack.packb([])
+    for _ in range(6):
+        nested = msgpack.packb([msgpack.ExtType(0x40, nested)])
+    dictionaries = [DHTRecord(key, b"", value, NOW + 240.0) for value in (MSGPackSerializer.dumps(whole), nested)]
+    return [_store(*made), _store(dictionaries[0]), _store(dictionaries[1]), _store(replace(made[0], subkey=b"\xc0"))]
+
+
+def _run_files() -> list[bytes]:
+    hints = Hints(name="a run", bootstraps=ADDRESSES[:3], contact="somebody")
+    several_lines = RUN.model_copy(update={"template": 'Solve:\n\t"{question}" \\ \x7f'})
+    files = [RunFile(run=RUN), RunFile(run=HORIZONTAL, hints=hints), RunFile(run=several_lines, hints=hints)]
+    by_hand = "run.group = 4\n[hints]\nname = '''x'''\nbootstraps = [\n 'a', # a comment\n]\n[[a.'b'.\"c\"]]\n"
+    return [*(dump_run_file(file).encode() for file in files), f"{by_hand}1 = {{x = 0x1f, y = 1e3}}".encode()]
+
+
+def _streams() -> list[bytes]:
+    chunks = [ftis_pb2.FetchChunk(digest=digest, packet=body).SerializeToString() for digest, body in HELD.items()]
+    gone = [
+        ftis_pb2.FetchChunk(digest=digest, status=status).SerializeToString()
+        for digest, status in zip(list(HELD)[:2], (ftis_pb2.FetchChunk.GONE, ftis_pb2.FetchChunk.BUSY), strict=True)
+    ]
+    wrong = ftis_pb2.FetchChunk(digest=next(iter(HELD)), packet=BODIES[1]).SerializeToString()
+    huge = P2P.MESSAGE_MARKER + (1 << 32).to_bytes(P2P.HEADER_LEN, "big")
+    return [
+        join([Frame(0, 0, chunk) for chunk in chunks]),
+        join([Frame(0, 0, chunk) for chunk in (*gone, chunks[2])]),
+        join([Frame(0, 0, chunks[0]), Frame(0, 0, wrong)]),
+        join([Frame(0, 0, chunks[0]), Frame(1, 0, b"\x0a\x02no")]),
+        join([Frame(2, 0, huge)]),
+    ]
+
+
+def _requests() -> list[bytes]:
+    known = ftis_pb2.FetchRequest(digests=[*HELD, bytes(32)]).SerializeToString()
+    many = ftis_pb2.FetchRequest(digests=list(HELD) * 30).SerializeToString()
+    return [join([Frame(0, 2, known), Frame(0, 2, known)]), join([Frame(0, 2, many)])]
+
+
+def seeds(target: str) -> list[bytes]:
+    """Inputs of a target that each reach far."""
+    made: dict[str, list[bytes]] = {
+        "admit": [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60)],
+        "announcement": [announcement().encode(), announcement(packets=1).encode(), announcement(packets=12).encode()],
+        "handshake": _handshakes(),
+        "exchange": _conversations(),
+        "serve": _requests(),
+        "fetch": _streams(),
+        "record": _records(),
+        "run_file": _run_files(),
+        "address": [
+            *(address.encode() for address in ADDRESSES[:2]),
+            f"/ip6/2001:db8::1/udp/4001/quic-v1/p2p/{AUTHOR.peer_id}".encode(),
+            f"{ADDRESSES[2]}/p2p-circuit/p2p/{AUTHOR.peer_id}".encode(),
+            f"/dns4/example.org/tcp/4001/p2p/{AUTHOR.peer_id}".encode(),
+        ],
+    }
+    return made[target]

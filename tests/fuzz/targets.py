@@ -1,0 +1,205 @@
+"""The targets: what takes bytes from strangers, and what must be true of whatever it makes of them.
+
+A target returns if the input was read or refused as it should be; anything that it raises is a finding.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import msgpack
+from google.protobuf.message import DecodeError
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+
+from ftis_node.errors import UsageError
+from ftis_node.packet import MAX_PACKET_BYTES, Group, PacketError, decode, encode, packet_digest
+from ftis_node.run import RUN_FILE_CHARACTERS_MAX, dump_run_file, parse_run_file
+from ftis_node.swarm import dht_guard, ftis_pb2  # noqa: F401 - the guard puts its checks in place
+from ftis_node.swarm.addresses import parse_address, ranked
+from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Blame, Reason, Rejection, admit
+from ftis_node.swarm.announcement import AnnouncementError, decode_announcement
+from ftis_node.swarm.identity import author_of, peer_id, verify
+from ftis_node.swarm.records import MAX_LIFETIME, OwnerSigned, record_key, unpack_addresses
+from tests.fuzz import messages, mutators, packed
+from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, require, run_async, stopped_clock
+
+
+@dataclass(frozen=True)
+class Target:
+    """run: reads one input. mutate: changes an input and keeps its structure. max_bytes: of an input."""
+
+    run: Callable[[bytes], None]
+    mutate: mutators.Mutator
+    max_bytes: int
+
+
+# --- packets ----------------------------------------------------------------------------------------------------------
+
+
+def admit_packet(data: bytes) -> None:
+    """Admission, and the packet's own decoder without the size limit of a run."""
+    try:
+        require(encode(decode(data)) == data, "a packet has two spellings")
+    except PacketError as error:
+        require(str(error).isprintable(), "an error does not print")
+    for context in CONTEXTS:
+        verdict = admit(context, AUTHOR.author, data)
+        if isinstance(verdict, Rejection):
+            require(verdict.detail.isprintable(), "a refusal does not print")
+            blame = Blame.HOLDER if len(data) > MAX_PACKET_BYTES else Blame.AUTHOR
+            require(verdict.blame is blame, "the wrong one is blamed")
+        else:
+            _check_admitted(context, data, verdict)
+
+
+def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> None:
+    """The rules of proto/PACKET.md once more, read from the bytes."""
+    run, packet = context.run, group.packet
+    require(encode(packet) == data and group.digest == packet_digest(data), "it does not read back")
+    require(packet.run_id == run.id and packet.slot < run.slots, "it is of another run")
+    require(len(packet.lengths) == len(packet.finished) == run.completions, "a wrong number of completions")
+    records = list(struct.iter_unpack("<If", data[len(data) - 8 * sum(packet.lengths) :]))
+    lowest = -(math.log(run.vocabulary) + 18)
+    for length, finished in zip(packet.lengths, packet.finished, strict=True):
+        completion, records = records[:length], records[length:]
+        require(1 <= length <= run.completion_tokens, "too long")
+        require(finished or length == run.completion_tokens, "cut short")
+        require(all(0 <= id < run.vocabulary for id, _ in completion), "an id is outside the vocabulary")
+        require(all(lowest <= logprob <= LOGPROB_MAX for _, logprob in completion), "an impossible log-prob")
+        ends = [id in run.eos for id, _ in completion]
+        require(not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
+    told = (packet.round, packet.slot)
+    same = admit(context, AUTHOR.author, data, announced=told, digest=group.digest)
+    require(isinstance(same, Group) and same.key == (AUTHOR.author, *told), "it is not admitted as announced")
+    for reason, verdict in (
+        (Reason.NOT_AS_ANNOUNCED, admit(context, AUTHOR.author, data, announced=(told[0], told[1] + 1))),
+        (Reason.WRONG_HASH, admit(context, AUTHOR.author, data, digest=bytes(32))),
+        (Reason.OTHER_AUTHOR, admit(context, PEERS[2].author, data)),
+    ):
+        require(isinstance(verdict, Rejection) and verdict.reason is reason, f"not refused as {reason}")
+
+
+# --- announcements ----------------------------------------------------------------------------------------------------
+
+
+def read_announcement(data: bytes) -> None:
+    """The parser, and a node that hears it from a peer."""
+    signed = False
+    try:
+        announcement = decode_announcement(data, max_packets=RUN.slots)
+    except AnnouncementError as error:
+        require(str(error).isprintable(), "an error does not print")
+    else:
+        require(announcement.encode() == data, "an announcement has two spellings")
+        require(len(announcement.signed_bytes()) == 93 + 40 * len(announcement.packets), "what is signed is ambiguous")
+        signed = announcement.verify()
+    with stopped_clock():
+        gossip = messages.listener()
+        gossip.answer(ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=data)]), PEERS[2].author)
+    require(gossip.counts.total() == 1, "it was not counted once")
+    require(len(gossip.table) == gossip.counts["new"] <= signed, "what nobody signed is in the table")
+
+
+# --- records of the DHT -----------------------------------------------------------------------------------------------
+
+
+def store_record(data: bytes) -> None:
+    """A store request of hivemind's DHT, as the DHT handles it: whatever it keeps, its owner has signed.
+
+    hivemind answers any exception of a handler with an error, so any but running out of memory is a refusal.
+    """
+    try:
+        request = dht_pb2.StoreRequest.FromString(data)
+    except DecodeError:
+        return
+    request.ClearField("peer")  # whom to ping, over a network
+    dht = DHTProtocol(_initialized_with_create=True)
+    dht.storage, dht.cache = DHTLocalStorage(), DHTLocalStorage(maxsize=100)
+    dht.node_info = dht_pb2.NodeInfo()
+    dht.record_validator = validator = OwnerSigned(OWN, RUN.id)
+    with stopped_clock():
+        try:
+            run_async(dht.rpc_store(request, SimpleNamespace(remote_id=PeerID(_caller(request)))))
+        except MemoryError:
+            raise
+        except Exception:
+            pass
+        for storage in (dht.storage, dht.cache):
+            for key, (value, _) in storage.items():
+                require(key == DHTID.generate(source=record_key(RUN.id)), "a record of another run was kept")
+                require(isinstance(value, DictionaryDHTValue), "a record without an owner was kept")
+                for subkey, (signed, expiration) in value.items():
+                    _check_record(validator, key.to_bytes(), subkey, signed, expiration)
+
+
+def _caller(request: dht_pb2.StoreRequest) -> bytes:
+    """Whoever the first record is said to be of, for only its own are kept; else somebody."""
+    try:
+        return author_of(str(msgpack.unpackb(request.subkeys[0])))
+    except Exception:
+        return AUTHOR.author
+
+
+def _check_record(validator: OwnerSigned, key: bytes, subkey: object, signed: bytes, expiration: float) -> None:
+    require(NOW - 60 < expiration <= NOW + MAX_LIFETIME, "a record lives too long")
+    owner, value, signature = author_of(str(subkey)), signed[:-64], signed[-64:]
+    packed = MSGPackSerializer.dumps(subkey)
+    message = b"".join((b"ftis/record/1", key, packed, struct.pack(">d", expiration), value))
+    require(verify(owner, message, signature), "its owner did not sign it")
+    try:
+        stored = MSGPackSerializer.loads(value)  # as `Directory.find` gets it
+    except Exception:
+        return  # hivemind's, in `Directory.find`
+    addresses = unpack_addresses(stored)
+    require(len(addresses) <= 8 and all(len(address) <= 256 for address in addresses), "too many addresses")
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def read_run_file(data: bytes) -> None:
+    """A run file that somebody sent."""
+    text = data.decode("utf-8", "ignore")
+    try:
+        run_file = parse_run_file(text)
+    except UsageError as error:
+        require(str(error).isprintable(), "an error does not print")
+        return
+    require(len(run_file.run.id) == 16, "a run has an id")
+    again = dump_run_file(run_file)
+    require(len(again) <= RUN_FILE_CHARACTERS_MAX, "nobody else can read this run file once it is passed on")
+    require(parse_run_file(again) == run_file, "a run file does not read back")
+
+
+def read_address(data: bytes) -> None:
+    """An address of a peer that somebody mentioned."""
+    text = data.decode("utf-8", "ignore")
+    try:
+        same, peer = parse_address(text)
+    except UsageError as error:
+        require(str(error).isprintable(), "an error does not print")
+        return
+    require(same == text and text.endswith(f"/p2p/{peer_id(peer)}"), "it is not the address of that peer")
+    require(ranked([text]) == [text], "an address gets lost in ranking")
+
+
+TARGETS = {
+    "admit": Target(admit_packet, packed.packet, 1 << 13),
+    "announcement": Target(read_announcement, packed.announcement, 1 << 10),
+    "handshake": Target(messages.shake_hands, mutators.frames(messages.HANDSHAKES), 1 << 13),
+    "exchange": Target(messages.exchange, mutators.frames(messages.EXCHANGES), 1 << 13),
+    "serve": Target(messages.serve, mutators.frames(messages.REQUESTS), 1 << 12),
+    "fetch": Target(messages.fetch_packets, mutators.frames(messages.CHUNKS), 1 << 13),
+    "record": Target(store_record, mutators.record, 1 << 14),
+    "run_file": Target(read_run_file, mutators.run_file, RUN_FILE_CHARACTERS_MAX + 1024),
+    "address": Target(read_address, mutators.address, 512),
+}

@@ -1,0 +1,87 @@
+"""What fuzzing once found interesting is read or refused as it should be, without the fuzzer; and so are the seeds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ftis_node.packet import Group
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.admission import admit
+from tests.fuzz import messages
+from tests.fuzz.frames import Frame, join, split
+from tests.fuzz.minimise import arcs, smallest_cover
+from tests.fuzz.seeds import seeds
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.world import AUTHOR, CONTEXTS, PEERS, stopped_clock
+
+CORPUS = Path(__file__).parent / "fuzz" / "corpus"
+FILES = sorted(CORPUS.glob("*/*"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.name}")
+def test_every_kept_input_is_read_or_refused(file: Path) -> None:
+    TARGETS[file.parent.name].run(file.read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds_what_mutators_make_of_them_and_rubbish_are_read_or_refused(name: str) -> None:
+    target, rng = TARGETS[name], random.Random(0)
+    pool = [*seeds(name), b"", b"\0", rng.randbytes(100)]
+    for data in pool:
+        target.run(data)
+    for number in range(100):
+        data = target.mutate(rng.choice(pool), random.Random(number))[: target.max_bytes]
+        target.run(data)
+        pool.append(data)
+
+
+def test_the_kept_corpus_is_small_and_of_known_targets() -> None:
+    assert {file.parent.name for file in FILES} <= set(TARGETS)
+    assert len(FILES) <= 100 and sum(file.stat().st_size for file in FILES) <= 200_000
+
+
+# --- seeds reach what they are to reach -------------------------------------------------------------------------------
+
+
+def test_packets_to_start_from_are_admitted() -> None:
+    vertical, horizontal, *_ = seeds("admit")
+    for context, data in zip(CONTEXTS, (vertical, horizontal), strict=True):
+        assert isinstance(admit(context, AUTHOR.author, data), Group)
+
+
+def test_announcements_to_start_from_are_believed() -> None:
+    with stopped_clock():
+        node = messages.listener()
+        for data in seeds("announcement")[:1]:
+            entry = ftis_pb2.Entry(announcement=data)
+            node.answer(ftis_pb2.ExchangeRequest(entries=[entry]), PEERS[2].author)
+    assert node.counts == {"new": 1}
+
+
+def test_addresses_to_start_from_are_addresses() -> None:
+    for data in seeds("address"):
+        assert parse_address(data.decode())[1] in {peer.author for peer in PEERS}
+
+
+# --- the tools --------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_reads_back_and_cut_short_still_reads() -> None:
+    frames = [Frame(0, 3, b"hello"), Frame(2, 255, b"")]
+    assert split(join(frames)) == frames
+    assert split(join(frames)[:6]) == [Frame(0, 3, b"he")]
+    assert split(b"") == []
+
+
+def test_the_smallest_inputs_that_show_something_new_are_kept() -> None:
+    run = TARGETS["address"].run
+    good, *_ = seeds("address")
+    candidates = [b"x" * 50, b"x", good]
+    assert smallest_cover(run, [], candidates, files=1, size=1000) == [good]
+    assert b"x" * 50 not in smallest_cover(run, [], candidates, files=3, size=1000)
+    assert smallest_cover(run, candidates, candidates, files=3, size=1000) == []
+    assert arcs(run, good) - arcs(run, b"x")
