@@ -65,7 +65,7 @@ class Row06Forged(Honest):
         """Somebody else's packet under one's own name."""
         target = Target(Known(made, b"", 0.0, None), 0)
         found = fetch(self.peer.transport, made.author, [target], Traffic())
-        bodies = [data async for _, data in found if data is not None]
+        bodies = [chunk.packet async for _, chunk in found if chunk.packet]
         return [self.peer.announcement(self.author(), made.round, [(made.packets[0].slot, body)]) for body in bodies]
 
     def _held(self, made: Announcement) -> ftis_pb2.Entry:
@@ -121,7 +121,7 @@ class Row14Escapes(Attack):
     """What a terminal or a browser would obey, wherever a peer's words may turn up."""
 
     row = 14
-    LONG = 100_000
+    LONG = 100
     WORDS = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>\r\n2026-01-01 ERROR forged line\u202e"
 
     async def prepare(self) -> None:
