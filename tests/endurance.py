@@ -34,6 +34,7 @@ PORT = 4001
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
 GAP_SECONDS, GAP_MEDIANS = 15.0, 3.0
 SAMPLE_SECONDS = 10.0
+WARMING = 0.4
 
 
 @dataclass
@@ -252,7 +253,7 @@ def chaos(nodes: int, seconds: float, seed: int) -> dict[str, Any]:
 def soak(nodes: int, seconds: float) -> dict[str, Any]:
     """Memory and open files of every process over time; the slope of each must be lost in its noise.
 
-    The first fifth is left out: caches fill.
+    The first two fifths are left out: caches, tables and the pool's memory of ten minutes fill.
     """
     samples: dict[str, list[tuple[float, float, float]]] = {}
     blocks: dict[str, list[tuple[float, float]]] = {}
@@ -276,11 +277,11 @@ def soak(nodes: int, seconds: float) -> dict[str, Any]:
         codes = running.stop()
     told, problems = {}, [f"exit codes {codes}"] if any(codes) else []
     for key, rows in samples.items():
-        settled = [row for row in rows if row[0] > seconds / 5]
+        settled = [row for row in rows if row[0] > WARMING * seconds]
         told[key] = {
             "memory_mb": [row[1] for row in rows[:: max(1, len(rows) // 12)]],  # to see whether it levels off
             "memory_mb_per_hour": _slope([(t, m) for t, m, _ in settled]),
-            **_blocks_told(blocks.get(key, []), seconds / 5),
+            **_blocks_told(blocks.get(key, []), WARMING * seconds),
             "files": [row[2] for row in rows[:: max(1, len(rows) // 12)]],
             "files_per_hour": _slope([(t, f) for t, _, f in settled]),
         }
