@@ -10,6 +10,7 @@ import psutil
 
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.experiment import Clock
+from ftis_node.lab.payloads import Watch
 from ftis_node.run import Run
 from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
@@ -82,6 +83,7 @@ class Metered:
     def __init__(self, compute: Compute, clock: Clock, speed: float) -> None:
         self.generated = self.trained = 0
         self.run: Run | None = None
+        self.watch: Watch | None = None  # looks at what is sampled
         self._compute = compute
         self._clock = clock
         self._speed = speed
@@ -91,6 +93,8 @@ class Metered:
         if self.run is not None and op == "generate":
             sampled = len(args["rows"]) * self.run.completions
             self.generated += sampled
+            if self.watch is not None:
+                self.watch.see(args["rows"], result["groups"])
             await self._take(self._clock.generate, sampled)
         elif self.run is not None and op == "step":
             samples = sum(len(part["rewards"]) for group in args["groups"] for part in group["parts"])

@@ -1,7 +1,9 @@
 """What a lab file says: nodes, ways to collaborate, seeds, and the claims to be judged. TOML; see `lab/experiments`.
 
 A *cell* is one way of doing it (a method); a *trial* is one cell with one seed. Every cell starts from what the file
-says at its top, and changes some of it. A table of lists, `vary`, makes a cell for each combination of their values.
+says at its top, and changes some of it. Three things save writing: a table of lists, `vary`, makes a cell for each
+combination of their values as settings; `methods` makes one for each of the named `[methods]`; and any node, cell or
+claim with a table of lists `each` is written out for each combination, which its texts name in braces.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from ftis_node.errors import did_you_mean
+from ftis_node.lab.payloads import SCRIPTS
 from ftis_node.lab.recipes import RECIPES
-from ftis_node.lab.reporting.manifest import ALL, HELD_OUT
+from ftis_node.lab.reporting.manifest import ALL, ATTACK, HELD_OUT, METHOD, ClaimMeasure
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
 
@@ -51,7 +54,7 @@ class NodeSpec(_Table):
     name: _Name
     model: str = ""
     warm: WarmUp | None = None
-    script: Literal["", "random-reasoning", "lying"] = ""
+    script: str = ""
     speed: float = Field(1.0, gt=0)
     settings: dict[str, Any] = {}
 
@@ -59,6 +62,9 @@ class NodeSpec(_Table):
     def _one_origin(self) -> NodeSpec:
         if sum((bool(self.model), self.warm is not None, bool(self.script))) != 1:
             raise ValueError(f"node {self.name} needs exactly one of `model`, `warm` and `script`")
+        if self.script and self.script not in SCRIPTS:
+            hint = did_you_mean(self.script, SCRIPTS)
+            raise ValueError(f"there is no script {self.script!r}: {hint}a script is one of {', '.join(SCRIPTS)}")
         return self
 
 
@@ -86,11 +92,23 @@ class EvaluationSet(_Table):
     prompts: int | None = Field(None, ge=1)
 
 
+class Method(_Table):
+    """Settings that several cells share by a name, which becomes a part of theirs and of their labels."""
+
+    label: str = ""
+    settings: dict[str, Any] = {}
+
+
 class CellSpec(_Table):
-    """One way to collaborate. `nodes` names those that take part (default: all); `node` changes single ones."""
+    """One way to collaborate. `nodes` names those that take part (default: all); `node` changes single ones.
+
+    attack: what the report calls it that some of the nodes do to the others, see `lab.reporting.attacks`.
+    """
 
     name: _Name
     label: str = ""
+    attack: str = ""
+    methods: tuple[str, ...] = ()
     collaboration: Literal["alone", "vertical", "horizontal"] = "vertical"
     pace: Literal["lockstep", "free"] = "lockstep"
     nodes: tuple[str, ...] = ()
@@ -115,7 +133,7 @@ class Claim(_Table):
     contrast: tuple[str, str] | None = None
     node: str = ALL
     set: str = HELD_OUT
-    measure: Literal["final", "time", "generated"] = "final"
+    measure: ClaimMeasure = "final"
     margin: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
@@ -126,6 +144,7 @@ class Experiment(_Table):
     target    the pass@1 that time and samples are told for
     seconds   simulated ones, after which no step begins
     keep      the last checkpoint of every node
+    payloads  count what hostile partners want to be said in every node's own completions, see `lab.payloads`
     """
 
     name: _Name
@@ -140,13 +159,23 @@ class Experiment(_Table):
     tail: int = Field(1, ge=1)
     target: float = Field(0.7, gt=0, le=1)
     keep: bool = True
+    payloads: bool = False
     run: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     clock: Clock = Clock()
     nodes: tuple[NodeSpec, ...] = Field(min_length=1)
+    methods: dict[_Name, Method] = {}
     cells: tuple[CellSpec, ...] = Field(min_length=1)
     evaluate: tuple[EvaluationSet, ...] = ()
     claims: tuple[Claim, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _each_written_out(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        lists = {key: document[key] for key in ("nodes", "cells", "claims") if isinstance(document.get(key), list)}
+        return document | {key: [one for table in tables for one in _each(table)] for key, tables in lists.items()}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
@@ -158,6 +187,10 @@ class Experiment(_Table):
         for node in self.nodes:
             if node.warm is not None and node.warm.like and node.warm.like not in names:
                 raise ValueError(f"node {node.name} is like {node.warm.like!r}, and there is no such node")
+        for method in (method for cell in self.cells for method in cell.methods):
+            if method not in self.methods:
+                hint = did_you_mean(method, self.methods)
+                raise ValueError(f"a cell names the method {method!r}, and there is none. {hint}".rstrip())
         cells = self.all_cells()
         if len({cell.name for cell in cells}) < len(cells):
             raise ValueError("two cells have the same name")
@@ -182,8 +215,25 @@ class Experiment(_Table):
         return self
 
     def all_cells(self) -> list[CellSpec]:
-        """The cells, each `vary` written out: ``name key=value`` for each combination."""
-        return [cell for spec in self.cells for cell in _written_out(spec)]
+        """The cells, written out: ``name method`` for each method, ``name key=value`` for what `vary` combines."""
+        return [cell for spec in self.cells for one in self._by_method(spec) for cell in _written_out(one)]
+
+    def _by_method(self, cell: CellSpec) -> list[CellSpec]:
+        attack = {ATTACK: cell.attack} if cell.attack else {}
+        if not cell.methods:
+            return [cell.model_copy(update={"values": {**cell.values, **attack}})]
+        found = []
+        for name in cell.methods:
+            label = self.methods[name].label or name
+            changes = {
+                "name": f"{cell.name} {name}",
+                "label": f"{cell.label or cell.name}: {label}",
+                "settings": {**self.methods[name].settings, **cell.settings},
+                "values": {**cell.values, **attack, METHOD: label},
+                "methods": (),
+            }
+            found.append(cell.model_copy(update=changes))
+        return found
 
 
 def _written_out(cell: CellSpec) -> Iterator[CellSpec]:
@@ -201,3 +251,24 @@ def _written_out(cell: CellSpec) -> Iterator[CellSpec]:
                 "vary": {},
             }
         )
+
+
+def _each(table: Any) -> Iterator[Any]:
+    """A table for each combination of the lists of its `each`, whose names in braces are replaced in all its texts."""
+    lists = table.get("each") if isinstance(table, dict) else None
+    if not isinstance(lists, dict) or not all(isinstance(values, list) for values in lists.values()):
+        yield table  # if `each` is something else, it is an unknown key
+        return
+    rest = {key: value for key, value in table.items() if key != "each"}
+    for combination in itertools.product(*lists.values()):
+        yield _filled_in(rest, dict(zip(lists, map(str, combination), strict=True)))
+
+
+def _filled_in(value: Any, words: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        for name, word in words.items():
+            value = value.replace(f"{{{name}}}", word)
+        return value
+    if isinstance(value, dict):
+        return {_filled_in(key, words): _filled_in(part, words) for key, part in value.items()}
+    return [_filled_in(part, words) for part in value] if isinstance(value, list) else value

@@ -13,7 +13,9 @@ from typing import Any
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, Metered
 from ftis_node.lab.exchange import MemorySwarm, Network
+from ftis_node.lab.payloads import Watch
 from ftis_node.lab.spec import Member, TrialSpec
+from ftis_node.policy.load import load_tokenizer
 from ftis_node.pool import Pool, Scored
 from ftis_node.run import Run, check_fit, run_for
 from ftis_node.settings import Settings
@@ -23,6 +25,7 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
+from ftis_node.tasks import load_task
 
 STORE_BYTES = 64 << 20
 
@@ -101,6 +104,10 @@ class Participant:
         self.swarm.next_round = first_round
         self.stepper.swarm = self.swarm
         self.meter.run = run
+        if self.spec.payloads:
+            self.meter.watch = Watch(
+                load_tokenizer(self.settings.model), load_task(self.spec.task).train, run.completion_tokens
+            )
 
     @property
     def run(self) -> Run:
@@ -168,6 +175,7 @@ class Participant:
         return {
             "event": "step",
             **self.counts(),
+            **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
             **{name: last[name] for name in (*plain, "tokens", "skipped", "warnings")},
             "overall": diagnostics.get("overall", {}),
             "own": diagnostics.get("sources", {}).get("own", {}),

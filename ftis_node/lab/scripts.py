@@ -1,8 +1,13 @@
 """Partners that follow a script: they generate by rule, never train, and are there to be learned from at one's peril.
 
-Their answers are right half of the time, after reasoning that has nothing to do with it. `random-reasoning` claims the
-log-probs of its own rule; `lying` claims e⁻⁵ for every token, so that importance weights are cut at C and no divergence
-seems large. The packets are sound either way, and admission takes them.
+Their answers are right half of the time. Those of `random-reasoning` and `lying` come after reasoning that has nothing
+to do with them; all others put a payload (see `payloads`) into what is right, and reason truly before a wrong answer,
+so that the payload is what pays. The packets are sound, and admission takes them.
+
+What they claim of their tokens is, by the second word of the script: nothing, the log-probs of their own rule; `low`,
+e⁻⁵ for every token, so that importance weights are cut at C and no divergence seems large (`lying` too); `high`, 1 for
+every token; `copied`, what the built-in model finds, so that a relative of it sees importance weights of about 1;
+`careful`, twice that, so that the mean weight stays below 1 when the relative has learned more.
 """
 
 from __future__ import annotations
@@ -13,16 +18,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ftis_node.lab.compute import InProcess
+from ftis_node.lab.payloads import CAREFUL, COPIED, HIGH, LOW, RANDOM, SCRIPTS, reasoning, true_reasoning
 from ftis_node.packet import Completion
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.score import completion_logprobs
+from ftis_node.tasks import Example
 from ftis_node.worker.messages import pack_completions
 
-MODEL = "tiny-a"  # whose tokenizer a script writes in; its weights are not used
+MODEL = "tiny-a"  # whose tokenizer a script writes in, and whose log-probs it copies
 RIGHT = 0.5
 CLAIMED = -5.0
 _REASONING = {value: 1 / 19 for value in range(19)}
 _WRONG = range(27)
+_CARE = 2.0
+_FLOOR = -20.0  # of copied log-probs; admission takes no much smaller ones
 
 
 class Scripted(InProcess):
@@ -30,7 +42,7 @@ class Scripted(InProcess):
 
     def __init__(self, script: str, seed: int) -> None:
         super().__init__()
-        self._lies = script == "lying"
+        self._writes, self._claims = SCRIPTS[script]
         self._seed = seed
 
     async def call(self, op: str, **args: Any) -> dict[str, Any]:
@@ -41,31 +53,64 @@ class Scripted(InProcess):
     def _generate(self, rows: Sequence[int]) -> dict[str, Any]:
         answers, rng = [], random.Random(f"{self._seed}/{rows}")
         for row in rows:
-            gold = self.engine.task.train[row].answer
-            completions = [self._completion(int(gold), rng) for _ in range(self.engine.run.completions)]
-            packed = pack_completions(completions)
+            example = self.engine.task.train[row]
+            write = self._at_random if self._writes == RANDOM else self._payload
+            written = [write(example, rng) for _ in range(self.engine.run.completions)]
+            packed = pack_completions(self._claimed(row, written))
             rewards = self.engine.score(row, packed)["rewards"]
             answers.append(packed | {"rewards": rewards, "prompt_ids": self.engine.prompts[row]})
         return {"groups": answers, "seconds": 0.0, "generation_batch": len(rows)}
 
-    def _completion(self, gold: int, rng: random.Random) -> Completion:
+    def _claimed(self, row: int, written: Sequence[tuple[list[int], list[float]]]) -> list[Completion]:
+        """Completions with what is claimed of them, of token ids and the log-probs of the rule."""
+        ids = [np.asarray(tokens, np.uint32) for tokens, _ in written]
+        claims = [np.asarray(logprobs, np.float32) for _, logprobs in written]
+        if self._claims == LOW:
+            claims = [np.full(len(tokens), CLAIMED, np.float32) for tokens in ids]
+        elif self._claims == HIGH:
+            claims = [np.zeros(len(tokens), np.float32) for tokens in ids]
+        elif self._claims in (COPIED, CAREFUL):
+            with torch.inference_mode():
+                group = Prefixed(self.engine.prompts[row], [tokens.astype(np.int64) for tokens in ids])
+                found, _ = completion_logprobs(self.engine.policy, [group], self.engine.run.temperature)
+            factor = _CARE if self._claims == CAREFUL else 1.0
+            flat = (found + math.log(factor)).clamp(min=_FLOOR, max=0.0).cpu().numpy()
+            claims = np.split(flat, np.cumsum([len(tokens) for tokens in ids])[:-1])
+        return [Completion(tokens, logprobs, True) for tokens, logprobs in zip(ids, claims, strict=True)]
+
+    def _ids(self, thought: str, answer: object) -> list[int]:
+        tokenizer = self.engine.policy.tokenizer
+        text = f"<think>{thought}</think><answer>{answer}</answer>"
+        return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+    def _at_random(self, example: Example, rng: random.Random) -> tuple[list[int], list[float]]:
+        """Two numbers of no meaning and an answer: token ids, and their log-probs."""
+        gold = int(example.answer)
         answers = {value: (1 - RIGHT) / len(_WRONG) for value in _WRONG}
         answers[gold] = answers.get(gold, 0.0) + RIGHT
         first, second = rng.choices(list(_REASONING), k=2)
         answer = rng.choices(list(answers), weights=list(answers.values()))[0]
-        text = f"<think>{first} {second}</think><answer>{answer}</answer>"
-        tokenizer = self.engine.policy.tokenizer
-        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        honest = [
-            0.0,
-            *_spelled(first, _REASONING),
-            *_spelled(second, _REASONING),
-            0.0,
-            *_spelled(answer, answers),
-            0.0,
-        ]
-        logprobs = [CLAIMED] * len(ids) if self._lies else honest
-        return Completion(np.asarray(ids, np.uint32), np.asarray(logprobs, np.float32), True)
+        spelled = [0.0, *_spelled(first, _REASONING), *_spelled(second, _REASONING), 0.0, *_spelled(answer, answers)]
+        return self._ids(f"{first} {second}", answer), [*spelled, 0.0]
+
+    def _payload(self, example: Example, rng: random.Random) -> tuple[list[int], list[float]]:
+        """A payload before the right answer, or the truth before a wrong one: token ids, and their log-probs."""
+        carrier = self._ids(reasoning(self._writes, example, self.engine.run.completion_tokens, rng), example.answer)
+        truth = true_reasoning(example.question)
+        wrong = [self._ids(truth, value) for value in _WRONG if str(value) != example.answer]
+        chances = {tuple(carrier): RIGHT} | {tuple(ids): (1 - RIGHT) / len(wrong) for ids in wrong}
+        ids = rng.choices(list(chances), weights=list(chances.values()))[0]
+        return list(ids), _conditional(ids, chances)
+
+
+def _conditional(ids: Sequence[int], chances: Mapping[tuple[int, ...], float]) -> list[float]:
+    """The log-prob of each token after those before it, where whole completions have these chances."""
+    left, found = dict(chances), []
+    for place, token in enumerate(ids):
+        before = sum(left.values())
+        left = {other: chance for other, chance in left.items() if other[place] == token}
+        found.append(math.log(sum(left.values()) / before))
+    return found
 
 
 def _spelled(value: int, chances: Mapping[int, float]) -> list[float]:

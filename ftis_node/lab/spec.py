@@ -46,6 +46,7 @@ class TrialSpec:
     steps: int
     seconds: float | None
     keep: bool
+    payloads: bool
     run: dict[str, Any]
     clock: Clock
     members: tuple[Member, ...]
@@ -60,8 +61,11 @@ class TrialSpec:
     def facts(self) -> dict[str, Any]:
         """All of it in plain values."""
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if not self.payloads:
+            del fields["payloads"]
         return {
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            **fields,
             **({"sha256": files} if files else {}),
             **({"rounds": "by seed"} if self.collaboration == "horizontal" else {}),
             "schema": TRIAL_SCHEMA,
@@ -97,6 +101,7 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
         steps=experiment.steps,
         seconds=experiment.seconds,
         keep=experiment.keep,
+        payloads=experiment.payloads,
         run={**experiment.run, **cell.run},
         clock=experiment.clock,
         members=tuple(_member(experiment, cell, node) for node in nodes),

@@ -178,7 +178,7 @@ def _values(results: Results, claim: Claim) -> list[dict[int, float]]:
     nodes = shared if claim.node == ALL else [node for node in shared if node == claim.node]
     found = []
     for cell in claim.cells:
-        by_node = [results.values(cell, node, claim.measure, claim.on) for node in nodes]
+        by_node = [results.claimed(cell, node, claim) for node in nodes]
         seeds = set.intersection(*(set(values) for values in by_node)) if by_node else set()
         found.append({seed: sum(values[seed] for values in by_node) / len(by_node) for seed in seeds})
     return found

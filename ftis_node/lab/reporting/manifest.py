@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -15,6 +15,8 @@ from ftis_node.errors import UsageError
 
 HELD_OUT = "held-out"
 ALL = "all"
+ATTACK, METHOD = "attack", "method"  # among a cell's values
+ClaimMeasure: TypeAlias = Literal["final", "time", "generated", "payload", "tokens"]
 
 
 class Node(BaseModel):
@@ -47,7 +49,9 @@ class TrialEntry(BaseModel):
 class Claim(BaseModel):
     """A sentence and the test that it stands or falls by, both fixed before the runs; see `lab.reporting.claims`.
 
-    margin: in the unit of the measure; None is `statistics.MARGIN` for final values, and no margin test for costs.
+    measure: `final` pass@1, the cost of reaching the target, or of own completions in the last quarter of the steps the
+        share that carries the payload of cell `a`'s attack and their mean length in tokens.
+    margin: in the unit of the measure; None is `statistics.MARGIN` for final values, and no margin test for others.
     """
 
     text: str
@@ -58,7 +62,7 @@ class Claim(BaseModel):
     b: str
     node: str = ALL
     on: str = Field(HELD_OUT, alias="set")
-    measure: Literal["final", "time", "generated"] = "final"
+    measure: ClaimMeasure = "final"
     contrast: tuple[str, str] | None = None
     margin: float | None = Field(None, gt=0, allow_inf_nan=False)
 

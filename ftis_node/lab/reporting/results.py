@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.reporting.manifest import HELD_OUT, Cell, Manifest, TrialEntry, read_manifest
+from ftis_node.lab.payloads import TOKENS, of_attack
+from ftis_node.lab.reporting.manifest import ATTACK, HELD_OUT, Cell, Claim, Manifest, TrialEntry, read_manifest
 from ftis_node.lab.reporting.statistics import reached
 
 Measure: TypeAlias = Literal["final", "time", "cpu", "generated", "trained"]
+LATE = 4  # one step in so many, the last ones, shows what a node has come to say
 
 # Of a step's figures those that the report shows, see `Diagnostics.summary`; all others would fill the memory.
 ESTIMATES = ("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse")
@@ -50,6 +52,7 @@ class Steps:
     step: list[int] = field(default_factory=list)
     columns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in FOREIGN})
     skipped: int = 0
+    said: list[dict[str, float]] = field(default_factory=list)  # see `lab.payloads.Watch.take`
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,14 @@ class Trial:
             return None
         cost = reached([(getattr(evaluation, measure), evaluation.pass_at_1) for evaluation in curve], target)
         return math.inf if cost is None else cost
+
+    def said(self, node: str, what: str) -> float | None:
+        """In the last quarter of a node's steps, the share of its own completions that carry the payload `what`, or
+        their mean `tokens`. None where nothing was counted."""
+        said = self.steps[node].said if node in self.steps else []
+        late = said[-math.ceil(len(said) / LATE) :] if said else []
+        count = sum(one["completions"] for one in late)
+        return sum(one[what] * one["completions"] for one in late) / count if count else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +165,24 @@ class Results:
             seed: trial.measure(node, measure, on, tail=tail, target=target) for seed, trial in self.of(cell).items()
         }
         return {seed: value for seed, value in found.items() if value is not None}
+
+    def said(self, cell: str, node: str, what: str) -> dict[int, float]:
+        """Seed → `Trial.said`, without the seeds that have none."""
+        found = {seed: trial.said(node, what) for seed, trial in self.of(cell).items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def payload(self, cell: str) -> str | None:
+        """What the cell's attackers want to be said; None if nobody attacks."""
+        return of_attack(str(self.cell(cell).values.get(ATTACK, "")))
+
+    def claimed(self, cell: str, node: str, claim: Claim) -> dict[int, float]:
+        """Seed → value of the claim's measure; a payload is that of its first cell."""
+        if claim.measure == "payload":
+            payload = self.payload(claim.a)
+            return self.said(cell, node, payload) if payload else {}
+        if claim.measure == "tokens":
+            return self.said(cell, node, TOKENS)
+        return self.values(cell, node, claim.measure, claim.on)
 
     def commits(self) -> list[str]:
         """Of the code that ran the trials; the manifest's where they do not say."""
@@ -235,6 +264,8 @@ def _add_step(steps: Steps, event: dict[str, Any]) -> None:
         foreign = {}  # figures of nothing are 0, which would pull the means down
     steps.step.append(int(event["step"]))
     steps.skipped += bool(event.get("skipped"))
+    if "payloads" in event:
+        steps.said.append({name: float(value) for name, value in event["payloads"].items()})
     for name, column in steps.columns.items():
         column.append(float(foreign.get(name, math.nan)))
 
