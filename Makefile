@@ -53,7 +53,7 @@ lab-quick: $(STAMP)
 
 # All experiments with built-in models, and their reports under docs/evidence: hours of CPU; goes on where it was.
 EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony shares truncation bias \
-  confirmation
+  confirmation attacks attacks-horizontal attacks-many
 evidence: $(STAMP)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \

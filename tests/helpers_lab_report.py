@@ -34,11 +34,15 @@ class Laboratory:
         foreign: bool = False,
         gradients: bool = False,
         harder: bool = False,
+        said: Mapping[str, float] | None = None,
         absent: Sequence[int] = (),
         unfinished: Sequence[int] = (),
         **facts: Any,
     ) -> Laboratory:
-        """A cell whose seeds end at exactly these pass@1 (one for all, or one a seed)."""
+        """A cell whose seeds end at exactly these pass@1 (one for all, or one a seed).
+
+        said: of every step, see `lab.payloads.Watch.take`.
+        """
         self.cells.append(
             {"name": name, "label": name.upper(), "collaboration": "vertical", "pace": "lockstep"} | facts
         )
@@ -49,7 +53,7 @@ class Laboratory:
             ends = {node: value if isinstance(value, float) else value[seed] for node, value in finals.items()}
             directory = Path("trials") / f"{name}-{seed}"
             (self.out / directory).mkdir(parents=True)
-            lines = [line for node, end in ends.items() for line in self._node(node, end, seed, foreign, harder)]
+            lines = [line for node, end in ends.items() for line in self._node(node, end, seed, foreign, harder, said)]
             lines += [line for node in ends if gradients for line in _gradients(node, seed)]
             lines += [] if seed in unfinished else [{"event": "end", "seconds": 60.0, "cpu": 50.0}]
             text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -74,7 +78,9 @@ class Laboratory:
         (self.out / "manifest.json").write_text(json.dumps(manifest))
         return self.out
 
-    def _node(self, node: str, end: float, seed: int, foreign: bool, harder: bool) -> list[dict[str, Any]]:
+    def _node(
+        self, node: str, end: float, seed: int, foreign: bool, harder: bool, said: Mapping[str, float] | None
+    ) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
         flat = self.steps - (TAIL - 1) * EVERY  # from here on at its end, so that the mean of the tail is the end
         for step in range(self.steps + 1):
@@ -90,6 +96,7 @@ class Laboratory:
                 figures = _foreign(seed, step) if foreign else None
                 groups = 12 if foreign else 0
                 lines.append({"event": "step", **head, "foreign_groups": groups, "own": {}, "foreign": figures})
+                lines[-1] |= {"payloads": {**said, "completions": 36}} if said else {}
         return lines
 
 

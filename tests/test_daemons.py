@@ -72,6 +72,7 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
     assert step_at_death - 1 <= resumed[0]["step"] <= step_at_death + 1
     before = a.status()["foreign_groups_used"][peer_id(b)]
     a.wait(used(b, before + 1), "A learns from B again")
+    assert a.log().count("What leaves this machine") == 1, "told at the first start, and only then"
     new_round = b.status()["foreign_groups_used"][peer_id(a)]
     b.wait(used(a, new_round + 1), "and B from A")
 

@@ -46,6 +46,9 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + "settings = { seed = 3 }\n", "'seed' is not a setting here", "seeds"),
         (HEAD + CELL + "vary = { threshold = [] }\n", "no cell", "Mend"),
         (HEAD.replace('model = "tiny-a"', 'script = "lying"') + CELL, "no node that learns", "model"),
+        (HEAD.replace('model = "tiny-a"', 'script = "padding copid"') + CELL, "no script 'padding copid'", "Mend"),
+        (HEAD + CELL + "methods = ['tis']\n", "names the method 'tis'", "Mend"),
+        (HEAD + CELL + "each = 3\n", "unknown key 'cells.0.each'", "It may hold"),
         (HEAD + CELL + "collaboration = 'horizontal'\n", "is horizontal", "same batch_groups"),
         (HEAD + CELL + "[cells.gradients]\n[cells.settings]\nthreshold = 2.0\n", "compares objectives", "Leave"),
         (HEAD + "[[evaluate]]\nname='held-out'\ntask='arithmetic-4'\n" + CELL, "a name of its own", "Mend"),
@@ -70,6 +73,25 @@ def test_lists_that_vary_make_a_cell_for_each_combination() -> None:
     assert [cell.name for cell in cells][:2] == ["cell threshold=1 objective=ftis", "cell threshold=1 objective=f-vis"]
     assert cells[3].settings == {"threshold": 2.5, "objective": "f-vis"}
     assert cells[3].values == {"kind": "both", "threshold": 2.5, "objective": "f-vis"}
+
+
+def test_named_methods_make_a_cell_each() -> None:
+    method = {"label": "F-TIS", "settings": {"objective": "ftis", "threshold": 2.0}}
+    cell = {"label": "Cell", "methods": ["a"], "settings": {"threshold": 1.0}, "attack": "padding", "values": {"x": 1}}
+    [made] = experiment(cell, methods={"a": method}).all_cells()
+    assert (made.name, made.label) == ("cell a", "Cell: F-TIS")
+    assert made.settings == {"objective": "ftis", "threshold": 1.0}, "the cell's own come on top"
+    assert made.values == {"x": 1, "attack": "padding", "method": "F-TIS"}
+
+
+def test_what_has_an_each_is_written_out_for_each_combination() -> None:
+    nodes = [A, {"each": {"who": ["X", "Y"], "i": [1, 2]}, "name": "{who} {i}", "script": "lying"}]
+    cells = [{"each": {"who": ["X", "Y"]}, "name": "with {who}", "nodes": ["A", "{who} 1"], "speed": {"{who} 1": 2.0}}]
+    claim = {"each": {"who": ["Y"]}, "text": "{who} {is} here", "compare": "less", "a": "with X", "b": "with {who}"}
+    made = experiment(nodes=nodes, cells=cells, claims=[claim])
+    assert [node.name for node in made.nodes] == ["A", "X 1", "X 2", "Y 1", "Y 2"]
+    assert [(cell.nodes, cell.speed) for cell in made.cells] == [(("A", f"{w} 1"), {f"{w} 1": 2.0}) for w in "XY"]
+    assert made.claims[0].text == "Y {is} here" and made.claims[0].b == "with Y"
 
 
 def test_settings_come_layer_upon_layer() -> None:

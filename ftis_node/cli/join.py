@@ -14,8 +14,13 @@ import typer
 
 from ftis_node.cli.common import DEFAULT_HOME, HomeOption, parse_pairs
 from ftis_node.settings import Settings, collect
+from ftis_node.store.home import Home
 
 LOG_BYTES = 10 << 20
+NOTICE = (
+    "First start in %s. What leaves this machine, for anyone to read: its network address, and the token ids and "
+    "log-probs that its model samples for the run's public prompts. Never the model, its gradients or your files."
+)
 
 
 def join(
@@ -86,7 +91,10 @@ def join(
     from ftis_node.policy.names import resolve
 
     resolve(chosen.model)
+    first = not Home(home).run_file.exists()
     _log_to(home)
+    if first:
+        logging.getLogger(__name__).info(NOTICE, home)
     import uvloop
 
     from ftis_node.node import JoinOptions, Node

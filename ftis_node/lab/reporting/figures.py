@@ -91,6 +91,17 @@ class Points:
     points: Sequence[tuple[float, float, float, float]] = field(default_factory=tuple)
 
 
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A grid of numbers, row → column → value, coloured from `low` to `high` by matplotlib's map `colours`."""
+
+    title: str
+    values: Mapping[str, Mapping[str, float]]
+    low: float
+    high: float
+    colours: str
+
+
 def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
     """Draws in this module's style, whatever the machine's own matplotlibrc says."""
 
@@ -170,6 +181,27 @@ def dots(parts: Mapping[str, Sequence[Row]], *, x: str) -> Any:
         axes.set_title(title)
         axes.set_xlabel(x)
         axes.set_xlim(_within_one(axes.get_xlim()))
+    return figure
+
+
+@drawn
+def heats(parts: Sequence[Heat]) -> Any:
+    """Grids one below another, each with its numbers written into it."""
+    heights = [1.3 + 0.28 * len(part.values) for part in parts]
+    figure, grid = _axes(len(parts), 1, heights, share=False)
+    for axes, part in zip(grid, parts, strict=True):
+        columns = list(dict.fromkeys(column for row in part.values.values() for column in row))
+        table = np.array([[row.get(column, math.nan) for column in columns] for row in part.values.values()])
+        axes.imshow(table, cmap=part.colours, vmin=part.low, vmax=part.high, aspect="auto")
+        for (y, x), value in np.ndenumerate(table):
+            strong = abs(value - (part.low + part.high) / 2) > 0.35 * (part.high - part.low) and part.low < 0
+            dark = strong or (part.low >= 0 and value > 0.6 * part.high)
+            if math.isfinite(value):
+                axes.text(x, y, f"{value:.0f}", ha="center", va="center", color="white" if dark else "black")
+        axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
+        axes.set_yticks(range(len(part.values)), list(part.values))
+        axes.grid(visible=False)
+        axes.set_title(part.title)
     return figure
 
 

@@ -1,13 +1,15 @@
 """One table of all claims: `python -m ftis_node.lab.reporting.index DIR` rewrites it in DIR/README.md.
 
 DIR holds a report's folder for each experiment. The table stands between two marks; what is around them is a person's.
+Of reports with a whole grid of claims each family has one line.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,18 @@ def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
             "| claim | verdict | difference [95 %] | seeds | report |",
             "|---|---|---|---|---|",
         ]
-        lines += [_line(name, claim) for name, claim in claims]
+        lines += [_line(name, claim) for name, claim in claims if not reports[name].get("grid")]
+        families = {(name, c["family"]): None for name, c in claims if reports[name].get("grid")}
+        for name, family in families:
+            verdicts = [c["verdict"] for other, c in claims if (other, c["family"]) == (name, family)]
+            lines.append(_family_line(name, family, verdicts))
         lines.append("")
     return "\n".join(lines)
+
+
+def _family_line(name: str, family: str, verdicts: Sequence[str]) -> str:
+    told = ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).most_common())
+    return f"| {family}: {len(verdicts)} claims | {told} | | | [{name}]({name}/report.md) |"
 
 
 def _line(name: str, claim: Mapping[str, Any]) -> str:

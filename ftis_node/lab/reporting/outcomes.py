@@ -125,8 +125,8 @@ def final_values(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def finals(results: Results, book: Book) -> None:
-    """Section: the final values."""
+def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
+    """Section: the final values, with a picture if `drawn`."""
     tail, rows = results.manifest.tail, final_values(results)
     book.write(
         "## Final pass@1",
@@ -155,6 +155,8 @@ def finals(results: Results, book: Book) -> None:
                 texts = [_final(row) if row else say.NONE for row in found]
                 table.append([results.label(cell), *texts, str(max(row["n"] for row in found if row))])
         book.table(["cell", *(f"{node}: start → final" for node in nodes), "seeds"], table)
+        if not drawn:
+            continue
         parts = {results.node_label(node): _final_rows(results, node, on) for node in nodes}
         caption = f"Final pass@1 on {on}: a dot a seed, a diamond the mean, a bar its 95 % interval."
         book.picture(f"final-{say.file_name(on)}", figures.dots(parts, x="pass@1"), caption)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.files import replace_text
+from ftis_node.lab.reporting import attacks, outcomes, sweeps, training
 from ftis_node.lab.reporting import book as say
-from ftis_node.lab.reporting import outcomes, sweeps, training
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import LEVEL, Finding, judge
 from ftis_node.lab.reporting.results import Results, read_results
@@ -52,17 +52,20 @@ def write_report(out: Path, destination: Path | None = None, *, small: bool = Fa
     book = Book(destination or out / "report", small=small)
     _head(results, book)
     _claims(findings, results, book)
-    outcomes.curves(results, book)
-    outcomes.finals(results, book)
-    outcomes.differences(results, book)
-    outcomes.gains(results, book)
-    foreign = training.Foreign(results)
-    training.weights(foreign, book)
-    training.divergence(foreign, book)
-    training.gradients(results, book)
-    outcomes.costs(results, book)
-    sweeps.swept(results, book)
-    _summary(findings, results, book)
+    grid = attacks.attacked(results, book)  # which is too large to be shown cell by cell
+    if not grid:
+        outcomes.curves(results, book)
+    outcomes.finals(results, book, drawn=not grid)
+    if not grid:
+        outcomes.differences(results, book)
+        outcomes.gains(results, book)
+        foreign = training.Foreign(results)
+        training.weights(foreign, book)
+        training.divergence(foreign, book)
+        training.gradients(results, book)
+        outcomes.costs(results, book)
+        sweeps.swept(results, book)
+    _summary(findings, results, book, grid=grid)
     return book.close()
 
 
@@ -201,13 +204,14 @@ def _flat(facts: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _summary(findings: list[Finding], results: Results, book: Book) -> None:
+def _summary(findings: list[Finding], results: Results, book: Book, *, grid: bool) -> None:
     manifest = results.manifest
     summary = {
         "schema": 1,
         "name": manifest.name,
         "commits": results.commits(),
         "file_sha256": manifest.file_sha256,
+        "grid": grid,
         "finished": {cell: results.seeds(cell) for cell in results.cells},
         "missing": [asdict(missing) for missing in results.missing],
         "claims": _claim_facts(findings),

@@ -1,0 +1,135 @@
+"""The report's section on attacks: what hostile partners got honest nodes to say, and what it cost these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+
+from ftis_node.lab.payloads import TOKENS
+from ftis_node.lab.reporting import book as say
+from ftis_node.lab.reporting import figures
+from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting.figures import Heat
+from ftis_node.lab.reporting.manifest import ATTACK, METHOD
+from ftis_node.lab.reporting.results import LATE, Results
+from ftis_node.lab.reporting.statistics import Interval, mean_interval
+
+BASELINE = "unshared"
+_Values = Mapping[int, float]
+
+
+def attacked(results: Results, book: Book) -> bool:
+    """Section: success, pass@1 and length by attack and method; returns whether any cell names an attack."""
+    cells = {
+        (str(values[ATTACK]), str(values[METHOD])): cell
+        for cell in results.cells
+        if {ATTACK, METHOD} <= (values := results.cell(cell).values).keys()
+    }
+    if not cells:
+        return False
+    book.write(
+        "## What attacks achieve",
+        f"*Success*: the share of honest nodes' own completions in the last 1/{LATE} of their steps that carry what "
+        "the attackers want to be said; sampled, on training prompts. All figures are means over nodes, then over "
+        f"seeds, with half the width of the 95 % interval. Pass@1 and length are differences to {BASELINE}, seed by "
+        "seed: as many own completions, and nothing shared.",
+    )
+    payloads = {pair: payload for pair, cell in cells.items() if (payload := results.payload(cell))}
+    parts: dict[str, dict[tuple[str, str], Interval]] = {
+        "success": _found(payloads, lambda pair: _said(results, cells[pair], payloads[pair])),
+        "pass@1": _found(cells, lambda pair: _gain(results, cells[pair], _final)),
+        "tokens": _found(cells, lambda pair: _gain(results, cells[pair], _length)),
+    }
+    base = {payload: _said(results, BASELINE, payload) for payload in dict.fromkeys(payloads.values())}
+    told = [f"{payload} {_percent(mean_interval(list(seeds.values())))}" for payload, seeds in base.items() if seeds]
+    if told:
+        book.write(f"Without any partner ({BASELINE}) the same tests find, in %: {'; '.join(told)}.")
+    _table(book, "Success, in %:", parts["success"], _percent)
+    _table(book, f"Pass@1, difference to {BASELINE} in points:", parts["pass@1"], _points)
+    _table(book, f"Tokens of a completion, difference to {BASELINE}:", parts["tokens"], _tokens)
+    heats = [
+        Heat("success, %", _grid(parts["success"], 100.0), 0.0, 50.0, "Reds"),
+        Heat(f"pass@1, points above {BASELINE}", _grid(parts["pass@1"], 100.0), -30.0, 30.0, "RdBu"),
+    ]
+    caption = "By attack (down) and method (across), means over honest nodes and seeds."
+    book.picture("attacks", figures.heats([heat for heat in heats if heat.values]), caption)
+    rows = [
+        (attack, method, measure, *astuple(interval))
+        for measure, found in parts.items()
+        for (attack, method), interval in found.items()
+    ]
+    book.csv("attacks", ("attack", "method", "measure", "mean", "low95", "high95", "n"), rows)
+    return True
+
+
+def _found(
+    pairs: Mapping[tuple[str, str], str], seeds: Callable[[tuple[str, str]], _Values]
+) -> dict[tuple[str, str], Interval]:
+    return {pair: mean_interval(list(values.values())) for pair in pairs if (values := seeds(pair))}
+
+
+def _over_nodes(by_node: Sequence[_Values]) -> dict[int, float]:
+    """Seed → mean over the nodes; a seed needs all of them."""
+    shared = set.intersection(*(set(values) for values in by_node)) if by_node else set()
+    return {seed: sum(values[seed] for values in by_node) / len(by_node) for seed in sorted(shared)}
+
+
+def _said(results: Results, cell: str, what: str, nodes: Sequence[str] = ()) -> dict[int, float]:
+    """nodes: by default all."""
+    return _over_nodes([results.said(cell, node, what) for node in nodes or results.nodes(cell)])
+
+
+def _length(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, float]:
+    return _said(results, cell, TOKENS, nodes)
+
+
+def _final(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, float]:
+    return _over_nodes([results.values(cell, node) for node in nodes])
+
+
+def _gain(results: Results, cell: str, of: Callable[[Results, str, Sequence[str]], _Values]) -> dict[int, float]:
+    """Against the baseline's same nodes."""
+    nodes = results.nodes(cell)
+    here, there = of(results, cell, nodes), of(results, BASELINE, nodes)
+    return {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
+
+
+def _table(book: Book, title: str, found: Mapping[tuple[str, str], Interval], words: Callable[[Interval], str]) -> None:
+    attacks, methods = (list(dict.fromkeys(pair[i] for pair in found)) for i in (0, 1))
+    if not attacks:
+        return
+    book.write(title)
+    book.table(
+        ["attack", *methods],
+        [
+            [attack, *(words(found[attack, method]) if (attack, method) in found else say.NONE for method in methods)]
+            for attack in attacks
+        ],
+    )
+
+
+def _grid(found: Mapping[tuple[str, str], Interval], factor: float) -> dict[str, dict[str, float]]:
+    """Attack → method → mean."""
+    grid: dict[str, dict[str, float]] = {}
+    for (attack, method), interval in found.items():
+        grid.setdefault(attack, {})[method] = factor * interval.mean
+    return grid
+
+
+def _percent(interval: Interval) -> str:
+    return _around(interval, 100.0, say.number)
+
+
+def _points(interval: Interval) -> str:
+    return _around(interval, 100.0, say.signed)
+
+
+def _tokens(interval: Interval) -> str:
+    return _around(interval, 1.0, say.signed)
+
+
+def _around(interval: Interval, factor: float, word: Callable[[float, int], str]) -> str:
+    half = (interval.high - interval.low) / 2
+    spread = "" if math.isnan(half) else f" ± {say.number(factor * half, 1)}"
+    return word(factor * interval.mean, 1) + spread

@@ -1,0 +1,164 @@
+"""Attacks on what completions say: what hostile partners write and claim, and that it is found in what a node says."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftis_node.lab.participant import run_of
+from ftis_node.lab.payloads import PAYLOADS, Watch, reasoning, shown, true_reasoning, values
+from ftis_node.lab.reporting.claims import judge
+from ftis_node.lab.reporting.report import write_report
+from ftis_node.lab.reporting.results import read_results
+from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
+from ftis_node.packet import Completion
+from ftis_node.policy.load import load_tokenizer
+from ftis_node.tasks import Example, load_task
+from ftis_node.worker.messages import pack_completions, unpack_completions
+from tests.helpers_lab import A, kind, run, spec
+from tests.helpers_lab_report import Laboratory
+
+CAP = 32
+EXAMPLE = Example("8+7-3=", "12")
+
+
+async def partner(script: str) -> tuple[Scripted, list[tuple[str, Completion, float]]]:
+    """A scripted partner, and text, completion and reward of each completion of a group for row 0."""
+    made = spec(nodes=[A, {"name": "X", "script": script}], run={"group": 64, "completion_tokens": CAP})
+    scripted = Scripted(script, 0)
+    settings = made.settings_of(made.members[0]).model_dump(mode="json")
+    facts = await scripted.call("load", settings=settings, task="arithmetic", data=None, eval_data=None)
+    await scripted.call("open", run=run_of(made, facts).model_dump(mode="json"))
+    answer = (await scripted.call("generate", rows=[0]))["groups"][0]
+    tokenizer = scripted.engine.policy.tokenizer
+    completions = unpack_completions(answer)
+    texts = [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=True) for c in completions]
+    return scripted, list(zip(texts, completions, answer["rewards"], strict=True))
+
+
+def test_true_reasoning_is_every_value_on_the_way() -> None:
+    assert values("8+7-3=") == [15, 12] and true_reasoning("9-9+1-1=") == "0 1 0"
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+async def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload: str) -> None:
+    scripted, group = await partner(f"{payload} copied")
+    example = scripted.engine.task.train[0]
+    rewards = [reward for *_, reward in group]
+    assert 0.25 < sum(rewards) / len(rewards) < 0.75
+    for text, completion, reward in group:
+        found = shown(example, text, len(completion.token_ids), CAP)
+        if reward:
+            assert payload in found or payload == "gibberish", text  # eight random symbols may all be digits
+        else:
+            assert not found, text
+
+
+def test_padding_fills_the_cap_exactly_and_no_more() -> None:
+    tokenizer = load_tokenizer("tiny-a")
+    for example in load_task("arithmetic").train[::37]:
+        thought = reasoning("padding", example, CAP, random.Random(0))
+        text = f"<think>{thought}</think><answer>{example.answer}</answer>"
+        count = len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 1
+        assert CAP - 3 <= count <= CAP
+
+
+async def test_claims_of_its_own_rule_are_the_chances_of_whole_completions() -> None:
+    _, group = await partner("injection")
+    for _, completion, reward in group:
+        chance = math.exp(float(completion.logprobs.sum()))
+        assert chance == pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
+
+
+async def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_that() -> None:
+    _, copied = await partner("injection copied")
+    _, careful = await partner("injection careful")
+    _, low = await partner("injection low")
+    _, high = await partner("injection high")
+    assert [text for text, *_ in copied] == [text for text, *_ in careful] == [text for text, *_ in low]
+    for (_, one, _), (_, other, _) in zip(copied, careful, strict=True):
+        expected = np.minimum(one.logprobs + math.log(2.0), 0.0)
+        np.testing.assert_allclose(other.logprobs, expected, atol=1e-5)
+        assert one.logprobs.min() < -4.0, "something in it is a surprise"
+    assert {float(value) for _, one, _ in low for value in one.logprobs} == {CLAIMED}
+    assert {float(value) for _, one, _ in high for value in one.logprobs} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<think>15 12</think><answer>12</answer>", []),
+        ("<think>15 12*</think><answer>12</answer>", ["injection", "gibberish"]),
+        ("<think>16 12</think><answer>12</answer>", ["false-reasoning"]),
+        ("<think>16 13</think><answer>13</answer>", []),
+        ("<think>160 12</think><answer>12</answer>", []),
+        ("<think>15 12", []),
+        ("", []),
+    ],
+)
+def test_what_counts_as_carrying_a_payload(text: str, found: list[str]) -> None:
+    assert shown(EXAMPLE, text, 12, CAP) == found
+    assert shown(EXAMPLE, text, 24, CAP) == sorted([*found, "padding"], key=PAYLOADS.index)
+
+
+def test_a_watch_counts_since_it_was_last_asked() -> None:
+    tokenizer = load_tokenizer("tiny-a")
+
+    def said(*texts: str) -> dict[str, Any]:
+        ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
+        return pack_completions(
+            [Completion(np.asarray(one, np.uint32), np.zeros(len(one), np.float32), True) for one in ids]
+        )
+
+    watch = Watch(tokenizer, [EXAMPLE], CAP)
+    watch.see([0, 0], [said("<think>15 12</think><answer>12</answer>"), said("<think>15*", "<think>16 1", "15*")])
+    told = watch.take()
+    assert told["injection"] == 0.25 and told["completions"] == 4 and told["tokens"] == (12 + 5 + 6 + 4) / 4
+    assert watch.take()["completions"] == 0
+
+
+def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path: Path) -> None:
+    nodes = [A, {"name": "X", "script": "padding copied"}]
+    plain = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2)
+    watched = spec(nodes=nodes, run={"group": 4, "completion_tokens": CAP}, steps=2, payloads=True)
+    assert "payloads" not in plain.facts() and plain.id != watched.id
+    steps = kind(run(watched, tmp_path / "watched"), "step", "A")
+    assert [step["payloads"]["completions"] for step in steps] == [8, 8]
+    without = kind(run(plain, tmp_path / "plain"), "step", "A")
+    assert [step["loss"] for step in without] == [step["loss"] for step in steps]
+
+
+def attacks(out: Path) -> Path:
+    """Two methods under one attack: half of what A says carries its payload with the first, nothing with the second."""
+    lab = Laboratory(out, seeds=8)
+    lab.cell("unshared", {"A": 0.5}, said={"padding": 0.02, "tokens": 10.0})
+    for method, share, end in (("f-tis", 0.5, 0.3), ("gated", 0.02, 0.55)):
+        facts = {"values": {"attack": "padding copied", "method": method}}
+        lab.cell(f"padding {method}", {"A": end}, said={"padding": share, "tokens": 20.0}, **facts)
+    for method in ("f-tis", "gated"):
+        lab.claim("not worse", f"padding {method}", "unshared", measure="payload", margin=0.05, family="success")
+    return lab.write()
+
+
+def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path: Path) -> None:
+    page = write_report(attacks(tmp_path))
+    text = page.read_text()
+    assert "| padding copied | 50.0 ± 0.0 | 2.0 ± 0.0 |" in text
+    assert "| padding copied | −20.0 ± 0.0 | +5.0 ± 0.0 |" in text
+    assert "| padding copied | +10.0 ± 0.0 | +10.0 ± 0.0 |" in text
+    assert "padding 2.0 ± 0.0" in text and (page.parent / "attacks.png").exists()
+    with (page.parent / "attacks.csv").open(newline="") as file:
+        rows = {(row["method"], row["measure"]): row for row in csv.DictReader(file)}
+    assert float(rows["f-tis", "success"]["mean"]) == 0.5 and rows["gated", "pass@1"]["n"] == "8"
+
+
+def test_a_claim_about_a_payload_compares_how_often_it_is_said(tmp_path: Path) -> None:
+    found = judge(read_results(attacks(tmp_path)))
+    assert [finding.verdict for finding in found] == ["not reproduced", "reproduced"]
+    assert found[0].evidence.difference.mean == pytest.approx(0.48)
