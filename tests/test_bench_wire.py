@@ -13,6 +13,7 @@ def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
         "encode_us",
         "decode_us",
         "admit_us",
+        "refuse_us",
         "announcement_bytes",
     }
     assert 8 < result["bytes_per_token"] <= 8.06

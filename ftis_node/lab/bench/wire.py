@@ -23,7 +23,10 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     """Sizes in bytes, times in microseconds of CPU (median over `repeats`).
 
     bytes_per_token and header_bytes are of a group of 12 completions of 256 tokens each; announcement_bytes is of a
-    round of 8 packets. Raises RuntimeError if admission refuses the group, which would make its time meaningless.
+    round of 8 packets; refuse_us is of a packet whose last log-prob is none, which is seen after all else.
+
+    Raises:
+        RuntimeError: admission refuses the group or takes the other, which would make its time meaningless.
     """
     run, identity = make_run(TOKENS), Identity(bytes(32))
     context = make_context(run)
@@ -36,6 +39,9 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     announcement = announce(
         identity, run_id=run.id, round=ROUND, policy_step=ROUND, issued_at=1_760_000_000, packets=refs
     )
+    garbage = data[:-4] + b"\xff" * 4
+    if isinstance(admit(context, identity.author, garbage), Group):
+        raise RuntimeError("a packet without a last log-prob was admitted")
     tokens = sum(packet.lengths)
     return {
         "bytes_per_token": len(data) / tokens,
@@ -43,6 +49,7 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
         "encode_us": _median_us(lambda: encode(packet), repeats),
         "decode_us": _median_us(lambda: decode(data), repeats),
         "admit_us": _median_us(lambda: admit(context, identity.author, data), repeats),
+        "refuse_us": _median_us(lambda: admit(context, identity.author, garbage), repeats),
         "announcement_bytes": len(announcement.encode()),
     }
 
