@@ -123,8 +123,11 @@ async def test_row_01_08_what_is_no_packet_is_refused_and_its_author_ignored(sta
     assert fight.used_by_attackers() == 0
 
 
-async def test_row_02_nested_values_and_bad_records_in_the_dht_do_no_harm(stage: Stage) -> None:
-    async with attacked(stage, wire.Row02ExtBomb) as fight:
+@pytest.mark.parametrize("kind", [wire.Row02ExtBomb, wire.Row02DhtCalls])
+async def test_row_02_nested_values_bad_records_and_odd_calls_in_the_dht_do_no_harm(
+    stage: Stage, kind: type[Attack]
+) -> None:
+    async with attacked(stage, kind) as fight:
         await until(lambda: fight.attack.strikes >= 3, "it has struck")
 
 
@@ -169,14 +172,24 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
         assert len(trained) == len(set(trained))
 
 
+async def test_row_07_who_tells_that_all_is_about_to_expire_stops_nobody(stage: Stage) -> None:
+    async with attacked(stage, identity.Row07Aged) as fight:
+        await until(lambda: fight.attack.strikes >= 20, "it has told of much")
+        fight.began = time.time()
+        await until(fight.learned_from_one_another, "the nodes go on with one another meanwhile")
+
+
 async def test_row_09_answers_to_other_rows_than_drawn_are_refused(stage: Stage) -> None:
     async with attacked(stage, content.Row09CherryPicked) as fight:
         await until(fight.refused("wrong prompt"), "they were refused")
     assert fight.used_by_attackers() == 0
 
 
-@pytest.mark.parametrize("kind", [content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded])
-async def test_row_10_11_12_groups_that_lie_within_the_format_leave_every_step_finite(
+@pytest.mark.parametrize(
+    "kind",
+    [content.Row09SkippedRounds, content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded],
+)
+async def test_row_09_to_12_groups_that_lie_within_the_format_leave_every_step_finite(
     stage: Stage, kind: type[Attack]
 ) -> None:
     async with attacked(stage, kind) as fight:
@@ -221,8 +234,12 @@ async def test_row_16_made_up_addresses_and_records_put_nobody_into_the_view_or_
         assert not listed & fight.attack.nobody
 
 
-async def test_row_17_streams_that_stop_and_connections_that_say_nothing_hold_nobody_up(stage: Stage) -> None:
-    async with attacked(stage, wire.Row17Streams) as fight:
+@pytest.mark.parametrize("kind", [wire.Row17Streams, wire.Row17Readers, wire.Row17Holders])
+async def test_row_17_who_stops_says_nothing_reads_nothing_or_crawls_holds_nobody_up(
+    stage: Stage, kind: type[Attack]
+) -> None:
+    async with attacked(stage, kind) as fight:
+        fight.began = time.time()
         await until(fight.learned_from_one_another, "the nodes go on with one another meanwhile")
 
 
