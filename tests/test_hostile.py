@@ -250,6 +250,13 @@ async def test_row_31_floods_of_announcements_do_not_drown_those_of_honest_nodes
         await until(fight.learned_from_one_another, "the nodes hear of one another meanwhile")
 
 
+async def test_row_31_who_calls_without_end_is_cut_off(stage: Stage) -> None:
+    async with attacked(stage, identity.Row31Calls) as fight:
+        await until(lambda: fight.attack.strikes >= 8, "it has called")
+        fight.began = time.time()
+        await until(fight.learned_from_one_another, "the nodes go on with one another meanwhile")
+
+
 async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(stage: Stage) -> None:
     async with attacked(stage, content.Row32NoSignal) as fight:
         await until(

@@ -26,11 +26,11 @@ GROWTH, GROWTH_MB = 1.1, 20.0
 
 @dataclass
 class Sample:
-    """What the processes of all nodes took, by (node, kind). cpu: seconds of all together since they started."""
+    """What the processes of all nodes took, by (node, kind). cpu: seconds since they started, by kind."""
 
     memory_mb: dict[tuple[str, str], float] = field(default_factory=dict)
     files: dict[tuple[str, str], int] = field(default_factory=dict)
-    cpu: float = 0.0
+    cpu: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -41,9 +41,15 @@ class Phase:
     ended: float
     samples: list[Sample]
 
-    @property
-    def cpu(self) -> float:
-        return self.samples[-1].cpu - self.samples[0].cpu
+    def cpu(self, *kinds: str) -> float:
+        """Seconds of all processes, or of those of some kinds."""
+        spent = Counter(self.samples[-1].cpu)
+        spent.subtract(self.samples[0].cpu)
+        return sum(seconds for kind, seconds in spent.items() if not kinds or kind in kinds)
+
+    def cores(self, *kinds: str) -> float:
+        """How many of them were busy on average."""
+        return self.cpu(*kinds) / (self.ended - self.began)
 
 
 class Arena:
@@ -88,7 +94,7 @@ class Arena:
                     key = (name, kind_of(process))
                     found.memory_mb[key] = process.memory_info().rss / 2**20
                     found.files[key] = process.num_fds()
-                    found.cpu += sum(process.cpu_times()[:2])
+                    found.cpu[key[1]] += sum(process.cpu_times()[:2])
         return found
 
     def statuses(self) -> dict[str, dict[str, Any]]:

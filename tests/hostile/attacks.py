@@ -28,6 +28,7 @@ ATTACKS: tuple[type[Attack], ...] = (
     wire.Row17Streams,
     wire.Row17Readers,
     wire.Row17Holders,
+    identity.Row31Calls,
     identity.Row31Flood,
     content.Row32NoSignal,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 import time
@@ -16,7 +17,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
 from tests.hostile.attack import Attack
-from tests.hostile.peer import Hostile, hostile
+from tests.hostile.peer import CALL_SECONDS, Hostile, hostile
 
 
 class Honest(Attack):
@@ -173,6 +174,21 @@ class Row15Sybils(Attack):
 
     async def end(self) -> None:
         await self._stack.aclose()
+
+
+class Row31Calls(Attack):
+    """A thousand calls a second and node, of bytes that mean nothing; who is cut off dials again."""
+
+    row = 31
+    rate = 20.0
+    CALLS, BYTES = 50, 2000
+
+    async def strike(self) -> None:
+        garbage = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=self.rng.randbytes(self.BYTES))])
+        for target in self.peer.targets:
+            await self._try(self.peer.transport.connect(target.author, [target.address]))
+            calls = [self.peer.stub(target).rpc_exchange(garbage, timeout=CALL_SECONDS) for _ in range(self.CALLS)]
+            await asyncio.gather(*calls, return_exceptions=True)
 
 
 class Row31Flood(Attack):

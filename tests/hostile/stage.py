@@ -89,8 +89,11 @@ class Stage:
             "errors": sorted({error for attack in played for error in attack.errors})[:5],
             "pace": self._ratio([self.ring.pace(phase) for phase in calm], [self.ring.pace(p) for p in fights]),
             "cpu_seconds_a_step": self._ratio(
-                [phase.cpu / max(1, self.ring.steps(phase)) for phase in calm],
-                [phase.cpu / max(1, self.ring.steps(phase)) for phase in fights],
+                [phase.cpu() / max(1, self.ring.steps(phase)) for phase in calm],
+                [phase.cpu() / max(1, self.ring.steps(phase)) for phase in fights],
+            ),
+            "cores_beside_the_model": self._ratio(
+                [phase.cores("network", "p2pd") for phase in calm], [phase.cores("network", "p2pd") for phase in fights]
             ),
             "memory_grown": grown(calm[0].samples, calm[-1].samples),
             "memory_peaks": grown(calm[0].samples, [_highest(fights)]),
