@@ -197,6 +197,60 @@ def test_the_age_grows_by_what_every_hop_held_it(alice: Talker, bob: Talker) -> 
     assert carol.now - known.born == pytest.approx(12.0)
 
 
+@pytest.mark.parametrize("lie", [599.0, 400.0])
+def test_row_18_who_tells_first_of_a_great_age_removes_nothing(alice: Talker, bob: Talker, lie: float) -> None:
+    carol = Talker(CAROL)
+    made = made_by(identity(9))
+    for talker in (bob, carol):
+        talker.hear([entry(made, age=lie)], MALLORY.author)
+    bob.exchange(carol)
+    alice.hear([entry(made)], identity(9).author)
+    carol.exchange(alice)
+    for _ in range(3):
+        carol.now += 1.0
+        bob.now += 1.0
+        alice.now += 1.0
+        carol.exchange(alice)
+        bob.exchange(carol)
+    for talker in (alice, bob, carol):
+        talker.now += 300.0
+        talker.gossip.table.expire()
+        assert talker.knows(made)
+    assert alice.exchange(carol) == Spoken(calls=1), "all of them agree again"
+
+
+def test_row_18_what_a_liar_made_expire_is_asked_for_again(alice: Talker, bob: Talker) -> None:
+    made = made_by(CAROL)
+    bob.hear([entry(made, age=599.5)], MALLORY.author)
+    bob.now, alice.now = 1.0, 1.0
+    bob.gossip.table.expire()
+    assert not bob.knows(made)
+    alice.hear([entry(made, age=1.0)], CAROL.author)
+    bob.exchange(alice)
+    assert bob.knows(made)
+
+
+def test_row_18_an_age_that_is_told_too_small_keeps_nothing_for_longer_than_it_was_known(bob: Talker) -> None:
+    made = made_by(CAROL)
+    bob.hear([entry(made, age=100.0)], CAROL.author)
+    for _ in range(70):
+        bob.now += 10.0
+        bob.hear([entry(made)], MALLORY.author)
+        mention = ftis_pb2.Mention(id=announcement_id(made.encode()), age=1)
+        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[mention]), MALLORY.author)
+    bob.gossip.table.expire()
+    assert not bob.knows(made)
+
+
+def test_a_mention_without_an_age_changes_none(bob: Talker) -> None:
+    made = made_by(CAROL)
+    bob.hear([entry(made, age=100.0)], CAROL.author)
+    mention = ftis_pb2.Mention(id=announcement_id(made.encode()))
+    answer = bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[mention]), ALICE.author)
+    [known] = bob.gossip.table
+    assert known.born == -100.0 and not answer.mentions
+
+
 def test_an_author_holds_all_and_others_what_they_say(alice: Talker, bob: Talker) -> None:
     carol = Talker(CAROL)
     made = made_by(ALICE, packets=12)

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from ftis_node.errors import UserError
 from ftis_node.run import Hints, Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import (
     ANCHORS,
+    DIALS_AT_ONCE,
     GIVE_UP_AFTER,
     HEARD_SIZE,
     INBOUND_MAX,
@@ -72,15 +75,22 @@ async def node(
         yield membership, network
 
 
-def alone(who: Identity = ALICE, cache: Path | None = None) -> Membership:
+def alone(who: Identity = ALICE, cache: Path | None = None, **listening: Any) -> Membership:
     """A membership that never gets as far as its transport."""
-    transport = Transport(Listening(Path(), Path()))
+    transport = Transport(Listening(Path(), Path(), **listening))
     transport.up = True
     return Membership(transport, who, RunFile(run=RUN), Traffic(), cache)
 
 
 def address(who: Identity, port: int = 4001) -> str:
-    return f"/ip4/192.0.2.7/tcp/{port}/p2p/{who.peer_id}"
+    return f"/ip4/8.8.4.4/tcp/{port}/p2p/{who.peer_id}"
+
+
+LAN, LOOPBACK = "/ip4/192.168.1.7", "/ip4/127.0.0.1"
+
+
+def at(place: str, who: Identity = BOB, port: int = 4001) -> str:
+    return f"{place}/tcp/{port}/p2p/{who.peer_id}"
 
 
 def hello(who: Identity, **changes: object) -> ftis_pb2.Handshake:
@@ -206,6 +216,70 @@ def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told() -> None
     alice.hear([address(identity(number)) for number in range(1000, 1000 + HEARD_SIZE)], MALLORY.author)
     assert len(alice._heard) == 50 + HEARD_SIZE // TELLER_PART
     assert {identity(number).author for number in range(100, 150)} <= set(alice._heard)
+
+
+ELSEWHERE = (LAN, LOOPBACK, "/ip6/fe80::1", "/ip4/100.64.0.1", "/ip4/0.0.0.0", "/dns4/router.example")
+
+
+@pytest.mark.parametrize("place", [*ELSEWHERE, *(f"{at(place, CAROL)}/p2p-circuit" for place in ELSEWHERE)])
+def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(place: str) -> None:
+    """Neither by naming others there, nor by saying that it is there itself, nor in the cache of the last start."""
+    alice = alone()
+    told = place + f"/p2p/{BOB.peer_id}" if "p2p-circuit" in place else at(place)
+    assert not alice.hear([told], MALLORY.author)
+    assert not alice.strangers()
+    alice.on_handshake(hello(BOB, addresses=[told]), BOB.author)
+    assert alice._to_dial(BOB.author) == []
+    assert alice.some_addresses(1, CAROL.author) == [told], "others may be at home there"
+
+
+@pytest.mark.parametrize(
+    ("own", "taken"),
+    [
+        ({"host": "192.168.7.7"}, (LAN,)),
+        ({"host": "127.0.0.1"}, (LAN, LOOPBACK)),
+        ({"announce": ("/ip4/10.0.0.1/tcp/4001",)}, (LAN,)),
+        ({"announce": ("/ip4/8.8.4.4/tcp/4001",)}, ()),
+        ({"peers": (at("/ip4/10.0.0.1"),)}, (LAN,)),
+        ({"peers": (at(LOOPBACK),)}, (LAN, LOOPBACK)),
+        ({"peers": (at("/dns4/boot.example"),)}, ()),
+    ],
+)
+def test_who_is_at_home_in_a_network_dials_whom_others_name_there(own: dict[str, Any], taken: tuple[str, ...]) -> None:
+    peers = own.pop("peers", ())
+    alice = alone(**own)
+    alice.trust(peers)
+    alice.hear(peers)
+    assert alice._to_dial(BOB.author) == list(peers)
+    for place in (LAN, LOOPBACK):
+        assert alice.hear([at(place, CAROL)], MALLORY.author) is (place in taken)
+        alice._forget(CAROL.author)
+
+
+async def test_who_is_connected_to_a_network_is_at_home_there(tmp_path: Path) -> None:
+    """As the first node of a network, whom nobody told where it is."""
+    async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, bob):
+        alice._home = "public"
+        await alice.refresh_addresses()
+        assert not alice.hear([at(LOOPBACK, CAROL)], MALLORY.author)
+        await bob.connect(ALICE.author, alice.own_addresses)
+        await alice.refresh_addresses()
+        assert alice.hear([at(LOOPBACK, CAROL)], MALLORY.author)
+
+
+async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(tmp_path: Path) -> None:
+    alice = alone()
+    alice._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
+    for number in range(100, 150):
+        alice.hear([address(identity(number), port) for port in (1, 2)], MALLORY.author)
+    alice.hear([address(BOB)], CAROL.author)
+    dialled = [text for peer in alice.strangers() for text in alice._to_dial(peer)]
+    assert len(dialled) == DIALS_AT_ONCE + 1 and address(BOB) in dialled
+    late = next(peer for peer in alice.strangers() if not alice._to_dial(peer))
+    assert not await alice.greet(late), "without asking p2pd"
+    alice.hear([address(BOB)])
+    alice._dials = Budgets(lambda: 0.0, 0.0, 0.0)
+    assert alice._to_dial(BOB.author) == [address(BOB)], "the DHT and this node's owner name it too"
 
 
 def test_peers_of_other_runs_do_not_fill_the_memory() -> None:
@@ -362,6 +436,19 @@ def test_the_next_start_hears_of_the_peers_of_this_one(tmp_path: Path) -> None:
     second = alone(cache=cache)
     second.load_cache()
     assert second.strangers() == [BOB.author]
+
+
+def test_the_cache_remembers_where_a_node_was_at_home_and_nothing_that_it_would_not_dial(tmp_path: Path) -> None:
+    cache = tmp_path / "peers.json"
+    first, public = alone(cache=cache, host="192.168.7.7"), alone(cache=tmp_path / "other.json")
+    for membership in (first, public):
+        membership.on_handshake(hello(BOB, addresses=[at(LAN), at(LOOPBACK)]), BOB.author)
+        membership.save_cache()
+    assert json.loads(cache.read_text()) == [at(LAN)]
+    assert json.loads((tmp_path / "other.json").read_text()) == []
+    second = alone(cache=cache)
+    second.load_cache()
+    assert second._to_dial(BOB.author) == [at(LAN)]
 
 
 @pytest.mark.parametrize("content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff"])

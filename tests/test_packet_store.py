@@ -128,6 +128,18 @@ def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, sl
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("fate", "synced"), [("trained", True), ("no-signal", False), ("refused", False), ("unscored", False)]
+)
+def test_row_32_only_what_is_trained_on_waits_for_the_disk(tmp_path: Path, fate: str, synced: bool) -> None:
+    store = opened(tmp_path)
+    statements: list[str] = []
+    store._db.set_trace_callback(statements.append)
+    store.settle([(ALICE, 0, 0)], fate)
+    assert ("PRAGMA synchronous = FULL" in statements) is synced
+    assert store.seen(ALICE, 0, 0)
+
+
 def test_only_foreign_groups_without_a_fate_are_waiting(tmp_path: Path) -> None:
     store = opened(tmp_path)
     waits, trained, own = made(ALICE, 0), made(ALICE, 1), made(BOB, 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.table import INTRODUCER_PART, Heard, Table, Target
+from ftis_node.swarm.table import AGE_SLACK, INTRODUCER_PART, Heard, Table, Target
 from tests.helpers_swarm import RUN, identity
 
 MAX_AGE = 100.0
@@ -96,20 +96,47 @@ def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench) -> Non
     assert [known.held_by(PEERS[0], index) for index in range(3)] == [False, False, True]
 
 
-@given(ages=st.lists(st.tuples(st.floats(0, 150), st.floats(0, 20)), min_size=1, max_size=20))
-def test_the_first_tellers_age_stands_so_that_nobody_can_make_anothers_announcement_expire(
+@given(ages=st.lists(st.tuples(st.floats(0, 150), st.floats(0, 60)), min_size=1, max_size=30))
+def test_row_18_nobody_can_make_an_announcement_much_older_than_another_says_nor_younger_than_it_was_heard_of(
     ages: list[tuple[float, float]],
 ) -> None:
-    bench, age = Bench(), 0.0
-    for claimed, passed in ages:
+    bench = Bench()
+    heard, claims = None, []
+    for number, (claimed, passed) in enumerate(ages):
         bench.clock.now += passed
-        age += passed
-        heard = bench.add(signed(1, 0), age=claimed)
-        if claimed > MAX_AGE:
-            assert heard is Heard.OLD
-        else:
-            age = age if heard is Heard.KNOWN else claimed
-            assert bench.age(signed(1, 0)) == pytest.approx(age)
+        bench.table.expire()
+        now = bench.clock.now
+        outcome = bench.add(signed(1, 0), age=claimed, introducer=PEERS[number % 10])
+        if outcome is Heard.NEW:
+            heard = heard or now
+        if outcome is not Heard.OLD:
+            claims.append(now - claimed)
+        elif heard is not None:
+            assert claimed > MAX_AGE or now > heard + MAX_AGE
+        known = bench.table.get(author(1).author, 0)
+        if known is not None:
+            assert heard is not None and known.heard == heard
+            assert min(heard, max(claims)) - AGE_SLACK * MAX_AGE <= known.born <= heard
+
+
+def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_first_heard_of(bench: Bench) -> None:
+    bench.add(signed(1, 0), age=MAX_AGE - 1)
+    bench.clock.now += 50
+    bench.table.expire()
+    assert len(bench.table) == 0
+    assert bench.add(signed(1, 0), age=10.0) is Heard.NEW
+    assert bench.age(signed(1, 0)) == 50.0, "it was heard of 50 s ago"
+    bench.clock.now += 51
+    assert bench.add(signed(1, 1), introducer=PEERS[1]) is Heard.NEW
+    bench.table.expire()
+    assert bench.add(signed(1, 0), age=0.0) is Heard.OLD
+
+
+def test_when_an_announcement_was_heard_of_is_remembered_for_so_many_only() -> None:
+    bench = Bench(capacity=8)
+    for round in range(40):
+        bench.add(signed(1, round), introducer=None)
+    assert len(bench.table) == 8 and len(bench.table._left) == 16
 
 
 def test_what_is_too_old_is_neither_taken_nor_kept(bench: Bench) -> None:

@@ -21,12 +21,13 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.p2pd import MAX_MESSAGE_BYTES, Listening
+from ftis_node.swarm.p2pd import CALLS_OF_ONE_PEER, MAX_MESSAGE_BYTES, Listening
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.transport import Transport, Unreachable
 from tests.helpers_swarm import (
     Answers,
     event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
     identity,
     stub,
     transport,
@@ -209,3 +210,56 @@ async def test_an_answer_to_a_call_that_is_just_being_given_up_does_not_make_the
             await caller.rpc_handshake(ftis_pb2.Handshake(), timeout=0.5)
         assert given_up
         assert (await caller.rpc_handshake(ftis_pb2.Handshake(minor=1), timeout=5)).agent == "here"
+
+
+class Slow(Answers):
+    """Handshakes wait for a word; counts how many wait."""
+
+    def __init__(self) -> None:
+        self.waiting, self.most, self.word = 0, 0, asyncio.Event()
+
+    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        try:
+            await self.word.wait()
+        finally:
+            self.waiting -= 1
+        return ftis_pb2.Handshake()
+
+
+async def test_row_17_one_peer_has_a_few_calls_at_once_and_others_are_answered(tmp_path: Path) -> None:
+    carol = identity(3)
+    async with (
+        transport(ALICE, tmp_path / "a") as alice,
+        transport(BOB, tmp_path / "b") as bob,
+        transport(carol, tmp_path / "c") as other,
+    ):
+        slow = Slow()
+        await FtisSwarm(slow).add_p2p_handlers(alice.p2p)
+        for caller in (bob, other):
+            await caller.connect(ALICE.author, await alice.addresses())
+        calls = [asyncio.create_task(stub(bob, ALICE).rpc_handshake(ftis_pb2.Handshake())) for _ in range(40)]
+        await eventually(lambda: sum(call.done() for call in calls) == 40 - CALLS_OF_ONE_PEER, "the rest is refused")
+        assert slow.most == CALLS_OF_ONE_PEER
+        one_more = asyncio.create_task(stub(other, ALICE).rpc_handshake(ftis_pb2.Handshake()))
+        await eventually(lambda: slow.waiting == CALLS_OF_ONE_PEER + 1, "another peer has calls of its own")
+        slow.word.set()
+        answers = await asyncio.gather(*calls, one_more, return_exceptions=True)
+        assert sum(isinstance(answer, ftis_pb2.Handshake) for answer in answers) == CALLS_OF_ONE_PEER + 1
+        assert "too many calls at once" in str(next(one for one in answers if isinstance(one, Exception)))
+        await stub(bob, ALICE).rpc_handshake(ftis_pb2.Handshake())
+
+
+async def test_row_26_calls_that_their_callers_gave_up_are_forgotten(tmp_path: Path) -> None:
+    async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
+        slow = Slow()
+        await FtisSwarm(slow).add_p2p_handlers(alice.p2p)
+        await bob.connect(ALICE.author, await alice.addresses())
+        for _ in range(3):
+            call = asyncio.create_task(stub(bob, ALICE).rpc_handshake(ftis_pb2.Handshake()))
+            await eventually(lambda: slow.waiting == 1, "the call has arrived")
+            call.cancel()
+            await eventually(lambda: slow.waiting == 0, "it is given up")
+        tasks = alice.p2p._client.control._handler_tasks
+        await eventually(lambda: not tasks, "nothing is left of the calls")

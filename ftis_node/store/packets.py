@@ -33,7 +33,7 @@ RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk
 
 
 class PacketStore:
-    """One node's packets of one run. Rounds and fates are on disk before their call returns."""
+    """One node's packets of one run. Rounds, and what is trained on, are on disk before their call returns."""
 
     def __init__(self, path: Path, run_id: bytes, quota_bytes: int, first_round: int | None = None) -> None:
         """
@@ -127,10 +127,14 @@ class PacketStore:
         return self._db.execute(query, key).fetchone() is not None
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
-        """Writes down, before it happens, what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`."""
+        """Writes down, before it happens, what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`.
+
+        Only `trained` waits for the disk. Of the others a power loss may take the latest, which are then scored or
+        refused once more: whoever sends such groups must not cost a node a sync each.
+        """
         now = time.time()
         rows = [(self.run_id, *_key(*key), fate, now) for key in keys]
-        with self._durably():
+        with self._durably() if fate == "trained" else self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows)
             self._db.execute("DELETE FROM seen WHERE at < ?", (now - SEEN_SECONDS,))
 

@@ -51,6 +51,23 @@ def scope(address: str) -> Scope:
     return _scope_of(found[1]) if found else "public"  # a name
 
 
+def dialled(address: str) -> Scope:
+    """Where a dial of it goes, for a relayed one to the relay. A name may mean any place, so it counts as private."""
+    found = _IP.match(address)
+    return _scope_of(found[1]) if found else "private"
+
+
+def narrowest(addresses: Iterable[str]) -> Scope:
+    """The scope of the one that can be dialled from the fewest places; names say nothing."""
+    found = (_scope_of(found[1]) for text in addresses if (found := _IP.match(text)))
+    return max(found, key=_SCOPES.index, default="public")
+
+
+def wider(one: Scope, other: Scope) -> bool:
+    """Whether `one` can be dialled from everywhere where `other` can."""
+    return _SCOPES.index(one) <= _SCOPES.index(other)
+
+
 def network_of(addresses: Iterable[str]) -> str:
     """The network of the first address: its /24 of IPv4, its /48 of IPv6, else what it names; "" without any."""
     for address in addresses:
@@ -76,7 +93,12 @@ def ranked(addresses: Iterable[str]) -> list[str]:
 
 def is_loopback(host: str) -> bool:
     """Whether nobody beyond this machine can reach `host`."""
-    return host not in ("0.0.0.0", "::") and _scope_of(host) == "machine"
+    return scope_of_host(host) == "machine"
+
+
+def scope_of_host(host: str) -> Scope:
+    """From where a node that listens on `host` can be dialled."""
+    return "public" if host in ("0.0.0.0", "::") else _scope_of(host)
 
 
 def _scope_of(host: str) -> Scope:

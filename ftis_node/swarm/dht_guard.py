@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
+from itertools import compress
 from typing import Any
 
 import msgpack
@@ -21,6 +22,7 @@ from ftis_node.swarm.identity import peer_id
 
 MAX_KEYS = 16
 NODES_MAX = 1024
+RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # each a list in a call to store
 NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node that is started anew has a new id in the DHT
 
 
@@ -53,7 +55,9 @@ def _check(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
 
 
 def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
-    nodes: _Nodes = dht.__dict__.setdefault("callers", _Nodes())
+    if "callers" not in dht.__dict__:
+        dht.callers = _Nodes()
+    nodes: _Nodes = dht.callers
     if request.peer.node_id and not nodes.believes(context.remote_id.to_bytes(), request.peer.node_id):
         request.ClearField("peer")
 
@@ -75,18 +79,17 @@ async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: 
     """Only a caller's own record is stored: keys are free, and through one connection come as many as one likes."""
     _check(self, request, context)
     own = msgpack.packb(peer_id(context.remote_id.to_bytes()))
-    fields = (request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache)
-    records = list(zip(*fields, strict=True))
-    kept = [record for record in records if record[1] == own]
-    names = ("keys", "subkeys", "values", "expiration_time", "in_cache")
-    columns = zip(*kept, strict=True) if kept else ([] for _ in names)
-    fewer = dht_pb2.StoreRequest(**dict(zip(names, map(list, columns), strict=True)))
+    fields = {name: getattr(request, name) for name in RECORD}
+    if len({*map(len, fields.values())}) > 1:
+        raise ValueError("a record in a DHT call lacks something")
+    kept = [subkey == own for subkey in request.subkeys]
+    fewer = dht_pb2.StoreRequest(**{name: list(compress(column, kept)) for name, column in fields.items()})
     if request.HasField("peer"):
         fewer.peer.CopyFrom(request.peer)
     response = await _store(self, fewer, context)
     stored = iter(list(response.store_ok))
     del response.store_ok[:]
-    response.store_ok.extend(next(stored) if record[1] == own else False for record in records)
+    response.store_ok.extend(next(stored) if own_one else False for own_one in kept)
     return response
 
 

@@ -13,6 +13,7 @@ from hivemind.p2p import PeerID
 from ftis_node.errors import brief
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.table import Target
@@ -116,27 +117,21 @@ class _Slot:
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self.lost = False
         self._slots = slots
-        self._timer: asyncio.TimerHandle | None = None
+        self._patience = Deadline(self._lose)
 
     def expect(self, size: int) -> None:
         """So many bytes are on their way now; the previous ones have arrived."""
         if not self.lost:
-            self._stop()
-            wait = BUSY_AFTER + size / SLOWEST_BYTES
-            self._timer = asyncio.get_running_loop().call_later(wait, self._lose)
+            self._patience.put_off(BUSY_AFTER + size / SLOWEST_BYTES)
 
     def release(self) -> None:
-        self._stop()
+        self._patience.cancel()
         if not self.lost:
             self._slots.release()
 
     def _lose(self) -> None:
         self.lost = True
         self._slots.release()
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 def _busy(digests: Sequence[bytes]) -> Iterator[ftis_pb2.FetchChunk]:

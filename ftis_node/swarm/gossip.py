@@ -38,9 +38,11 @@ REPLAY_FENCE = 3 * 3600.0
 
 @dataclass
 class Lacking:
-    """What a peer mentioned. held: bit mask of the packets that it holds; asks: how often it was asked for it."""
+    """What a peer mentioned. held: bit mask of the packets that it holds; born: when it was signed, as the peer says,
+    None if it does not; asks: how often it was asked for it."""
 
     held: int
+    born: float | None
     asks: int = 0
 
 
@@ -151,7 +153,8 @@ class Gossip:
         mentions = []
         for known in self.table.sample(limits.mentions, peer):
             known.tell(peer)
-            mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known)))
+            age = math.ceil(self.table.clock() - known.born)
+            mentions.append(ftis_pb2.Mention(id=known.id, held=_held(known), age=max(1, age)))
         return pushed, mentions
 
     def _give(self, wanted: Iterable[int], peer: bytes, limits: Limits) -> list[ftis_pb2.Entry]:
@@ -229,12 +232,14 @@ class Gossip:
     def _note(self, mention: ftis_pb2.Mention, peer: bytes) -> bool:
         """Whether there is somebody more who holds something."""
         known = self.table.find(mention.id)
+        held = _mask(mention.held)
+        born = self.table.clock() - mention.age if mention.age else None
         if known is not None:
-            return self.table.note_holder(known, peer, _mask(mention.held)) and not known.settled
+            return self.table.note_holder(known, peer, held, born) and not known.settled
         if mention.id not in self._dealt:
             if (forgotten := remember(self._lacking, peer, {}, MENTIONERS_MAX)) is not None:
                 remember(self._unsure, forgotten, None, UNSURE_MAX)
-            forgotten_id = remember(self._lacking[peer], mention.id, Lacking(_mask(mention.held)), LACKING_MAX)
+            forgotten_id = remember(self._lacking[peer], mention.id, Lacking(held, born), LACKING_MAX)
             if forgotten_id is not None and self._open < ENOUGH_OPEN:
                 remember(self._unsure, peer, None, UNSURE_MAX)
         return False
@@ -244,7 +249,7 @@ class Gossip:
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.data == entry.announcement:
-            self.table.note_holder(known, introducer, _mask(entry.held))
+            self.table.note_holder(known, introducer, _mask(entry.held), self.table.clock() - entry.age_ms / 1000)
             return "known"
         outcome = self._read(entry, introducer)
         if outcome == "forged":  # honest nodes check what they pass on
@@ -254,7 +259,7 @@ class Gossip:
         known = self.table.find(id)
         for peer, lacking in self._lacking.items():
             if (mentioned := lacking.pop(id, None)) is not None and known is not None:
-                self.table.note_holder(known, peer, mentioned.held)
+                self.table.note_holder(known, peer, mentioned.held, mentioned.born)
         if outcome != "new":
             remember(self._dealt, id, None, IDS_MAX)
         return outcome

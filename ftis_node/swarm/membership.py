@@ -9,10 +9,11 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 
 from hivemind.p2p import PeerID
@@ -22,8 +23,19 @@ from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.files import replace_text
 from ftis_node.run import Run, RunFile, dump_run_file, parse_run_file
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import is_relayed, network_of, parse_address, ranked
+from ftis_node.swarm.addresses import (
+    Scope,
+    dialled,
+    is_relayed,
+    narrowest,
+    network_of,
+    parse_address,
+    ranked,
+    scope_of_host,
+    wider,
+)
 from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
@@ -44,6 +56,9 @@ MAX_ADDRESSES = 8
 MAX_ADDRESS_LENGTH = 256
 ADDRESSES_TOLD = 2
 PEERS_IN_A_HANDSHAKE = 16
+# Addresses that one peer named and this node dials: as many as one answer has, and as many again a minute.
+DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
+DIALS_A_SECOND = DIALS_AT_ONCE / 60
 HANDSHAKE_SECONDS = 5.0
 # A peer is lost after so many failures in a row, if nothing was heard of it for as long as a p2pd takes to come back.
 GIVE_UP_AFTER = 3
@@ -78,6 +93,9 @@ class Membership:
 
     Whoever shook hands may ask, also when it has left the view to make room: else most of a large swarm's questions
     would be answered with "we have not met", for views are not mutual.
+
+    Whom others name is dialled in private networks, or on this machine, only if this node is at home there by evidence
+    of its own: or strangers could make it knock at the doors of its own network.
     """
 
     def __init__(
@@ -92,16 +110,32 @@ class Membership:
         self._run_text = dump_run_file(run_file)
         self._traffic = traffic
         self._cache = cache
-        self._heard: dict[bytes, list[str]] = {}
+        self._heard: dict[bytes, dict[str, bytes | None]] = {}  # addresses, and who named each
         self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
         self._missed: Counter[bytes] = Counter()  # greetings in vain, of peers heard of
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
+        self._dials = Budgets(time.monotonic, DIALS_A_SECOND, DIALS_AT_ONCE)
+        self._trusted: frozenset[str] = frozenset()
+        self._home: Scope = scope_of_host(transport.listening.host)  # the narrowest where it dials
+        self._at_home((*transport.listening.announce, *transport.listening.relays))
         self.own_addresses: list[str] = []
+
+    def trust(self, addresses: Iterable[str]) -> None:
+        """These are this node's owner's: wherever they lead, it dials them, and others in such networks."""
+        self._trusted = frozenset(addresses)
+        self._at_home(self._trusted)
+
+    def _at_home(self, addresses: Iterable[str]) -> None:
+        """This node is where these are, by its owner's word or because it is connected to them."""
+        place = narrowest(addresses)
+        if wider(self._home, place):
+            self._home = place
 
     async def refresh_addresses(self) -> list[str]:
         """Asks p2pd again where this node may be dialled; while it does not answer, what it said last stands."""
         try:
             found = ranked(await self._transport.addresses())
+            self._at_home(await self._transport.neighbours())
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             logger.debug("p2pd does not say where this node may be dialled: %r", error)
             return self.own_addresses
@@ -134,23 +168,38 @@ class Membership:
         news = False
         for text in addresses[:HEARD_SIZE]:
             peer = _peer_at(text)
-            if peer is None or peer == self._identity.author:
+            if peer is None or peer == self._identity.author or (teller is not None and not self._may_dial(text)):
                 continue
             if peer not in self._heard:
                 self._make_room_to_hear(teller)
                 if teller is not None:
                     self._tellers[peer] = teller
             news |= peer not in self._heard and peer not in self.view
-            known = self._heard.setdefault(peer, [])
+            known = self._heard.setdefault(peer, {})
             if text not in known:
-                self._heard[peer] = [text, *known][:MAX_ADDRESSES]
+                self._heard[peer] = dict(islice({text: teller, **known}.items(), MAX_ADDRESSES))
+            elif teller is None:
+                known[text] = None
         return news
 
+    def _may_dial(self, address: str) -> bool:
+        return address in self._trusted or wider(dialled(address), self._home)
+
+    def _to_dial(self, peer: bytes) -> list[str]:
+        """Of the addresses that were heard of a peer those that are dialled now, which is counted."""
+        return [
+            text
+            for text, teller in self._heard.get(peer, {}).items()
+            if self._may_dial(text) and (teller is None or self._dials.take(teller))
+        ]
+
     def _make_room_to_hear(self, teller: bytes | None) -> None:
-        told = [peer for peer, who in self._tellers.items() if who == teller]
-        if teller is not None and len(told) >= HEARD_SIZE // TELLER_PART:
-            self._forget(told[0])
-        elif len(self._heard) >= HEARD_SIZE:
+        if teller is not None:
+            told = [peer for peer, who in self._tellers.items() if who == teller]
+            if len(told) >= HEARD_SIZE // TELLER_PART:
+                self._forget(told[0])
+                return
+        if len(self._heard) >= HEARD_SIZE:
             self._forget(random.choice(list(self._heard)))
 
     def strangers(self) -> list[bytes]:
@@ -162,7 +211,7 @@ class Membership:
     async def dial(self, peer: bytes) -> None:
         """Makes sure of a connection to a peer of the view, after one's own p2pd has lost all."""
         try:
-            await self._transport.connect(peer, self.view[peer].addresses)
+            await self._transport.connect(peer, list(filter(self._may_dial, self.view[peer].addresses)))
         except Unreachable as error:
             logger.debug("%s", error)
             self.failed(peer)
@@ -170,7 +219,10 @@ class Membership:
     async def greet(self, peer: bytes) -> bool:
         """Dials a peer and shakes hands; True if it is now in the view."""
         try:
-            await self._transport.connect(peer, self._heard.get(peer, []))
+            addresses = self._to_dial(peer)
+            if not addresses and peer in self._heard and peer not in self.view:
+                raise Unreachable("none of its addresses is one to dial now")
+            await self._transport.connect(peer, addresses)
             answer = await _shake(self._transport, peer, self._hello())
         except Unreachable as error:
             logger.debug("No handshake with %s: %s", peer_id(peer), error)
@@ -247,13 +299,15 @@ class Membership:
             with suppress(OSError, ValueError):
                 cached = json.loads(self._cache.read_text())
                 if isinstance(cached, list):
-                    self.hear([text for text in cached if isinstance(text, str)])
+                    addresses = [text for text in cached if isinstance(text, str)]
+                    self._at_home(addresses)
+                    self.hear(addresses)
 
     def save_cache(self) -> None:
         """Writes down the view's addresses, for the next start."""
         if self._cache is not None and self.view:
             addresses = [address for peer in self.view.values() for address in peer.addresses[:2]]
-            replace_text(self._cache, json.dumps(addresses))
+            replace_text(self._cache, json.dumps(list(filter(self._may_dial, addresses))))
 
     def _hello(self) -> ftis_pb2.Handshake:
         return greeting(self._run_file.run, self.own_addresses)

@@ -6,7 +6,8 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
 MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
 MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # of a call that is no stream, and of its answer
+CALLS_OF_ONE_PEER = 8  # at once, of those that are no streams
 _ANY = "127.0.0.1"
 _REACHABILITY: dict[int, Literal["unknown", "public", "private"]] = {1: "public", 2: "private"}
 
@@ -157,6 +159,39 @@ class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
                 future.set_exception(P2PDaemonError("p2pd has ended"))
 
 
+class CallHandlers(dict[str, Callable[[bytes, PeerID], Awaitable[bytes]]]):
+    """Who answers calls that are no streams, the DHT's included, by name.
+
+    One peer has so many under way at once; what is beyond that is refused before its body is parsed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._under_way: Counter[PeerID] = Counter()
+
+    def __setitem__(self, name: str, handler: Callable[[bytes, PeerID], Awaitable[bytes]]) -> None:
+        async def answer(data: bytes, peer: PeerID) -> bytes:
+            if self._under_way[peer] >= CALLS_OF_ONE_PEER:
+                raise PermissionError("too many calls at once")
+            self._under_way[peer] += 1
+            try:
+                return await handler(data, peer)
+            finally:
+                self._under_way[peer] -= 1
+                if not self._under_way[peer]:
+                    del self._under_way[peer]
+
+        super().__setitem__(name, answer)
+
+
+class CallTasks(dict[Any, "asyncio.Task[None]"]):
+    """Calls that are being answered; hivemind keeps for good those that the caller gave up."""
+
+    def __setitem__(self, call: Any, task: asyncio.Task[None]) -> None:
+        super().__setitem__(call, task)
+        task.add_done_callback(lambda _: self.pop(call, None))
+
+
 # What runs before p2pd in its process: a session of its own, for Ctrl-C in a terminal reaches the whole group and p2pd
 # must outlive it; and death together with this process, whatever kills it (PR_SET_PDEATHSIG, SIGKILL).
 _PRELUDE = (
@@ -205,7 +240,8 @@ async def launch(how: Listening, port: int, metrics_port: int) -> Any:
         fix = "Look into the log; then start again."
         raise UserError(f"The network daemon p2pd did not start: {message}", fix) from error
     control = p2p._client.control
-    control._pending_calls = PendingCalls()
+    control._pending_calls, control._handler_tasks = PendingCalls(), CallTasks()
+    control.unary_handlers = CallHandlers()
     for task in (control._read_task, control._write_task):  # how they end is seen by `Transport.trouble`
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return p2p

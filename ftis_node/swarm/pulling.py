@@ -15,6 +15,7 @@ from ftis_node.packet import Group
 from ftis_node.pool import Want
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
+from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.fetch import HolderFault, HolderLie, fetch
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN
@@ -143,12 +144,13 @@ class Pulling:
         """Fetches from one holder, taking from `left` what landed; returns whether it had everything."""
         arrived: dict[Target, Arrival] = {}
         missing = False
-        patience = _Patience(lambda: self._slow(left))
+        patience = Deadline(lambda: self._slow(left))
+        patience.put_off(SLOW_SECONDS)
         limits = self._membership.limits(holder) or OWN
         try:
             async for target, chunk in fetch(self._transport, holder, left.copy(), self._traffic, limits):
                 group = None
-                patience.renew()
+                patience.put_off(SLOW_SECONDS)
                 if chunk.status == ftis_pb2.FetchChunk.HERE:
                     self._standing.delivered(holder, len(chunk.packet))
                     group = self._admit(target, chunk.packet)
@@ -181,7 +183,7 @@ class Pulling:
                     if target not in arrived:
                         target.tried(holder)
         finally:
-            patience.end()
+            patience.cancel()
             await self._hand_over(arrived, left)
         return not missing
 
@@ -193,11 +195,16 @@ class Pulling:
         self.news.set()
 
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
-        """To the node; empties `arrived`. What it could not take, as for want of room, will be pulled again."""
-        if not arrived:
-            return
-        groups = arrived.copy()
+        """To the node; empties `arrived`. What it could not take, as for want of room, will be pulled again.
+
+        Of an announcement that left the table and came back meanwhile, another pull may have brought the same.
+        """
+        groups = {target: arrival for target, arrival in arrived.items() if not self._store.seen(*target.key)}
+        for target in arrived.keys() - groups.keys():
+            self._landed(target, left)
         arrived.clear()
+        if not groups:
+            return
         try:
             await self._on_groups(list(groups.values()))
         except BaseException:
@@ -244,20 +251,3 @@ class Pulling:
         """Whether somebody has it, and its author had not its share of this step's pulls (as one may whose groups all
         turn out to teach nothing)."""
         return self._standing.pulled(target.known.announcement.author) < most and bool(self._holders(target))
-
-
-class _Patience:
-    """Calls once if it is not renewed in time."""
-
-    def __init__(self, over: Callable[[], None]) -> None:
-        self._over = over
-        self._timer: asyncio.TimerHandle
-        self.renew()
-
-    def renew(self) -> None:
-        if hasattr(self, "_timer"):
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(SLOW_SECONDS, self._over)
-
-    def end(self) -> None:
-        self._timer.cancel()

@@ -9,6 +9,7 @@ from typing import AsyncIterator, Protocol  # noqa: UP035 - hivemind recognises 
 from hivemind.p2p import P2PContext, ServicerBase
 
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.deadline import Deadline
 
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
 STALL_SECONDS = 30.0
@@ -46,18 +47,22 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
         """The stream stays open until the caller ends its own side.
 
         If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
+        hivemind waits without limit for a caller who does not read, or neither asks nor hangs up; its task, which this
+        runs in, is what holds the stream, and the upload slot with it.
         """
         peer = context.remote_id.to_bytes()
-        if self._streams[peer] >= STREAMS_OF_ONE_PEER or not self._handlers.admits(peer):
+        task = asyncio.current_task()
+        if task is None or self._streams[peer] >= STREAMS_OF_ONE_PEER or not self._handlers.admits(peer):
             return
         self._streams[peer] += 1
-        stall = _Stall(STALL_SECONDS)
+        stall = Deadline(task.cancel)
+        stall.put_off(STALL_SECONDS)
         try:
             async for request in requests:
                 async for chunk in self._handlers.on_fetch(request, peer):
-                    stall.put_off()
+                    stall.put_off(STALL_SECONDS)
                     yield chunk
-                stall.put_off()
+                stall.put_off(STALL_SECONDS)
         finally:
             stall.cancel()
             self._streams[peer] -= 1
@@ -70,26 +75,3 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
         if not self._handlers.admits(peer):
             raise PermissionError("calls too often, or is banned")
         return peer
-
-
-class _Stall:
-    """Cancels the task that made it unless it is put off in time.
-
-    hivemind waits without limit for a caller who does not read, or neither asks nor hangs up; its task is what holds
-    the stream, and the upload slot with it.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._task = asyncio.current_task()
-        self._timer: asyncio.TimerHandle | None = None
-        self.put_off()
-
-    def put_off(self) -> None:
-        self.cancel()
-        if self._task is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._task.cancel)
-
-    def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()

@@ -187,8 +187,7 @@ class Standing:
         """A packet that it signed is not as it must be; three within about an hour are a ban."""
         book = self._author(author)
         book.refused[reason] += 1
-        if book.strikes.add(self._clock()) > STRIKES - 0.5:
-            book.strikes.value = 0.0
+        if _struck_out(book.strikes, self._clock()):
             self.ban(author, f"{STRIKES} of its packets were refused, last: {reason}")
 
     def equivocated(self, author: bytes) -> None:
@@ -284,9 +283,8 @@ class Standing:
     def note_pull(self, author: bytes, step_seconds: float) -> None:
         """A packet of it is being pulled."""
         pulled = self._author(author).pulled
-        pulled.value, pulled.at = pulled.now(self._clock()), self._clock()
+        pulled.add(self._clock())
         pulled.half_life = max(step_seconds, 1e-3)
-        pulled.value += 1.0
 
     def pulled(self, author: bytes) -> float:
         """About how many packets of it were pulled in the time of a step."""
@@ -324,8 +322,7 @@ class Standing:
         now = self._clock()
         book.lies[what] += 1
         book.lately.add(now)
-        if book.strikes.add(now) > STRIKES - 0.5:
-            book.strikes.value = 0.0
+        if _struck_out(book.strikes, now):
             book.ban.extend(now, f"it {what}")
             logger.warning("Peer %s is left alone: it %s", peer_id(holder), what)
 
@@ -413,6 +410,14 @@ class Standing:
 
     def _holder(self, holder: bytes) -> Holder:
         return _book(self.holders, holder, Holder, HOLDERS_MAX, lambda book: book.ban.level > 0)
+
+
+def _struck_out(strikes: Fading, now: float) -> bool:
+    """Counts a strike; whether it was the third, from which on counting begins anew."""
+    if strikes.add(now) <= STRIKES - 0.5:
+        return False
+    strikes.value = 0.0
+    return True
 
 
 def _book(books: dict[bytes, _R], peer: bytes, make: Callable[[], _R], most: int, matters: Callable[[_R], bool]) -> _R:

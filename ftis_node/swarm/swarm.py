@@ -125,6 +125,7 @@ class Swarm:
         await self.membership.refresh_addresses()
         self.membership.load_cache()
         self._bootstraps = list(bootstraps)
+        self.membership.trust(self._bootstraps)
         self.membership.hear(self._bootstraps)
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
         await self._directory.join(self.membership.view)

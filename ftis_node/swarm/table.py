@@ -19,6 +19,10 @@ CAPACITY = 2048
 INTRODUCER_PART = 8
 MAX_TRIES = 3
 PEERS_MAX = 256  # remembered of one announcement
+# By so much of `max_age` two nodes' ages of an announcement may differ: each hop's delay makes them a little too small,
+# and as the smallest counts that anybody tells, those delays would add up.
+AGE_SLACK = 0.05
+TOLD_OTHERWISE = -1  # in place of what a peer was told: it knows another age
 
 
 class Heard(Enum):
@@ -37,11 +41,16 @@ def announcement_id(data: bytes) -> int:
 
 @dataclass(eq=False)
 class Known:
-    """An announcement in the table. `born` is when the author signed it, on this node's monotonic clock."""
+    """An announcement in the table.
+
+    born: when the author signed it, as far as is known. heard: when this node first heard of it. Both on this node's
+    monotonic clock.
+    """
 
     announcement: Announcement
     data: bytes
     born: float
+    heard: float
     introducer: bytes | None
     holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets
     have: int = 0  # bit mask of the packets that this node holds itself
@@ -72,6 +81,20 @@ class Known:
         before = self.holders.get(peer, 0)
         self.holders[peer] = before | held & ((1 << len(self.announcement.packets)) - 1)
         return self.holders[peer] != before
+
+    def dated(self, peer: bytes, born: float, slack: float) -> None:
+        """`peer`, which was heard from, says that it was signed at `born`, on this node's monotonic clock.
+
+        Ages are not signed. The smallest that anybody tells counts, or whoever tells a great one could make it expire;
+        but it was not signed later than this node heard of it, so nobody can keep it alive for good either. Who knows a
+        greater one, by more than `slack` seconds, is told again.
+        """
+        newest = min(born, self.heard)
+        if newest > self.born + slack:
+            self.born = newest
+            self.told = dict.fromkeys(self.told, TOLD_OTHERWISE) | {peer: self.told[peer]}
+        elif born < self.born - slack:
+            self.told[peer] = TOLD_OTHERWISE
 
     def held_by(self, peer: bytes, index: int) -> bool:
         return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
@@ -114,7 +137,10 @@ class Arrival:
 
 
 class Table:
-    """A bounded set of announcements, one for each (author, round)."""
+    """A bounded set of announcements, one for each (author, round).
+
+    Of twice as many that have left it remembers when this node first heard of them.
+    """
 
     def __init__(
         self,
@@ -130,6 +156,7 @@ class Table:
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
         self._introduced: Counter[bytes] = Counter()
+        self._left: dict[tuple[bytes, int], float] = {}  # when this node first heard of those that are here no more
 
     def __len__(self) -> int:
         return len(self._known)
@@ -153,32 +180,34 @@ class Table:
         """Takes in an announcement whose signature is sound.
 
         Args:
-            age: seconds since it was signed, as the introducer says. Of several copies the first one's is kept: a
-                later teller must not be able to make somebody's announcement expire.
+            age: seconds since it was signed, as the introducer says; of several copies, see `Known.dated`.
             introducer: the peer it came from; None if it is one's own.
             held: bit mask of the packets that the introducer says it holds.
         """
         now = self.clock()
-        if age > self.max_age:
-            return Heard.OLD
         key = (announcement.author, announcement.round)
+        heard = self._left.get(key, now)
+        born = min(heard, now - age)
+        if now - born > self.max_age:
+            return Heard.OLD
         known = self._known.get(key)
         if known is not None:
             if known.announcement.packets != announcement.packets:
                 return Heard.EQUIVOCATION
             if introducer is not None:
-                self.note_holder(known, introducer, held)
+                self.note_holder(known, introducer, held, born)
             return Heard.KNOWN
         if introducer is not None and self._introduced[introducer] >= max(1, self.capacity // INTRODUCER_PART):
             mine = (key for key, entry in self._known.items() if entry.introducer == introducer)
             self._remove(min(mine, key=lambda key: self._known[key].born))  # its own oldest makes room for its newest
         while len(self._known) >= self.capacity:
             self._remove(self._rng.choice(list(self._known)))
-        known = Known(announcement, data, now - age, introducer)
+        self._left.pop(key, None)
+        known = Known(announcement, data, born, heard, introducer)
         self._known[key] = self._by_id[known.id] = known
         if introducer is not None:
             self._introduced[introducer] += 1
-            self.note_holder(known, introducer, held)
+            self.note_holder(known, introducer, held, born)
         return Heard.NEW
 
     def sample(self, count: int, peer: bytes) -> list[Known]:
@@ -246,12 +275,18 @@ class Table:
                 del by_author[author]
         return chosen
 
-    def note_holder(self, known: Known, peer: bytes, held: int) -> bool:
-        """`peer` knows this one, and holds these of its packets too; returns whether that is news."""
-        return known.heard_from(peer, held)
+    def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
+        """`peer` knows this one, holds these of its packets too, and says that it was signed at `born` (None: it says
+        nothing); returns whether it holds more than was known."""
+        news = known.heard_from(peer, held)
+        if born is not None:
+            known.dated(peer, born, AGE_SLACK * self.max_age)
+        return news
 
     def _remove(self, key: tuple[bytes, int]) -> None:
         known = self._known.pop(key)
+        make_room(self._left, key, 2 * self.capacity)
+        self._left[key] = known.heard
         if self._by_id.get(known.id) is known:  # whoever signs for long finds two of one id
             del self._by_id[known.id]
         if known.introducer is not None:

@@ -119,6 +119,11 @@ class Transport:
         peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
         return {info.peer_id.to_bytes() for info in peers}
 
+    async def neighbours(self) -> list[str]:
+        """Multiaddrs, without peer ids, of the other ends of p2pd's connections."""
+        peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
+        return [str(address) for info in peers for address in info.addrs]
+
     async def close(self) -> None:
         """Ends p2pd, by force if it does not end when asked."""
         self.up = False

@@ -43,7 +43,7 @@ _REFS = [PacketRef(slot, digest, len(body)) for slot, (digest, body) in enumerat
 OWN_ANNOUNCEMENT, FETCHED = (
     announce(who, run_id=RUN.id, round=1, policy_step=1, issued_at=NOW, packets=_REFS) for who in (OWN, AUTHOR)
 )
-TARGETS = tuple(Target(Known(FETCHED, FETCHED.encode(), 0.0, None), index) for index in range(len(_REFS)))
+TARGETS = tuple(Target(Known(FETCHED, FETCHED.encode(), 0.0, 0.0, None), index) for index in range(len(_REFS)))
 ADDRESSES = tuple(f"/ip4/192.0.2.{number}/tcp/4001/p2p/{peer.peer_id}" for number, peer in enumerate(PEERS))
 
 # What the frames of each target are, by their kind.

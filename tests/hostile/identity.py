@@ -64,7 +64,7 @@ class Row06Forged(Honest):
 
     async def _stolen(self, made: Announcement) -> list[ftis_pb2.Entry]:
         """Somebody else's packet under one's own name."""
-        target = Target(Known(made, b"", 0.0, None), 0)
+        target = Target(Known(made, b"", 0.0, 0.0, None), 0)
         found = fetch(self.peer.transport, made.author, [target], Traffic())
         bodies = []
         with contextlib.suppress(HolderFault):  # a node that leaves this peer alone gives it nothing

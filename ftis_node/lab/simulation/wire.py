@@ -62,9 +62,9 @@ class SharedTable(Table):
         self._named.add(peer)  # whom one offers something one tells it
         return super().sample(count, peer)
 
-    def note_holder(self, known: Known, peer: bytes, held: int) -> bool:
+    def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
         self._named.add(peer)
-        return super().note_holder(known, peer, held)
+        return super().note_holder(known, peer, held, born)
 
     def untell(self, peer: bytes) -> None:
         if peer in self._named:

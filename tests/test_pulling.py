@@ -1,0 +1,64 @@
+"""What two pulls bring of one group is taken once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ftis_node.packet import Group
+from ftis_node.pool import Newcomers, Want
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.pulling import Pulling
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.table import Arrival, Table, Target
+from ftis_node.swarm.traffic import Traffic
+from tests.helpers_swarm import CONTEXT, RUN, identity, packet
+from tests.talkers import made_by
+
+ALICE = identity(1)
+
+
+async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path) -> None:
+    """As of an announcement that left the table while it was being pulled, and came back."""
+    taken: list[Arrival] = []
+    store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
+
+    async def take(arrived: Sequence[Arrival]) -> None:
+        store.add([(one.group, one.body) for one in arrived], own=False)
+        taken.extend(arrived)
+
+    nothing: Any = SimpleNamespace()
+    table = Table(600.0, lambda: 0.0, random.Random(0))
+    pulling = Pulling(
+        transport=nothing,
+        traffic=Traffic(),
+        membership=nothing,
+        table=table,
+        store=store,
+        context=CONTEXT,
+        standing=Standing(lambda: 0.0),
+        want=lambda: Want(1, Newcomers(), 1),
+        interval=lambda: 1.0,
+        on_groups=take,
+        news=asyncio.Event(),
+    )
+    made, body = made_by(ALICE, packets=1), packet(ALICE.author, 0, 0)
+    pulled: list[tuple[Target, Group]] = []
+    for _ in range(2):
+        table.add(made, made.encode(), age=0.0, introducer=None)
+        [target] = table.choose(1, lambda target: True)
+        group = pulling._admit(target, body)
+        assert group is not None
+        pulled.append((target, group))
+        table.forget_author(ALICE.author)
+    for target, group in pulled:
+        pulling._under_way += 1
+        left = [target]
+        await pulling._hand_over({target: Arrival(group, body, 0.0)}, left)
+        assert not left and not pulling._under_way
+    assert len(taken) == 1
+    store.close()
