@@ -117,9 +117,9 @@ class Row03Oversize(Attack):
             big = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=bytes(MAX_PACKET_BYTES - 100))])
             await self._try(self.peer.stub(target).rpc_exchange(big, timeout=CALL_SECONDS))
             await self._try(self._lie_of_length(target))
-        author, round = self.author(), self.round()
-        refs = [PacketRef(slot, self.rng.randbytes(32), MAX_PACKET_BYTES) for slot in range(3)]
-        await self.peer.tell(self.peer.promise(author, round, refs))
+        for size in (MAX_PACKET_BYTES, 1000):  # more than the run has room for, and what `_endless` will exceed
+            refs = [PacketRef(slot, self.rng.randbytes(32), size) for slot in range(3)]
+            await self.peer.tell(self.peer.promise(self.author(), self.round(), refs))
 
     async def _lie_of_length(self, target: Target) -> None:
         """Four gigabytes are on their way, and then more than a message may have."""
