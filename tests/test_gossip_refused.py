@@ -56,6 +56,13 @@ def test_a_malformed_one_is_counted(bob: Talker, data: bytes) -> None:
     assert refused(bob, entry(data)) == {"malformed": 1}
 
 
+def test_row_01_who_passes_on_what_is_no_announcement_three_times_is_left_alone(bob: Talker) -> None:
+    for number in range(3):
+        assert bob.standing.shunned(MALLORY.author) is None
+        bob.hear([entry(bytes([0xC1, number]))], MALLORY.author)
+    assert bob.standing.shunned(MALLORY.author) == "it passed on malformed announcements"
+
+
 def test_one_of_another_run_is_counted(bob: Talker) -> None:
     assert refused(bob, entry(announcement(ALICE, 0, [b"x"], run=OTHER_RUN))) == {"other run": 1}
 

@@ -252,8 +252,8 @@ class Gossip:
             self.table.note_holder(known, introducer, _mask(entry.held), self.table.clock() - entry.age_ms / 1000)
             return "known"
         outcome = self._read(entry, introducer)
-        if outcome == "forged":  # honest nodes check what they pass on
-            self._standing.lied(introducer, "passed on forged announcements")
+        if outcome in ("forged", "malformed"):  # honest nodes check what they pass on
+            self._standing.lied(introducer, f"passed on {outcome} announcements")
         if outcome in ("old", "over the budget"):  # its age is what the teller says; another may tell the truth
             return outcome
         known = self.table.find(id)
