@@ -207,7 +207,8 @@ class Node:
         )
         self._go_on_from(await self._saving.restore(self._worker))
         self._set_state("JOINING", "Looking for peers.")
-        await self._swarm.start([*bootstraps, *self._run_file.hints.bootstraps])
+        hints = self._run_file.hints.bootstraps
+        await self._swarm.start([*bootstraps, *(hints if self.options.run is not None else ())], hints)
         self._stack.push_async_callback(self._swarm.close)
         self._check_peers(bootstraps)
         self._refill_pool()

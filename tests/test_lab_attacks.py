@@ -158,6 +158,16 @@ def test_the_report_shows_success_and_its_price_by_attack_and_method(tmp_path: P
     assert float(rows["f-tis", "success"]["mean"]) == 0.5 and rows["gated", "pass@1"]["n"] == "8"
 
 
+@pytest.mark.parametrize(("share", "note"), [(0.01, "even better"), (0.03, "there is a difference")])
+def test_of_payloads_less_is_better(tmp_path: Path, share: float, note: str) -> None:
+    lab = Laboratory(tmp_path, seeds=8).cell("unshared", {"A": 0.5}, said={"padding": 0.02, "tokens": 10.0})
+    facts = {"values": {"attack": "padding copied", "method": "gated"}}
+    lab.cell("gated", {"A": 0.5}, said={"padding": share, "tokens": 10.0}, **facts)
+    lab.claim("not worse", "gated", "unshared", measure="payload", margin=0.05)
+    [found] = judge(read_results(lab.write()))
+    assert found.verdict == "reproduced" and any(note in text for text in found.notes)
+
+
 def test_a_claim_about_a_payload_compares_how_often_it_is_said(tmp_path: Path) -> None:
     found = judge(read_results(attacks(tmp_path)))
     assert [finding.verdict for finding in found] == ["not reproduced", "reproduced"]

@@ -243,6 +243,7 @@ def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(place: s
         ({"peers": (at("/ip4/10.0.0.1"),)}, (LAN,)),
         ({"peers": (at(LOOPBACK),)}, (LAN, LOOPBACK)),
         ({"peers": (at("/dns4/boot.example"),)}, ()),
+        ({"announce": ("/ip6/64:ff9b::7f00:1/tcp/4001",)}, (LAN, LOOPBACK)),
     ],
 )
 def test_who_is_at_home_in_a_network_dials_whom_others_name_there(own: dict[str, Any], taken: tuple[str, ...]) -> None:
@@ -256,14 +257,15 @@ def test_who_is_at_home_in_a_network_dials_whom_others_name_there(own: dict[str,
         alice._forget(CAROL.author)
 
 
-async def test_who_is_connected_to_a_network_is_at_home_there(tmp_path: Path) -> None:
-    """As the first node of a network, whom nobody told where it is."""
-    async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, bob):
+async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path: Path) -> None:
+    async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, network):
         alice._home = "public"
-        await alice.refresh_addresses()
-        assert not alice.hear([at(LOOPBACK, CAROL)], MALLORY.author)
-        await bob.connect(ALICE.author, alice.own_addresses)
-        await alice.refresh_addresses()
+        await network.connect(ALICE.author, alice.own_addresses)
+        assert await alice.greet(BOB.author)
+        assert alice._home == "public", "that somebody has come says nothing"
+        alice.trust([f"/dns4/localhost/tcp/4001/p2p/{BOB.peer_id}"])
+        assert alice._home == "public", "and a name neither"
+        assert await alice.greet(BOB.author)
         assert alice.hear([at(LOOPBACK, CAROL)], MALLORY.author)
 
 

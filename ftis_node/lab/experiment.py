@@ -179,6 +179,8 @@ class Experiment(_Table):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
+        if self.payloads and self.task != "arithmetic":
+            raise ValueError("payloads are known of the task arithmetic only")
         names = [node.name for node in self.nodes]
         if len(set(names)) < len(names):
             raise ValueError("two nodes have the same name")

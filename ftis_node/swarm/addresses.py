@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address
 from typing import Literal, get_args
 
 from hivemind.utils.multiaddr import Multiaddr
@@ -16,6 +17,7 @@ from ftis_node.swarm.identity import author_of
 Scope = Literal["public", "relayed", "private", "machine"]
 
 _SCOPES = get_args(Scope)  # in the order in which they are tried
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _IP = re.compile(r"/ip[46]/([^/]+)")
 _PORT_TRIES = 20
 
@@ -103,12 +105,20 @@ def scope_of_host(host: str) -> Scope:
 
 def _scope_of(host: str) -> Scope:
     try:
-        place = ipaddress.ip_address(host.split("%")[0])
+        place = _innermost(ipaddress.ip_address(host.split("%")[0]))
     except ValueError:
         return "public"
     if place.is_loopback or place.is_link_local or place.is_unspecified:
         return "machine"
     return "public" if place.is_global else "private"
+
+
+def _innermost(place: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address that an IPv6 one stands for (mapped, 6to4, NAT64), else itself."""
+    if place.version == 4:
+        return place
+    translated = IPv4Address(int(place) & 0xFFFFFFFF) if place in _NAT64 else None
+    return place.ipv4_mapped or place.sixtofour or translated or place
 
 
 def listen_addresses(host: str, port: int, *, quic: bool) -> list[str]:

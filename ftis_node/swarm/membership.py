@@ -94,8 +94,8 @@ class Membership:
     Whoever shook hands may ask, also when it has left the view to make room: else most of a large swarm's questions
     would be answered with "we have not met", for views are not mutual.
 
-    Whom others name is dialled in private networks, or on this machine, only if this node is at home there by evidence
-    of its own: or strangers could make it knock at the doors of its own network.
+    Whom others name is dialled in private networks, or on this machine, only if this node is at home there by its
+    owner's word: or strangers could make it knock at the doors of its own network.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Membership:
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
         self._dials = Budgets(time.monotonic, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
+        self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
         self._home: Scope = scope_of_host(transport.listening.host)  # the narrowest where it dials
         self._at_home((*transport.listening.announce, *transport.listening.relays))
         self.own_addresses: list[str] = []
@@ -123,10 +124,11 @@ class Membership:
     def trust(self, addresses: Iterable[str]) -> None:
         """These are this node's owner's: wherever they lead, it dials them, and others in such networks."""
         self._trusted = frozenset(addresses)
+        self._owners = frozenset(map(_peer_at, self._trusted))
         self._at_home(self._trusted)
 
     def _at_home(self, addresses: Iterable[str]) -> None:
-        """This node is where these are, by its owner's word or because it is connected to them."""
+        """This node is where these are, by its owner's word."""
         place = narrowest(addresses)
         if wider(self._home, place):
             self._home = place
@@ -135,7 +137,6 @@ class Membership:
         """Asks p2pd again where this node may be dialled; while it does not answer, what it said last stands."""
         try:
             found = ranked(await self._transport.addresses())
-            self._at_home(await self._transport.neighbours())
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             logger.debug("p2pd does not say where this node may be dialled: %r", error)
             return self.own_addresses
@@ -144,6 +145,11 @@ class Membership:
             found = [address for address in found if is_relayed(address)]
         self.own_addresses = found[:MAX_ADDRESSES]
         return self.own_addresses
+
+    async def _look_where(self, peer: bytes) -> None:
+        """The owner named this peer, perhaps by a host's name; where the connection leads, this node is at home."""
+        with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
+            self._at_home((await self._transport.neighbours()).get(peer, ()))
 
     def reachability(self) -> Reachability:
         """How others get at this node, by evidence."""
@@ -218,11 +224,15 @@ class Membership:
 
     async def greet(self, peer: bytes) -> bool:
         """Dials a peer and shakes hands; True if it is now in the view."""
+        addresses = self._to_dial(peer)
+        if not addresses and any(map(self._may_dial, self._heard.get(peer, ()))):
+            return False  # who told of it has told enough for now
         try:
-            addresses = self._to_dial(peer)
             if not addresses and peer in self._heard and peer not in self.view:
-                raise Unreachable("none of its addresses is one to dial now")
+                raise Unreachable("none of its addresses is one to dial")
             await self._transport.connect(peer, addresses)
+            if peer in self._owners:
+                await self._look_where(peer)
             answer = await _shake(self._transport, peer, self._hello())
         except Unreachable as error:
             logger.debug("No handshake with %s: %s", peer_id(peer), error)

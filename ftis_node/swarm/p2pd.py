@@ -162,7 +162,7 @@ class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
 class CallHandlers(dict[str, Callable[[bytes, PeerID], Awaitable[bytes]]]):
     """Who answers calls that are no streams, the DHT's included, by name.
 
-    One peer has so many under way at once; what is beyond that is refused before its body is parsed.
+    One peer has so many at once that wait for something; what is beyond that is refused before its body is parsed.
     """
 
     def __init__(self) -> None:

@@ -114,8 +114,13 @@ class Swarm:
         self._asking: dict[bytes, asyncio.Task[None]] = {}
         self._cutting: dict[bytes, asyncio.Task[None]] = {}
 
-    async def start(self, bootstraps: Sequence[str]) -> None:
-        """Registers the handlers, greets the bootstraps, joins the DHT and starts the loops."""
+    async def start(self, bootstraps: Sequence[str], hints: Sequence[str] = ()) -> None:
+        """Registers the handlers, greets the bootstraps, joins the DHT and starts the loops.
+
+        Args:
+            bootstraps: peers' addresses that this node's owner named, and thus dialled wherever they lead.
+            hints: others', as those of a run file that came from a peer.
+        """
         try:
             await self._serve()
         except Exception as error:  # p2pd may have died while the model was being loaded
@@ -124,8 +129,8 @@ class Swarm:
             await self._serve()
         await self.membership.refresh_addresses()
         self.membership.load_cache()
-        self._bootstraps = list(bootstraps)
-        self.membership.trust(self._bootstraps)
+        self._bootstraps = [*bootstraps, *hints]
+        self.membership.trust(bootstraps)
         self.membership.hear(self._bootstraps)
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
         await self._directory.join(self.membership.view)

@@ -19,9 +19,9 @@ CAPACITY = 2048
 INTRODUCER_PART = 8
 MAX_TRIES = 3
 PEERS_MAX = 256  # remembered of one announcement
-# By so much of `max_age` two nodes' ages of an announcement may differ: each hop's delay makes them a little too small,
-# and as the smallest counts that anybody tells, those delays would add up.
-AGE_SLACK = 0.05
+# By so much of `max_age`, or so many seconds (mentions round to whole ones), two nodes' ages of an announcement may
+# differ: each hop's delay makes them a little too small, and as the smallest counts that anybody tells, those add up.
+AGE_SLACK, AGE_SLACK_SECONDS = 0.05, 1.5
 TOLD_OTHERWISE = -1  # in place of what a peer was told: it knows another age
 
 
@@ -280,7 +280,7 @@ class Table:
         nothing); returns whether it holds more than was known."""
         news = known.heard_from(peer, held)
         if born is not None:
-            known.dated(peer, born, AGE_SLACK * self.max_age)
+            known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
         return news
 
     def _remove(self, key: tuple[bytes, int]) -> None:

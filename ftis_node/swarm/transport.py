@@ -119,10 +119,10 @@ class Transport:
         peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
         return {info.peer_id.to_bytes() for info in peers}
 
-    async def neighbours(self) -> list[str]:
-        """Multiaddrs, without peer ids, of the other ends of p2pd's connections."""
+    async def neighbours(self) -> dict[bytes, list[str]]:
+        """Multiaddrs, without peer ids, of the other ends of p2pd's connections, by peer."""
         peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
-        return [str(address) for info in peers for address in info.addrs]
+        return {info.peer_id.to_bytes(): [str(address) for address in info.addrs] for info in peers}
 
     async def close(self) -> None:
         """Ends p2pd, by force if it does not end when asked."""

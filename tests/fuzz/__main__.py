@@ -68,9 +68,11 @@ def fuzz(name: str, seconds: int, home: Path) -> dict[str, Any]:
     problems = [f"it ended with code {code} and {len(new)} findings, see {log}"] if code or new else []
     if slowest > SLOW_MS:
         problems.append(f"an input of {size} bytes takes {slowest:.0f} ms, see {slow}")
-    again = _command("memory", name, MEMORY_SECONDS, *folders)
-    memory = json.loads(subprocess.run(again, check=True, capture_output=True).stdout)
-    if memory["end_mb"] > memory["warm_mb"] + GROWTH_MB:
+    again = subprocess.run(_command("memory", name, MEMORY_SECONDS, *folders), capture_output=True, check=False)
+    memory = json.loads(again.stdout or "{}")
+    if again.returncode:
+        problems.append(f"an input fails without the fuzzer: {again.stderr[-500:].decode(errors='replace')}")
+    elif memory["end_mb"] > memory["warm_mb"] + GROWTH_MB:
         problems.append(f"memory grew from {memory['warm_mb']:.0f} to {memory['end_mb']:.0f} MB")
     return {
         "problems": problems,

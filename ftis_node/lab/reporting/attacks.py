@@ -33,7 +33,8 @@ def attacked(results: Results, book: Book) -> bool:
         f"*Success*: the share of honest nodes' own completions in the last 1/{LATE} of their steps that carry what "
         "the attackers want to be said; sampled, on training prompts. All figures are means over nodes, then over "
         f"seeds, with half the width of the 95 % interval. Pass@1 and length are differences to {BASELINE}, seed by "
-        "seed: as many own completions, and nothing shared.",
+        "seed: as many own completions, and nothing shared. Injected text and gibberish both count as symbols that no "
+        "reasoning of these tasks has: to a small model that never saw any they are all alike.",
     )
     payloads = {pair: payload for pair, cell in cells.items() if (payload := results.payload(cell))}
     parts: dict[str, dict[tuple[str, str], Interval]] = {

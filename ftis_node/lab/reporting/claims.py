@@ -163,7 +163,8 @@ def _finding(claim: Claim, evidence: Evidence, supports: float, refutes: float, 
     if verdict == "reproduced" and claim.compare in ("greater", "less") and size < margin:
         notes.append(f"the difference is smaller than the margin of {margin:g}")
     if verdict == "reproduced" and claim.compare in ("same", "not worse") and evidence.p < LEVEL:
-        better = claim.compare == "not worse" and evidence.difference.mean > 0
+        mean = evidence.difference.mean if claim.measure == "final" else -evidence.difference.mean
+        better = claim.compare == "not worse" and mean > 0
         notes.append(
             "it is even better (p unadjusted)" if better else "there is a difference (p unadjusted), within the margin"
         )

@@ -31,7 +31,8 @@ How a claim is decided. d is the difference a − b of a seed, or (a − b) − 
 The margin is {MARGIN:g} of pass@1 where a claim names no other. "Significant" is p < {LEVEL:g} after Holm's adjustment
 within the claim's family: the tests that can bear a family's claims out are adjusted together, of whatever kind, and so
 are those that can speak against them. *p* is the permutation test's, two-sided and unadjusted; *p for* and *p against*
-are the adjusted ones that decide. For costs (time, own completions) less is better and the margin does not apply."""
+are the adjusted ones that decide. For costs (time, own completions), payloads and tokens less is better: *not worse*
+turns the sign of d, and there is no margin but one that the claim names."""
 
 
 def write_report(out: Path, destination: Path | None = None, *, small: bool = False) -> Path:
