@@ -14,8 +14,9 @@ from typing import Any, Literal
 from ftis_node.errors import UserError
 from ftis_node.settings import Settings
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
+from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.membership import Reachability, fetch_run
+from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.transport import Transport
 

@@ -28,9 +28,10 @@ from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.swarm.handshake import fetch_run, somebody_else
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.membership import Reachability, fetch_run
-from ftis_node.swarm.p2pd import listening_of, somebody_else
+from ftis_node.swarm.membership import Reachability
+from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.transport import Transport

@@ -17,6 +17,7 @@ from ftis_node.errors import UserError
 from ftis_node.run import Hints, Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import (
@@ -29,7 +30,6 @@ from ftis_node.swarm.membership import (
     TELLER_PART,
     VIEW_SIZE,
     Membership,
-    fetch_run,
 )
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm

@@ -17,9 +17,10 @@ from ftis_node.doctor import Finding, look_around, of_a_running_node
 from ftis_node.errors import UsageError
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
+from ftis_node.swarm.handshake import somebody_else
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Reachability
-from ftis_node.swarm.p2pd import Health, Listening, listening_of, somebody_else
+from ftis_node.swarm.p2pd import Health, Listening, listening_of
 from tests.helpers_swarm import (
     event_loop_policy,  # noqa: F401 - a fixture
     eventually,
@@ -128,11 +129,7 @@ async def test_a_second_node_of_the_same_key_is_found_wherever_it_lives(tmp_path
     async with member(1, tmp_path) as bootstrap, member(2, tmp_path, [bootstrap.address]) as twin:
         await eventually(lambda: bootstrap.met(twin), "they meet")
         async with listening(alive) as how:
-            for _ in range(10):  # until the bootstrap's routing table has it
-                if await somebody_else(how, alive.author, [bootstrap.address], 5.0):
-                    break
-            else:
-                pytest.fail("it was not found")
+            assert await somebody_else(how, alive.author, [bootstrap.address], 5.0)
             assert not await somebody_else(how, free.author, [bootstrap.address], 5.0)
             assert list(how.sockets.glob("*.sock")) == []
     async with listening(alive) as how:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,6 +159,33 @@ async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Pa
         await alice.connect(BOB.author, await bob.addresses())
         assert BOB.author in await alice.connected()
         assert victim.author not in await alice.connected()
+
+
+async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(tmp_path: Path) -> None:
+    """As p2pd's own DHT would: with it a stranger could make a node knock at any door of its owner's network."""
+    secret, teller = await P2P.create(dht_mode="server"), await P2P.create(dht_mode="server")
+    try:
+        async with transport(ALICE, tmp_path) as alice:
+            await teller._client.connect(secret.peer_id, await secret.get_visible_maddrs())
+            where = [str(address) for address in await teller.get_visible_maddrs()]
+            await alice.connect(teller.peer_id.to_bytes(), where)
+            asked = await P2P.create(dht_mode="client", initial_peers=where)
+            try:
+                await eventually_connects(asked, secret.peer_id)  # the teller would tell
+            finally:
+                await asked.shutdown()
+            with pytest.raises(Unreachable):
+                await alice.connect(secret.peer_id.to_bytes(), [])
+    finally:
+        await asyncio.gather(secret.shutdown(), teller.shutdown())
+
+
+async def eventually_connects(p2p: P2P, peer: PeerID) -> None:
+    for _ in range(40):
+        with contextlib.suppress(ControlFailure):
+            return await p2p._client.connect(peer, [])
+        await asyncio.sleep(0.1)
+    pytest.fail("libp2p's DHT does not know the peer")
 
 
 async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

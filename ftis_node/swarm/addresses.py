@@ -16,7 +16,7 @@ from ftis_node.swarm.identity import author_of
 
 Scope = Literal["public", "relayed", "private", "machine"]
 
-_SCOPES = get_args(Scope)  # in the order in which they are tried
+SCOPES = get_args(Scope)  # in the order in which they are tried
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _IP = re.compile(r"/ip[46]/([^/]+)")
 _PORT_TRIES = 20
@@ -62,12 +62,12 @@ def dialled(address: str) -> Scope:
 def narrowest(addresses: Iterable[str]) -> Scope:
     """The scope of the one that can be dialled from the fewest places; names say nothing."""
     found = (_scope_of(found[1]) for text in addresses if (found := _IP.match(text)))
-    return max(found, key=_SCOPES.index, default="public")
+    return max(found, key=SCOPES.index, default="public")
 
 
 def wider(one: Scope, other: Scope) -> bool:
     """Whether `one` can be dialled from everywhere where `other` can."""
-    return _SCOPES.index(one) <= _SCOPES.index(other)
+    return SCOPES.index(one) <= SCOPES.index(other)
 
 
 def network_of(addresses: Iterable[str]) -> str:
@@ -89,7 +89,7 @@ def ranked(addresses: Iterable[str]) -> list[str]:
 
     Addresses that mean something on this machine only are left out where there are any others.
     """
-    best_first = sorted(dict.fromkeys(addresses), key=lambda text: (_SCOPES.index(scope(text)), "/tcp/" not in text))
+    best_first = sorted(dict.fromkeys(addresses), key=lambda text: (SCOPES.index(scope(text)), "/tcp/" not in text))
     return [text for text in best_first if scope(text) != "machine"] or best_first
 
 

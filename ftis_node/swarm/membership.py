@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json
 import logging
 import random
@@ -16,12 +14,8 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
-from hivemind.p2p import PeerID
-
-import ftis_node
-from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.files import replace_text
-from ftis_node.run import Run, RunFile, dump_run_file, parse_run_file
+from ftis_node.run import RunFile, dump_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import (
     Scope,
@@ -29,17 +23,17 @@ from ftis_node.swarm.addresses import (
     is_relayed,
     narrowest,
     network_of,
-    parse_address,
     ranked,
     scope_of_host,
     wider,
 )
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, peer_at, plain, shake
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
-from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
+from ftis_node.swarm.service import PROTOCOL_MAJOR
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.transport import Transport, Unreachable
 
@@ -52,14 +46,11 @@ MET_SIZE = 256
 INBOUND_MAX = VIEW_SIZE // 2
 ANCHORS = 8
 TELLER_PART = 8
-MAX_ADDRESSES = 8
-MAX_ADDRESS_LENGTH = 256
 ADDRESSES_TOLD = 2
 PEERS_IN_A_HANDSHAKE = 16
 # Addresses that one peer named and this node dials: as many as one answer has, and as many again a minute.
 DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
 DIALS_A_SECOND = DIALS_AT_ONCE / 60
-HANDSHAKE_SECONDS = 5.0
 # A peer is lost after so many failures in a row, if nothing was heard of it for as long as a p2pd takes to come back.
 GIVE_UP_AFTER = 3
 GIVE_UP_SECONDS = 8.0
@@ -124,7 +115,7 @@ class Membership:
     def trust(self, addresses: Iterable[str]) -> None:
         """These are this node's owner's: wherever they lead, it dials them, and others in such networks."""
         self._trusted = frozenset(addresses)
-        self._owners = frozenset(map(_peer_at, self._trusted))
+        self._owners = frozenset(map(peer_at, self._trusted))
         self._at_home(self._trusted)
 
     def _at_home(self, addresses: Iterable[str]) -> None:
@@ -173,7 +164,7 @@ class Membership:
         """
         news = False
         for text in addresses[:HEARD_SIZE]:
-            peer = _peer_at(text)
+            peer = peer_at(text)
             if peer is None or peer == self._identity.author or (teller is not None and not self._may_dial(text)):
                 continue
             if peer not in self._heard:
@@ -233,7 +224,7 @@ class Membership:
             await self._transport.connect(peer, addresses)
             if peer in self._owners:
                 await self._look_where(peer)
-            answer = await _shake(self._transport, peer, self._hello())
+            answer = await shake(self._transport, peer, self._hello())
         except Unreachable as error:
             logger.debug("No handshake with %s: %s", peer_id(peer), error)
             self._missed[peer] += 1
@@ -242,7 +233,7 @@ class Membership:
             return False
         self._traffic.received[peer] += answer.ByteSize()
         if answer.refusal or answer.run_id != self._run_file.run.id or answer.major != PROTOCOL_MAJOR:
-            self._refuse(peer, _plain(answer.refusal, 200) or "it belongs to another run or speaks another protocol")
+            self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run or speaks another protocol")
             return False
         self._admit(peer, answer, found=True)
         self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
@@ -256,6 +247,8 @@ class Membership:
             answer.refusal = f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {request.major}"
         elif not request.run_id:
             answer.run_file = self._run_text
+            if (sought := self.view.get(request.whereabouts)) is not None:
+                answer.peers.extend(sought.addresses)
         elif request.run_id != self._run_file.run.id:
             answer.refusal = (
                 f"this node is in run {self._run_file.run.id.hex()}, you are in {request.run_id.hex()[:32]}"
@@ -337,9 +330,9 @@ class Membership:
         known = self.view.get(peer)
         if known is None:
             self._make_room_in_view(found)
-        addresses = ranked(text for text in hello.addresses[:MAX_ADDRESSES] if _peer_at(text) == peer)
+        addresses = ranked(text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
         if known is None:
-            agent = _plain(hello.agent, 64)
+            agent = plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
             self.view[peer] = Peer(peer, addresses, agent, found)
         else:
@@ -370,74 +363,3 @@ class Membership:
         self.refused[peer] = reason
         self.view.pop(peer, None)
         self._met.pop(peer, None)
-
-
-async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> RunFile:
-    """The run file of the first of `bootstraps` that gives one, asked again for `patience` seconds.
-
-    Raises:
-        UserError: none was reached, or none gave a run.
-    """
-    reasons: dict[str, str] = {}
-    deadline = time.monotonic() + patience
-    while True:
-        for text in bootstraps:
-            _, peer = parse_address(text)
-            try:
-                await transport.connect(peer, [text])
-                answer = await _shake(transport, peer, greeting(None, []))
-            except Unreachable as error:
-                reasons[text] = str(error)
-                continue
-            try:
-                run_file = parse_run_file(answer.run_file)
-            except UsageError as error:
-                reasons[text] = _plain(answer.refusal or error.what, 200)
-                continue
-            if run_file.run.id == answer.run_id:
-                return run_file
-            reasons[text] = "the run file that it sent is not of the run that it names"
-        if time.monotonic() >= deadline:
-            break
-        await asyncio.sleep(0.5)
-    raise UserError(
-        "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
-        "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
-    )
-
-
-@functools.lru_cache(maxsize=1024)
-def _peer_at(address: str) -> bytes | None:
-    """The peer id in an address that somebody sent; None if that is no address that a node would keep."""
-    if len(address) > MAX_ADDRESS_LENGTH:
-        return None
-    try:
-        return parse_address(address)[1]
-    except UsageError:
-        return None
-
-
-def _plain(text: str, length: int) -> str:
-    """A peer's words, short and without anything that a terminal would obey."""
-    return "".join(character if character.isprintable() else "?" for character in text[:length])
-
-
-def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
-    """What a node of this run says first; without a run it asks for the other's."""
-    return ftis_pb2.Handshake(
-        major=PROTOCOL_MAJOR,
-        minor=PROTOCOL_MINOR,
-        run_id=b"" if run is None else run.id,
-        tokenizer=b"" if run is None else bytes.fromhex(run.tokenizer),
-        addresses=addresses,
-        agent=f"ftis-node/{ftis_node.__version__}",
-        limits=OWN.message(),
-    )
-
-
-async def _shake(transport: Transport, peer: bytes, hello: ftis_pb2.Handshake) -> ftis_pb2.Handshake:
-    stub = FtisSwarm.get_stub(transport.p2p, PeerID(peer))
-    try:
-        return await stub.rpc_handshake(hello, timeout=HANDSHAKE_SECONDS)
-    except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
-        raise Unreachable(f"no answer to the handshake: {brief(error)}") from error

@@ -17,7 +17,6 @@ import aiohttp
 from google.protobuf.message import Message
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.codecs import cid
@@ -44,6 +43,7 @@ MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # of a call that is no stream, and of its answer
 CALLS_OF_ONE_PEER = 8  # at once, of those that are no streams
 _ANY = "127.0.0.1"
+_NO_KADEMLIA = "none"
 _REACHABILITY: dict[int, Literal["unknown", "public", "private"]] = {1: "public", 2: "private"}
 
 
@@ -212,8 +212,16 @@ class _Child(P2P):  # type: ignore[misc]
 
 
 def _private(sockets: Path, *more: str) -> Any:
-    """A P2P whose control sockets are private: hivemind puts them into /tmp, open to every local user."""
-    return type("_P2P", (_Child,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more})
+    """A P2P whose control sockets are private: hivemind puts them into /tmp, open to every local user.
+
+    It takes no part in libp2p's own DHT, which would dial whatever address a connected peer's answer names. Who is
+    where is told by handshakes, exchanges and hivemind's DHT.
+    """
+    return type(
+        "_P2P",
+        (_Child,),
+        {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": {_NO_KADEMLIA: {}}},
+    )
 
 
 async def launch(how: Listening, port: int, metrics_port: int) -> Any:
@@ -229,7 +237,8 @@ async def launch(how: Listening, port: int, metrics_port: int) -> Any:
             use_auto_relay=bool(how.relays),
             trusted_relays=how.relays or None,
             identity_path=str(how.key),
-            check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `somebody_else`
+            dht_mode=_NO_KADEMLIA,
+            check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `handshake.somebody_else`
             startup_timeout=START_SECONDS,
             persistent_conn_max_msg_size=MAX_CALL_BYTES,
         )
@@ -266,30 +275,6 @@ def _remove_sockets(directory: Path) -> None:
 def choose_ports(how: Listening) -> tuple[int, int]:
     """The port to listen on, and one on this machine alone for p2pd's metrics."""
     return how.port or free_port(how.host), free_port(_ANY)
-
-
-async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float) -> bool:
-    """Whether another node of this identity is alive somewhere: an anonymous p2pd tries to reach it.
-
-    Args:
-        own: this node's 38-byte peer id, whose own p2pd must not run yet.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            scout = await _private(how.sockets).create(
-                initial_peers=list(bootstraps), dht_mode="client", no_listen=True, nat_port_map=False, auto_nat=False
-            )
-    except (P2PDaemonError, TimeoutError, OSError):
-        return False  # nobody there who could know
-    scout._client.control._pending_calls = PendingCalls()
-    try:
-        async with asyncio.timeout(seconds):
-            await scout._client.connect(PeerID(own), [])
-            return True
-    except (ControlFailure, P2PDaemonError, TimeoutError, OSError, asyncio.IncompleteReadError):
-        return False
-    finally:
-        await kill(scout, how.sockets)
 
 
 async def health(metrics_port: int) -> Health | None:

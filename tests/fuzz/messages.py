@@ -23,9 +23,10 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
 from ftis_node.swarm.gossip import Gossip
+from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
 from ftis_node.swarm.limits import OWN as OWN_LIMITS
 from ftis_node.swarm.limits import Limits
-from ftis_node.swarm.membership import HEARD_SIZE, MAX_ADDRESSES, VIEW_SIZE, Membership, fetch_run
+from ftis_node.swarm.membership import HEARD_SIZE, VIEW_SIZE, Membership
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.standing import Standing

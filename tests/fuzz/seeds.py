@@ -18,9 +18,9 @@ from ftis_node.packet import Completion, encode, pack_group
 from ftis_node.run import Hints, Run, RunFile, dump_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
+from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN as LIMITS
-from ftis_node.swarm.membership import greeting
 from ftis_node.swarm.records import OwnerSigned, pack_addresses, record_key
 from ftis_node.swarm.table import announcement_id
 from tests.fuzz.frames import Frame, join

@@ -18,8 +18,8 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
+from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.membership import fetch_run, greeting
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.table import announcement_id

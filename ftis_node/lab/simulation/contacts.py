@@ -12,16 +12,15 @@ from ftis_node.lab.simulation.scheduler import Alarm
 from ftis_node.lab.simulation.wire import RUN
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.gossip import Gossip
+from ftis_node.swarm.handshake import HANDSHAKE_SECONDS, greeting
 from ftis_node.swarm.membership import (
     ADDRESSES_TOLD,
     GIVE_UP_AFTER,
     GIVE_UP_SECONDS,
-    HANDSHAKE_SECONDS,
     HEARD_SIZE,
     MET_SIZE,
     PEERS_IN_A_HANDSHAKE,
     VIEW_SIZE,
-    greeting,
 )
 from ftis_node.swarm.swarm import (
     ALONE_SECONDS,

@@ -1,0 +1,139 @@
+"""What is said first: the greeting, and what a node asks before it takes part: for a run, for a twin of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hivemind.p2p import PeerID
+
+import ftis_node
+from ftis_node.errors import UsageError, UserError, brief
+from ftis_node.run import Run, RunFile, parse_run_file
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.addresses import SCOPES, dialled, narrowest, parse_address, scope_of_host, wider
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
+from ftis_node.swarm.transport import Transport, Unreachable
+
+MAX_ADDRESSES = 8
+MAX_ADDRESS_LENGTH = 256
+HANDSHAKE_SECONDS = 5.0
+
+
+async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float) -> bool:
+    """Whether another node of this identity is alive somewhere.
+
+    Under a key that is thrown away, peers are asked where it is, and it is dialled.
+
+    Args:
+        how: as this node is going to listen.
+        own: its 38-byte peer id; its own p2pd must not run yet.
+        seconds: in which to find out.
+    """
+    scratch = how.sockets / "scout.key"
+    Identity(os.urandom(32)).keep(scratch)
+    try:
+        scout = await Transport.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
+    finally:
+        scratch.unlink()
+    try:
+        async with asyncio.timeout(seconds):
+            answers = await asyncio.gather(
+                *(_where_is(scout, own, text) for text in bootstraps), return_exceptions=True
+            )
+            told = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
+            home = max(scope_of_host(how.host), narrowest(bootstraps), key=SCOPES.index)
+            await scout.connect(own, [text for text in told[:MAX_ADDRESSES] if wider(dialled(text), home)])
+            return True
+    except (Unreachable, TimeoutError):
+        return False  # nobody knows it, or it is gone
+    finally:
+        await scout.close()
+
+
+async def _where_is(scout: Transport, peer: bytes, bootstrap: str) -> list[str]:
+    """Addresses of `peer`, as this node tells them."""
+    _, teller = parse_address(bootstrap)
+    await scout.connect(teller, [bootstrap])
+    question = greeting(None, [])
+    question.whereabouts = peer
+    answer = await shake(scout, teller, question)
+    return [text for text in answer.peers if peer_at(text) == peer]
+
+
+async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> RunFile:
+    """The run file of the first of `bootstraps` that gives one, asked again for `patience` seconds.
+
+    Raises:
+        UserError: none was reached, or none gave a run.
+    """
+    reasons: dict[str, str] = {}
+    deadline = time.monotonic() + patience
+    while True:
+        for text in bootstraps:
+            _, peer = parse_address(text)
+            try:
+                await transport.connect(peer, [text])
+                answer = await shake(transport, peer, greeting(None, []))
+            except Unreachable as error:
+                reasons[text] = str(error)
+                continue
+            try:
+                run_file = parse_run_file(answer.run_file)
+            except UsageError as error:
+                reasons[text] = plain(answer.refusal or error.what, 200)
+                continue
+            if run_file.run.id == answer.run_id:
+                return run_file
+            reasons[text] = "the run file that it sent is not of the run that it names"
+        if time.monotonic() >= deadline:
+            break
+        await asyncio.sleep(0.5)
+    raise UserError(
+        "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
+        "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def peer_at(address: str) -> bytes | None:
+    """The peer id in an address that somebody sent; None if that is no address that a node would keep."""
+    if len(address) > MAX_ADDRESS_LENGTH:
+        return None
+    try:
+        return parse_address(address)[1]
+    except UsageError:
+        return None
+
+
+def plain(text: str, length: int) -> str:
+    """A peer's words, short and without anything that a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text[:length])
+
+
+def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
+    """What a node of this run says first; without a run it asks for the other's."""
+    return ftis_pb2.Handshake(
+        major=PROTOCOL_MAJOR,
+        minor=PROTOCOL_MINOR,
+        run_id=b"" if run is None else run.id,
+        tokenizer=b"" if run is None else bytes.fromhex(run.tokenizer),
+        addresses=addresses,
+        agent=f"ftis-node/{ftis_node.__version__}",
+        limits=OWN.message(),
+    )
+
+
+async def shake(transport: Transport, peer: bytes, hello: ftis_pb2.Handshake) -> ftis_pb2.Handshake:
+    stub = FtisSwarm.get_stub(transport.p2p, PeerID(peer))
+    try:
+        return await stub.rpc_handshake(hello, timeout=HANDSHAKE_SECONDS)
+    except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
+        raise Unreachable(f"no answer to the handshake: {brief(error)}") from error
