@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.table import AGE_SLACK, INTRODUCER_PART, Heard, Table, Target
+from ftis_node.swarm.table import AGE_SLACK, INTRODUCER_PART, Heard, Known, Table
 from tests.helpers_swarm import RUN, identity
 
 MAX_AGE = 100.0
@@ -62,8 +62,8 @@ def bench() -> Bench:
     return Bench()
 
 
-def everything(target: Target) -> bool:
-    return True
+def everything(known: Known) -> int:
+    return -1
 
 
 def test_there_is_one_announcement_an_author_and_round(bench: Bench) -> None:
@@ -259,7 +259,18 @@ def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench: Bench) -> None
     assert known is not None
     known.done, known.pulling = 0b0001, 0b0010
     assert {target.index for target in bench.table.choose(10, everything)} == {2, 3}
-    assert {target.index for target in bench.table.choose(10, lambda target: target.index != 3)} == {2}
+    assert {target.index for target in bench.table.choose(10, lambda known: ~(1 << 3))} == {2}
+
+
+def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_author(bench: Bench) -> None:
+    bench.add(signed(1, 0, packets=4))
+    known = bench.table.get(author(1).author, 0)
+    assert known is not None
+    one, other = author(2).author, author(3).author
+    known.heard_from(one, 0b0011)
+    known.heard_from(other, 0b0110)
+    assert [known.held_among(peers) for peers in ({one}, {other}, {one, other}, set())] == [0b0011, 0b0110, 0b0111, 0]
+    assert known.held_among({author(1).author}) & known.unsettled == 0b1111
 
 
 def test_the_fresher_of_two_is_preferred(bench: Bench) -> None:

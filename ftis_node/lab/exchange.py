@@ -93,7 +93,7 @@ class MemorySwarm:
 
     async def collect(self) -> None:
         """Takes everything that was announced and not taken yet, whether it is wanted or not."""
-        await self._take(self._table.choose(1 << 30, lambda _: True))
+        await self._take(self._table.choose(1 << 30, lambda _: -1))
 
     def reseed(self, rng: random.Random) -> None:
         """From now on the order of what is taken follows from `rng`; what was announced before is forgotten."""
@@ -106,7 +106,7 @@ class MemorySwarm:
 
     async def _pull(self) -> None:
         while (want := self.taker.want()).groups > 0:
-            targets = self._table.choose(want.groups, lambda _: True, want.newcomers)
+            targets = self._table.choose(want.groups, lambda _: -1, want.newcomers)
             if not targets:
                 break
             await self._take(targets)

@@ -21,7 +21,7 @@ from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.standing import Standing
-from ftis_node.swarm.table import Arrival, Table, Target
+from ftis_node.swarm.table import Arrival, Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.transport import Transport
 
@@ -99,7 +99,7 @@ class Pulling:
             self.news.clear()
             want = self._want()
             need = want.groups - self._under_way if self._transport.up else 0
-            wanted = functools.partial(self._wanted, most=want.of_one)
+            wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
             by_holder: dict[bytes, list[Target]] = {}
             for target in self._table.choose(need, wanted, want.newcomers) if need > 0 else []:
                 holder = self._standing.pick(self._holders(target), _RNG)
@@ -239,15 +239,15 @@ class Pulling:
             self._standing.refused(author, str(rejection.reason))
 
     def _holders(self, target: Target) -> list[bytes]:
-        return [
-            peer
-            for peer in {target.known.announcement.author, *target.known.holders}
-            if peer in self._membership.view
-            and peer not in self._busy_holders
-            and target.known.held_by(peer, target.index)
-        ]
+        free = self._free_holders()
+        holders = {target.known.announcement.author, *target.known.holders} & free
+        return [peer for peer in holders if target.known.held_by(peer, target.index)]
 
-    def _wanted(self, target: Target, most: int) -> bool:
-        """Whether somebody has it, and its author had not its share of this step's pulls (as one may whose groups all
-        turn out to teach nothing)."""
-        return self._standing.pulled(target.known.announcement.author) < most and bool(self._holders(target))
+    def _free_holders(self) -> set[bytes]:
+        """Who may be asked now."""
+        return self._membership.view.keys() - self._busy_holders
+
+    def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
+        """What somebody has (a bit mask), if its author had not its share of this step's pulls, as one may whose groups
+        all turn out to teach nothing."""
+        return known.held_among(free) if self._standing.pulled(known.announcement.author) < most else 0

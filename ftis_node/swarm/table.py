@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -67,6 +67,21 @@ class Known:
     def settled(self) -> bool:
         """Whether there is nothing left to pull of it."""
         return (self.done | self.pulling).bit_count() == len(self.announcement.packets)
+
+    @property
+    def unsettled(self) -> int:
+        """Which packets are left to pull (a bit mask)."""
+        return ((1 << len(self.announcement.packets)) - 1) & ~(self.done | self.pulling)
+
+    def held_among(self, peers: Collection[bytes]) -> int:
+        """Which packets at least one of these peers holds (a bit mask, -1 for all)."""
+        if self.announcement.author in peers:
+            return -1
+        mask = 0
+        for peer, held in self.holders.items():
+            if peer in peers:
+                mask |= held
+        return mask
 
     def tell(self, peer: bytes) -> None:
         """`peer` is being told of it, and what this node holds of it."""
@@ -245,20 +260,22 @@ class Table:
         for key in [key for key, known in self._known.items() if known.born < limit]:
             self._remove(key)
 
-    def choose(self, count: int, wanted: Callable[[Target], bool], newcomers: Newcomers | None = None) -> list[Target]:
+    def choose(self, count: int, wanted: Callable[[Known], int], newcomers: Newcomers | None = None) -> list[Target]:
         """Up to `count` packets to pull: of two random authors the fresher one's, one an author, again until enough.
 
         In simulation this spreads load and influence where "freshest first" takes everything from one author.
+
+        Args:
+            wanted: which packets of an announcement may be chosen (a bit mask, -1 for all). It is asked of everything
+                in the table that is not settled, so it should be quick.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
-        by_author: dict[bytes, list[Target]] = {}
+        by_author: dict[bytes, list[tuple[Known, int]]] = {}
         open_ones = [known for known in self._known.values() if not known.settled]
-        for known in sorted(open_ones, key=lambda k: k.born):
-            for index in range(len(known.announcement.packets)):
-                target = Target(known, index)
-                if not (known.done | known.pulling) >> index & 1 and wanted(target):
-                    by_author.setdefault(known.announcement.author, []).append(target)
+        found = [(known, wanted(known) & known.unsettled) for known in open_ones]
+        for known, mask in sorted((pair for pair in found if pair[1]), key=lambda pair: pair[0].born):
+            by_author.setdefault(known.announcement.author, []).append((known, mask))
         chosen: list[Target] = []
         turn: list[bytes] = []
         while len(chosen) < count:
@@ -267,10 +284,14 @@ class Table:
             if not turn:
                 break
             pair = self._rng.sample(turn, min(2, len(turn)))
-            author = max(pair, key=lambda a: by_author[a][-1].known.born)
+            author = max(pair, key=lambda a: by_author[a][-1][0].born)
             turn.remove(author)
             newcomers.took(author)
-            chosen.append(by_author[author].pop())  # sorted by birth: the last is the freshest
+            known, mask = by_author[author].pop()  # sorted by birth: the last is the freshest
+            index = mask.bit_length() - 1
+            chosen.append(Target(known, index))
+            if mask := mask & ~(1 << index):
+                by_author[author].append((known, mask))
             if not by_author[author]:
                 del by_author[author]
         return chosen

@@ -70,7 +70,9 @@ class Pulling:
         want = self._swarm.want()
         need = want.groups - self._under_way
         by_holder: dict[bytes, list[Target]] = {}
-        for target in self._swarm.gossip.table.choose(need, self._wanted, want.newcomers) if need > 0 else []:
+        free = self._swarm.contacts.view.keys() - self._busy_holders
+        table = self._swarm.gossip.table
+        for target in table.choose(need, lambda known: known.held_among(free), want.newcomers) if need > 0 else []:
             by_holder.setdefault(self._rng.choice(self._holders(target)), []).append(target)
             target.known.pulling |= 1 << target.index
         for holder, targets in by_holder.items():
@@ -86,14 +88,6 @@ class Pulling:
             for peer in dict.fromkeys((known.announcement.author, *known.holders))
             if peer in view and peer not in self._busy_holders and known.held_by(peer, target.index)
         ]
-
-    def _wanted(self, target: Target) -> bool:
-        """Whether there are `_holders`; the first decides, for this is asked of every packet in the table."""
-        known, index, view, busy = target.known, target.index, self._swarm.contacts.view, self._busy_holders
-        author = known.announcement.author
-        if author in view and author not in busy:
-            return True
-        return any(held >> index & 1 and peer in view and peer not in busy for peer, held in known.holders.items())
 
     def _open(self, holder: bytes, targets: list[Target]) -> None:
         asked = {target.ref.digest: target for target in targets[: OWN.digests]}
