@@ -5,66 +5,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import shutil
 import signal
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.compute import ComputeProcess
+from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, condition
+from ftis_node.errors import FtisError, UserError
+from ftis_node.exams import Exams
 from ftis_node.files import replace_text
+from ftis_node.joining import JoinOptions, Rooms, check_daemon_can, check_peers, find_run, furnish
 from ftis_node.observe.api import Api
-from ftis_node.observe.metrics import MetricsLog
+from ftis_node.observe.metrics import read_events
 from ftis_node.observe.provenance import versions
 from ftis_node.report import peers_report, training_status
-from ftis_node.run import RunFile, check_fit, dump_run_file, load_run_file, run_for
-from ftis_node.saving import Books, LearnedSizes, Saving, settled
+from ftis_node.run import RunFile, check_fit, dump_run_file, run_for
 from ftis_node.settings import Settings
-from ftis_node.stepping import Progress, Stepper
-from ftis_node.store.checkpoints import labelled
+from ftis_node.stepping import Progress
 from ftis_node.store.home import Home
-from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
-from ftis_node.swarm.handshake import fetch_run, somebody_else
+from ftis_node.swarm.admission import Rejection, admit
+from ftis_node.swarm.handshake import somebody_else
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.p2pd import listening_of
-from ftis_node.swarm.standing import Standing
-from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.transport import Transport
-from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
+from ftis_node.worker.client import WorkerDied, WorkerFault
 
 logger = logging.getLogger(__name__)
 
 # After a request to stop, the running step has so long to end, and then the last checkpoint and evaluation.
 GRACE_SECONDS = 12.0
 FINISH_SECONDS = 13.0
-FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 DUPLICATE_SECONDS = 5.0
-WORKER_FAILURES = 5  # in a row, without a step between them
-
-
-_REACHED = {
-    Reachability.DIRECT: ("ONLINE", ""),
-    Reachability.RELAYED: ("RELAYED", "; others reach this node through relays"),
-    Reachability.OUTBOUND_ONLY: ("OUTBOUND-ONLY", ", all over connections that this node opened: nobody can dial it"),
-}
-
-
-@dataclass(frozen=True)
-class JoinOptions:
-    """What `ftis-node join` was told, beside the settings."""
-
-    home: Path
-    task: str | None = None
-    data: Path | None = None
-    eval_data: Path | None = None
-    peers: tuple[str, ...] = ()
-    run: Path | None = None
-    name: str = ""
+CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations that the status tells, and where they are looked for after a start
 
 
 class Node:
@@ -79,17 +58,22 @@ class Node:
         self.settings = settle(options.task or "arithmetic")
         self._settle = settle
         self.home = Home(options.home)
-        self.state, self.reason = "LOADING", "The node is starting."
+        # While it does not train; else the condition is what the signs say.
+        self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
+        self._told = State.LOADING
         self._stopping = asyncio.Event()
+        self._finishing = self._pausing = False
+        self._called = asyncio.Event()  # while it rests: to resume, finish or stop
         self._exit_code = 0
         self._stack = contextlib.AsyncExitStack()
-        self._facts: dict[str, Any] = {}
         self._run_file: RunFile | None = None
-        self._swarm: Swarm | None = None
-        self._stepper: Stepper | None = None
+        self._transport: Transport | None = None
+        self._rooms: Rooms | None = None
         self._addresses: list[str] = []
-        self._worker = Worker()
-        self._restarts = self._failures = 0
+        self._compute = ComputeProcess(options, self.home, self._note_children)
+        self._sought = 0
+        self._curve: deque[tuple[int, float]] = deque(maxlen=CURVE)  # step, pass@1
+        self._exams = Exams(self.settings.eval_share)
         self._started = time.time()
 
     async def run(self) -> int:
@@ -114,14 +98,49 @@ class Node:
             ) from error
         return self._exit_code
 
+    # --- what its owner asks --------------------------------------------------------------------------------------
+
     def stop(self, exit_code: int = 0) -> None:
-        """Asks the node to finish its step, save and end; a second call ends it at once."""
+        """Asks the node to finish its step, save and end, within half a minute; a second call ends it at once."""
         if self._stopping.is_set():
             logger.warning("Second request to stop: ending at once; the last checkpoint stands.")
             raise SystemExit(130)
         self._exit_code = exit_code
-        self._set_state("STOPPING", "The node was asked to stop.")
+        self._set_apart(State.STOPPING, "The node was asked to stop.")
         self._stopping.set()
+        self._called.set()
+
+    def finish(self) -> None:
+        """As `stop`, but the running step may take as long as it takes."""
+        self._finishing = True
+        self._hurry(True)
+        self._called.set()
+
+    def pause(self) -> None:
+        """After this step it saves, ends the compute process, which frees its memory, and only serves its peers."""
+        self._pausing = True
+        self._hurry(True)
+
+    def resume(self) -> None:
+        """Goes on from where `pause` left it."""
+        self._pausing = False
+        self._hurry(self._finishing)
+        self._called.set()
+
+    def _hurry(self, wanted: bool) -> None:
+        """Whether the running step makes do with the groups that are there."""
+        if self._rooms is not None:
+            (self._rooms.stepper.hurry.set if wanted else self._rooms.stepper.hurry.clear)()
+
+    def _asked(self, what: Callable[[], None]) -> Callable[[], dict[str, Any]]:
+        """The same, for the local API; a node that stops already does nothing else."""
+
+        def answer() -> dict[str, Any]:
+            if not self._stopping.is_set():
+                what()
+            return {"state": self.condition().state}
+
+        return answer
 
     # --- starting -------------------------------------------------------------------------------------------------
 
@@ -141,79 +160,66 @@ class Node:
     async def _start(self) -> None:
         self.home.open()
         self._stack.callback(self.home.close)
+        if self.settings.nice:
+            os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # the processes that it starts have it from here
         bootstraps = [parse_address(text)[0] for text in self.options.peers]
         identity = Identity.load_or_create(self.home.key)
-        runtime = self.home.make_runtime()
-        self._runtime = runtime
+        transport = await self._open_network(identity, bootstraps)
+        self._run_file = await self._find_run(transport, bootstraps)
+        self.settings = self._settle(self.options.task_of(self._run_file))
+        self._stack.push_async_callback(self._compute.stop)
+        await self._load()
+        if self._run_file is None:
+            self._run_file = RunFile(run=run_for(self._compute.facts))
+        run = self._run_file.run
+        check_daemon_can(run)
+        check_fit(run, self._compute.facts, self.settings.model)
+        replace_text(self.home.run_file, dump_run_file(self._run_file))
+        opened = await self._compute.worker.call("open", run=run.model_dump(mode="json"))
+        self._rooms = rooms = furnish(
+            self.home,
+            self.settings,
+            self._run_file,
+            self._compute.facts,
+            opened,
+            identity=identity,
+            transport=transport,
+            worker=self._compute.worker,
+        )
+        self._stack.callback(rooms.close)
+        earlier = read_events(self.home.metrics, "evaluation", last_bytes=CURVE_BYTES)
+        self._curve.extend((event["step"], event["pass_at_1"]) for event in earlier)
+        self._hurry(self._pausing or self._finishing)
+        self._go_on_from(rooms, await rooms.saving.restore(self._compute.worker))
+        self._set_apart(State.JOINING, "Looking for peers.")
+        hints = self._run_file.hints.bootstraps
+        await rooms.swarm.start([*bootstraps, *(hints if self.options.run is not None else ())], hints)
+        self._stack.push_async_callback(rooms.swarm.close)
+        if self.options.run is None:
+            check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
+        self._refill_pool(rooms)
+        logger.info("Run %s; this node is %s", run.id.hex(), " ".join(self._addresses))
+
+    async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Transport:
+        """p2pd and the local API, which tells from here on what the node is doing."""
+        self._runtime = runtime = self.home.make_runtime()
         listening = listening_of(self.settings, self.home.key, runtime)
         if bootstraps and await somebody_else(listening, identity.author, bootstraps, DUPLICATE_SECONDS):
             raise UserError(
                 f"Another node with the key of {self.home.path} is running somewhere: {identity.peer_id}.",
                 "Stop that one first, or give this one a --home of its own.",
             )
-        transport = await Transport.start(listening, self._note_p2pd)
+        self._transport = transport = await Transport.start(listening, self._note_p2pd)
         self._stack.push_async_callback(transport.close)
         self._addresses = await transport.addresses()
-        api = Api({"/status": self.status, "/peers": self.peers}, {"/stop": self._api_stop})
+        actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
+        api = Api(
+            {"/status": self.status, "/peers": self.peers},
+            {f"/{name}": self._asked(what) for name, what in actions.items()},
+        )
         await api.start(runtime / "api.sock")
         self._stack.push_async_callback(api.close)
-        self._run_file = await self._find_run(transport, bootstraps)
-        self.settings = self._settle(self._task())
-        self._learned = LearnedSizes(self.home.plan, self.settings.model)
-        await self._start_worker()
-        if self._run_file is None:
-            self._run_file = RunFile(run=run_for(self._facts))
-        run = self._run_file.run
-        if run.parts > 1:
-            raise UsageError(
-                "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
-                "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
-            )
-        check_fit(run, self._facts, self.settings.model)
-        replace_text(self.home.run_file, dump_run_file(self._run_file))
-        self._note_children()
-        opened = await self._worker.call("open", run=run.model_dump(mode="json"))
-        self._store = store = PacketStore(self.home.store, run.id, self.settings.packet_quota_mb << 20)
-        self._stack.callback(store.close)
-        store.skip_round()
-        self._metrics = MetricsLog(self.home.metrics)
-        self._stack.callback(self._metrics.close)
-        model = labelled(self.settings.model, self._facts["kind"])
-        self._saving = Saving(self.home.checkpoints, model, self._facts["plan"]["optimiser"], self._metrics)
-        self._context = context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
-        standing = Standing(time.monotonic, self.settings.defences)
-        self._books = Books(self.home.standing, standing)
-        self._stepper = Stepper(
-            context=context,
-            standing=standing,
-            own_only=opened["own_only"],
-            identity=identity,
-            settings=self.settings,
-            store=store,
-            worker=self._worker,
-        )
-        self._swarm = self._stepper.swarm = Swarm(
-            transport=transport,
-            identity=identity,
-            run_file=self._run_file,
-            context=context,
-            store=store,
-            standing=standing,
-            exchange_peers=self.settings.exchange_peers,
-            max_age=self.settings.max_age,
-            want=self._stepper.want,
-            on_groups=self._stepper.on_groups,
-            peer_cache=self.home.path / "peers.json",
-            upload_bytes=self.settings.upload_mbit * 1e6 / 8,
-        )
-        self._go_on_from(await self._saving.restore(self._worker))
-        self._set_state("JOINING", "Looking for peers.")
-        hints = self._run_file.hints.bootstraps
-        await self._swarm.start([*bootstraps, *(hints if self.options.run is not None else ())], hints)
-        self._stack.push_async_callback(self._swarm.close)
-        self._check_peers(bootstraps)
-        self._refill_pool()
-        logger.info("Run %s; this node is %s", run.id.hex(), " ".join(self._addresses))
+        return transport
 
     def _note_p2pd(self, pid: int) -> None:
         self._p2pd = pid
@@ -221,107 +227,64 @@ class Node:
 
     def _note_children(self) -> None:
         """For the reaper of the next start, should this process be killed."""
-        children = (self._p2pd, self._worker.pid)
+        children = (self._p2pd, self._compute.worker.pid)
         self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
 
     async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
-        """The run of a previous start, of --run, or of a peer; None if this node is to start one."""
-        known = load_run_file(self.home.run_file) if self.home.run_file.exists() else None
-        given = load_run_file(self.options.run) if self.options.run is not None else None
-        if known is not None and given is not None and known.run.id != given.run.id:
-            raise UsageError(
-                f"The home {self.home.path} belongs to run {known.run.id.hex()}, not to {given.run.id.hex()}.",
-                "Name another --home for the other run.",
-            )
-        if known is None and given is None and bootstraps:
-            self.reason = "Asking the peers for their run."
-            given = await fetch_run(transport, bootstraps, self.settings.patience)
-            logger.info("The peers' run is %s:\n%s", given.run.id.hex(), dump_run_file(given))
-        return given or known
+        self._set_apart(State.LOADING, "Asking the peers for their run." if bootstraps else "Looking for its run.")
+        found = await find_run(self.home, self.options.run, transport, bootstraps, self.settings.patience)
+        if found is not None and bootstraps and self.options.run is None and not self.home.run_file.exists():
+            logger.info("The peers' run is %s:\n%s", found.run.id.hex(), dump_run_file(found))
+        return found
 
-    def _check_peers(self, bootstraps: Sequence[str]) -> None:
-        """Peers that all belong to another run than the home's are not what the person wanted."""
-        assert self._swarm is not None and self._run_file is not None
-        refused = self._swarm.membership.refused
-        if bootstraps and self.options.run is None and all(parse_address(text)[1] in refused for text in bootstraps):
-            raise UsageError(
-                f"The --peers are all in another run than the home {self.home.path}, which belongs to run "
-                f"{self._run_file.run.id.hex()}.",
-                "Name a fresh --home to join their run, or leave out --peers.",
-            )
+    async def _load(self) -> None:
+        self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
+        await self._compute.start(self.settings, self._run_file)
 
-    async def _start_worker(self) -> None:
-        """Spawns the compute process and loads task and model in it."""
-        self.reason = f"Loading {self.settings.model}."
-        logger.info(self.reason)
-        await self._worker.start()
-        self._stack.push_async_callback(self._worker.stop)
-        self._facts = await self._worker.call(
-            "load",
-            settings=self.settings.model_dump(mode="json"),
-            task=self._task(),
-            **self._data(),
-            caps=self._caps(),
-            remembered=self._learned.sizes | settled(self.home.checkpoints, self.settings.model),
-        )
-        plan = self._facts["plan"]
-        for reason in plan["reasons"]:
-            (logger.info if plan["fits"] else logger.warning)("%s", reason)
-
-    def _data(self) -> dict[str, str | None]:
-        """The task's files, where they were named."""
-        files = {"data": self.options.data, "eval_data": self.options.eval_data}
-        return {name: str(path.resolve()) if path else None for name, path in files.items()}
-
-    def _caps(self) -> dict[str, int]:
-        """What the run says of sizes, if it is known yet."""
-        run = self._run_file.run if self._run_file is not None else None
-        return {name: getattr(run, name) for name in ("prompt_tokens", "completion_tokens", "group")} if run else {}
-
-    def _task(self) -> str:
-        if self.options.task is not None:
-            return self.options.task
-        return self._run_file.run.task if self._run_file is not None else "arithmetic"
-
-    def _go_on_from(self, restored: Progress | None) -> None:
+    def _go_on_from(self, rooms: Rooms, restored: Progress | None) -> None:
         """Takes up a checkpoint's progress, and writes down all that `lab replay` must know of this start."""
-        assert self._stepper is not None and self._run_file is not None
-        self._stepper.progress = restored or self._stepper.progress
-        self._metrics.write(
+        rooms.stepper.progress = restored or rooms.stepper.progress
+        rooms.metrics.write(
             "started",
-            step=self._stepper.progress.step,
+            step=rooms.stepper.progress.step,
             fresh=restored is None,  # with the model's own weights
             directory=str(Path.cwd()),  # which relative paths in the settings are relative to
-            task=self._task(),
-            **self._data(),
-            run=self._run_file.run.id.hex(),
-            kind=self._facts["kind"],
-            settings=self._facts["settings"],
-            plan=self._facts["plan"],
-            device=self._facts["device"],
-            threads=self._facts["threads"],
+            task=self.options.task_of(self._run_file),
+            **self.options.files(),
+            run=rooms.run_file.run.id.hex(),
+            kind=self._compute.facts["kind"],
+            settings=self._compute.facts["settings"],
+            plan=self._compute.facts["plan"],
+            device=self._compute.facts["device"],
+            threads=self._compute.facts["threads"],
             versions=versions(),
         )
 
-    def _refill_pool(self) -> None:
+    def _refill_pool(self, rooms: Rooms) -> None:
         """Groups that were admitted before a restart and neither scored nor trained on are scored again."""
-        assert self._stepper is not None and self._swarm is not None
-        for author, body, held in self._store.waiting(self.settings.max_age):
-            verdict = admit(self._context, author, body)
+        for author, body, held in rooms.store.waiting(self.settings.max_age):
+            verdict = admit(rooms.context, author, body)
             if not isinstance(verdict, Rejection):
-                self._stepper.score_later(verdict, time.monotonic() - held)
+                rooms.stepper.score_later(verdict, time.monotonic() - held)
 
     # --- training -------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
-        while not self._stopping.is_set() and not self._done():
+        rooms = self._rooms
+        if rooms is None:
+            raise FtisError("A node has to start before it trains.")
+        self._apart = None
+        while not (self._stopping.is_set() or self._finishing or self._done(rooms)):
+            if self._pausing:
+                await self._rest(rooms)
+                continue
             self._look_around()
             try:
-                await self._unless_stopped(self._go_on())
+                await self._unless_stopped(self._go_on(rooms))
             except (WorkerDied, WorkerFault) as fault:
-                await self._unless_stopped(self._revive_worker(fault))
-        await self._finish()
-        self._books.write()
+                await self._unless_stopped(self._revive(rooms, fault))
+        await self._finish(rooms)
+        rooms.books.write()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Does the work; after a request to stop, what is not done within the grace is given up."""
@@ -335,155 +298,192 @@ class Node:
         logger.warning("The compute process is busy for longer than %.0f s; its work is given up.", GRACE_SECONDS)
         task.cancel()
         await asyncio.wait({task})
-        await self._worker.stop()
+        await self._compute.stop()
 
-    async def _go_on(self) -> None:
+    async def _go_on(self, rooms: Rooms) -> None:
         """The first evaluation, or the next step."""
-        assert self._stepper is not None
-        if self._stepper.progress.pass_at_1 is None:
-            await self._evaluate()
-            await self._saving.checkpoint(self._worker, self._stepper.progress)
-            await self._wait_for_peers()
-        elif await self._stepper.step(self._stopping) is not None:
-            await self._after_step()
+        if rooms.stepper.progress.pass_at_1 is None:
+            await self._evaluate(rooms)
+            await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)
+            await self._wait_for_peers(rooms)
+        elif await rooms.stepper.step(self._stopping) is not None:
+            await self._after_step(rooms)
 
-    def _done(self) -> bool:
-        assert self._stepper is not None
-        return self.settings.steps is not None and self._stepper.progress.step >= self.settings.steps
+    def _done(self, rooms: Rooms) -> bool:
+        return self.settings.steps is not None and rooms.stepper.progress.step >= self.settings.steps
 
-    async def _wait_for_peers(self) -> None:
+    async def _wait_for_peers(self, rooms: Rooms) -> None:
         """With `min_peers`, does not take the first steps without them (for swarms that are started all at once)."""
-        assert self._swarm is not None
-        while len(self._swarm.membership.view) < self.settings.min_peers and not self._stopping.is_set():
-            self._set_state("JOINING", f"Waiting for {self.settings.min_peers} peers before the first step.")
+        self._sought, view = self.settings.min_peers, rooms.swarm.membership.view
+        while len(view) < self._sought and not (self._stopping.is_set() or self._finishing or self._pausing):
+            self._look_around()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), 0.2)
+        self._sought = 0
 
-    async def _after_step(self) -> None:
-        assert self._stepper is not None and self._swarm is not None
-        progress, last = self._stepper.progress, self._stepper.last
-        self._failures = 0
+    async def _after_step(self, rooms: Rooms) -> None:
+        progress, last = rooms.stepper.progress, rooms.stepper.last
         for warning in last["warnings"]:
             logger.warning("%s", warning)
-        plan = self._facts["plan"]
-        if last["memory_retries"]:
-            self._learned.learn(plan["budget"], micro_batch_tokens=last["micro_batch_tokens"])
-        if self._stepper.generation_batch < plan["generation_batch"]:
-            self._learned.learn(plan["budget"], generation_batch=self._stepper.generation_batch)
-        if progress.step % self.settings.eval_every == 0:
-            await self._evaluate()
-        self._metrics.write(
+        self._compute.stepped(last, rooms.stepper.generation_batch)
+        if progress.step % self.settings.eval_every == 0 and self._exams.due():
+            await self._evaluate(rooms)
+        rooms.metrics.write(
             "step",
-            state=self.state,
-            peers=len(self._swarm.membership.view),
-            pool=len(self._stepper.pool),
-            bytes_in=self._swarm.traffic.bytes_in,
-            bytes_out=self._swarm.traffic.bytes_out,
+            state=self.condition().state,
+            peers=len(rooms.swarm.membership.view),
+            pool=len(rooms.stepper.pool),
+            bytes_in=rooms.swarm.traffic.bytes_in,
+            bytes_out=rooms.swarm.traffic.bytes_out,
             **last,
         )
-        await self._saving.after_step(self._worker, progress, last)
-        self._books.after_step()
+        await rooms.saving.after_step(self._compute.worker, progress, last)
+        rooms.books.after_step()
 
-    async def _evaluate(self) -> None:
-        assert self._stepper is not None
-        result = await self._worker.call("evaluate")
-        progress = self._stepper.progress
+    async def _evaluate(self, rooms: Rooms) -> None:
+        result = await self._compute.worker.call("evaluate")
+        progress = rooms.stepper.progress
         progress.pass_at_1, progress.pass_at_1_step = result["pass_at_1"], progress.step
         if progress.pass_at_1_before is None:
             progress.pass_at_1_before = result["pass_at_1"]
-        self._metrics.write("evaluation", step=progress.step, since_start=time.time() - self._started, **result)
+        self._exams.taken(result["seconds"])
+        self._curve.append((progress.step, result["pass_at_1"]))
+        rooms.metrics.write("evaluation", step=progress.step, since_start=time.time() - self._started, **result)
         logger.info("Step %d: pass@1 %.3f (format %.3f)", progress.step, result["pass_at_1"], result["formatted"])
 
-    async def _finish(self) -> None:
-        """The last checkpoint and evaluation; if the worker does not answer in time, what was saved before stands."""
-        assert self._stepper is not None
-        progress = self._stepper.progress
+    async def _rest(self, rooms: Rooms) -> None:
+        """Paused: without a compute process, so that its memory is free for others; peers are served."""
+        progress = rooms.stepper.progress
         try:
-            async with asyncio.timeout(FINISH_SECONDS):
-                if progress.pass_at_1 is not None and self._saving.saved_step != progress.step:
-                    await self._saving.checkpoint(self._worker, progress)
-                await self._saving.settle()
-                if progress.pass_at_1_step != progress.step:
-                    await self._evaluate()
+            await self._unless_stopped(self._save_last(rooms))
+        except (WorkerDied, WorkerFault) as fault:
+            logger.warning(
+                "Pausing without a new checkpoint (%s); step %d was saved last.", fault, rooms.saving.saved_step
+            )
+        await self._compute.stop()
+        self._note_children()
+        self._set_apart(
+            State.PAUSED,
+            f"Paused at step {progress.step}: it serves its peers and trains nothing.",
+            "`ftis-node resume` goes on.",
+        )
+        rooms.stepper.resting = True
+        while self._pausing and not (self._stopping.is_set() or self._finishing):
+            self._called.clear()
+            await self._called.wait()
+        if not (self._stopping.is_set() or self._finishing):
+            try:
+                await self._unless_stopped(self._renew(rooms))
+            except (WorkerDied, WorkerFault) as fault:
+                await self._unless_stopped(self._revive(rooms, fault))
+
+    async def _save_last(self, rooms: Rooms) -> None:
+        progress = rooms.stepper.progress
+        if progress.pass_at_1 is not None and rooms.saving.saved_step != progress.step:
+            await rooms.saving.checkpoint(self._compute.worker, progress)
+        await rooms.saving.settle()
+
+    async def _finish(self, rooms: Rooms) -> None:
+        """The last checkpoint and evaluation; if the worker does not answer in time, what was saved before stands."""
+        if rooms.stepper.resting:
+            return
+        self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
+        try:
+            async with asyncio.timeout(None if self._finishing and not self._stopping.is_set() else FINISH_SECONDS):
+                await self._save_last(rooms)
+                if rooms.stepper.progress.pass_at_1_step != rooms.stepper.progress.step:
+                    await self._evaluate(rooms)
         except (TimeoutError, WorkerDied, WorkerFault) as error:
             logger.warning(
-                "The end was cut short (%s); step %d was saved last.", _reason(error), self._saving.saved_step
+                "The end was cut short (%s); step %d was saved last.",
+                str(error) or "out of time",
+                rooms.saving.saved_step,
             )
 
-    async def _revive_worker(self, fault: FtisError) -> None:
+    # --- the compute process --------------------------------------------------------------------------------------
+
+    async def _revive(self, rooms: Rooms, fault: FtisError) -> None:
         """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
-        assert self._stepper is not None and self._run_file is not None
-        self._set_state("LOADING", "The compute process failed and is being started again.")
+        self._set_apart(State.LOADING, "The compute process failed and is being started again.")
         while True:
-            self._restarts += 1
-            self._failures += 1
-            if self._failures > WORKER_FAILURES:
-                raise UserError(
-                    f"The compute process failed {self._failures} times in a row, at last with: {fault}",
-                    f"Look into {self.home.log}; if it was out of memory, give a smaller micro_batch_tokens.",
-                )
-            logger.error("The compute process failed (%s); starting a new one.", fault)
-            await self._saving.settle()
-            await self._worker.stop()
-            await asyncio.sleep(min(2.0**self._failures, 30.0))
-            self._worker = Worker()
+            await rooms.saving.settle()
+            older = await self._compute.failed(fault)
             try:
-                await self._start_worker()
-                await self._worker.call("open", run=self._run_file.run.model_dump(mode="json"))
-                restored = await self._saving.restore(self._worker, older=self._failures > FAILURES_OF_NEWEST)
-                self._go_on_from(restored)
+                return await self._renew(rooms, older=older)
             except (WorkerDied, WorkerFault) as error:
                 fault = error
-                continue
-            self._stepper.worker = self._worker  # only now: an engine without a run could score nothing
-            self._note_children()
-            self._refill_pool()
-            return
+
+    async def _renew(self, rooms: Rooms, *, older: bool = False) -> None:
+        """Another compute process, with the newest checkpoint (or an older one)."""
+        await self._load()
+        worker = self._compute.worker
+        await worker.call("open", run=rooms.run_file.run.model_dump(mode="json"))
+        self._go_on_from(rooms, await rooms.saving.restore(worker, older=older))
+        rooms.stepper.worker = worker  # only now: an engine without a run could score nothing
+        rooms.stepper.resting = False
+        self._refill_pool(rooms)
+        if not self._stopping.is_set():
+            self._apart = None
 
     # --- looking around -------------------------------------------------------------------------------------------
 
+    def condition(self) -> Condition:
+        """What is true now."""
+        return self._apart if self._apart is not None else condition(self._signs())
+
+    def _signs(self) -> Signs:
+        if self._rooms is None or self._transport is None:
+            return Signs()
+        membership, last = self._rooms.swarm.membership, self._rooms.stepper.last
+        return Signs(
+            peers=len(membership.view),
+            sought=self._sought,
+            reachability=membership.reachability(),
+            network_down=self._transport.down_seconds(),
+            free_bytes=shutil.disk_usage(self.home.path).free,
+            checkpoint_bytes=self._rooms.saving.next_bytes(),
+            faults=self._compute.faults(FAULT_SECONDS),
+            bad_steps=last.get("bad_steps", 0),
+            idle_steps=self._rooms.stepper.idle_steps,
+            own_refused=self._rooms.stepper.own_unsound,
+        )
+
     def _look_around(self) -> None:
-        """Sets the state by what is true now, and says so when it changes."""
-        assert self._swarm is not None
-        membership = self._swarm.membership
-        if membership.view:
-            state, how = _REACHED[membership.reachability()]
-            self._set_state(state, f"Training with {len(membership.view)} peers{how}.")
-        else:
-            self._set_state("ALONE", "No peers: training alone, and looking for some.")
+        """Says so when the state changes."""
+        now = self.condition()
+        if now.state != self._told:
+            logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
+        self._told = now.state
 
-    def _set_state(self, state: str, reason: str) -> None:
-        if state != self.state:
-            logger.info("%s: %s", state, reason)
-        self.state, self.reason = state, reason
-
-    def _api_stop(self) -> dict[str, Any]:
-        if not self._stopping.is_set():
-            self.stop()
-        return {"state": self.state}
+    def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
+        """From now on it does not train, for this reason."""
+        if not self._stopping.is_set() or state is State.STOPPING:
+            self._apart = Condition(state, reason, advice)
+            self._look_around()
 
     def status(self) -> dict[str, Any]:
         """What `ftis-node status --json` shows."""
+        now, rooms = self.condition(), self._rooms
         return {
             "name": self.options.name,
-            "state": self.state,
-            "reason": self.reason,
+            "state": now.state,
+            "reason": now.reason,
+            "advice": now.advice,
+            "pausing": self._pausing,
+            "finishing": self._finishing,
             "model": self.settings.model,
-            "kind": self._facts.get("kind"),
-            "plan": self._facts.get("plan"),
-            "parameters": self._facts.get("parameters"),
-            "addresses": self._swarm.membership.own_addresses if self._swarm is not None else self._addresses,
+            "kind": self._compute.facts.get("kind"),
+            "plan": self._compute.facts.get("plan"),
+            "parameters": self._compute.facts.get("parameters"),
+            "addresses": rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
+            "curve": list(self._curve),
             "uptime": time.time() - self._started,
-            "worker_restarts": self._restarts,
-        } | (training_status(self._stepper, self._swarm) if self._stepper and self._swarm else {})
+            "worker_restarts": self._compute.restarts,
+        } | (training_status(rooms.stepper, rooms.swarm) if rooms is not None else {})
 
     def peers(self) -> dict[str, Any]:
         """What `ftis-node peers --json` shows."""
-        if self._stepper is None or self._swarm is None:
+        if self._rooms is None:
             return {"peers": [], "left_out": []}
-        return peers_report(self._stepper, self._swarm)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or "out of time"
+        return peers_report(self._rooms.stepper, self._rooms.swarm)

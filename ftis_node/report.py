@@ -30,6 +30,7 @@ def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
         "own_reward": last.get("own_reward"),
         "foreign_reward": last.get("foreign_reward"),
         "step_seconds": stepper.step_seconds(),
+        "last_seconds": last.get("seconds"),
         "waiting_for": stepper.waiting_for or None,
         "pool": {"waiting": len(pool), "no_signal": pool.no_signal, "expired": pool.expired},
         "peers": len(swarm.membership.view),

@@ -115,6 +115,10 @@ class Saving:
         facts = {"model": self._model, "optimiser": self._optimiser, "progress": progress.facts()}
         self._commit = asyncio.create_task(asyncio.to_thread(self._checkpoints.commit, directory, facts))
 
+    def next_bytes(self) -> int:
+        """What the next checkpoint takes on disk, as far as known; it is written before an older one goes."""
+        return self._saved_bytes
+
     async def settle(self) -> None:
         """Waits until the latest checkpoint is on disk."""
         if self._commit is not None:

@@ -76,6 +76,7 @@ class Settings(BaseModel):
     # Evaluation
     eval_every: int = Field(5, ge=1)
     eval_prompts: int = Field(256, ge=1)
+    eval_share: float = Field(0.1, gt=0, le=1)
 
     # The network
     host: str = "0.0.0.0"
@@ -88,6 +89,7 @@ class Settings(BaseModel):
     exchange_peers: int = Field(6, ge=1, le=32)
     min_peers: int = Field(0, ge=0)
     patience: float = Field(20.0, ge=0)
+    nice: int = Field(0, ge=0, le=19)
     max_age: float = Field(600.0, gt=0)
     packet_quota_mb: int = Field(1024, ge=1)
 

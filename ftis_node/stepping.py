@@ -159,6 +159,10 @@ class Stepper:
         self.swarm: Exchange
         self.own_only = own_only  # the objective trains on nobody else's samples
         self.own_refused = 0
+        self.own_unsound = False  # some of the latest round
+        self.hurry = asyncio.Event()  # set: no step waits for others or makes up for them
+        self.resting = False  # there is nobody to score what comes, so nothing is pulled
+        self.idle_steps = 0  # in a row that changed nothing
         self.generation_batch = sys.maxsize  # how many sequences the compute process has room for side by side
         self._clock = clock
         self._context = context
@@ -176,7 +180,7 @@ class Stepper:
 
     def want(self) -> Want:
         """How many more foreign groups to pull: for the next step, and the smaller of 10 s and one step ahead."""
-        if self.own_only:
+        if self.own_only or self.resting:
             return Want(0, Newcomers(), 0)
         batch, step_seconds = self._settings.batch_groups, self.step_seconds()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
@@ -248,19 +252,23 @@ class Stepper:
         return sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else 0.0
 
     async def step(self, stopping: asyncio.Event) -> dict[str, Any] | None:
-        """One step; returns its metrics, or None if `stopping` was set before the batch was there."""
+        """One step; returns its metrics, or None if `stopping` was set before the batch was there, or `hurry` while
+        there was nothing to train on."""
         began = self._clock()
         own = await self.generate(self.own_quota())
         generated = self._clock()
         foreign = await self._gather(self._settings.batch_groups - len(own), stopping)
         waited = self._clock() - generated
         if stopping.is_set():
+            self.pool.put_back(foreign)
             return None
         try:
-            own += await self.generate(self._missing(len(own) + len(foreign)))
+            own += await self.generate(0 if self.hurry.is_set() else self._missing(len(own) + len(foreign)))
         except FtisError:
             self.pool.put_back(foreign)  # the step will be tried again, with a new compute process
             raise
+        if not own and not foreign:
+            return None
         self.swarm.poke()
         return await self.train(own, foreign, began=began, wait=waited)
 
@@ -278,7 +286,8 @@ class Stepper:
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
         self.swarm.interval = exchange_interval(self.step_seconds())
-        last = self._account(own, foreign, report, wait=wait, train=ended - trained, total=ended - began)
+        seconds = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
+        last = self._account(own, foreign, report, **seconds)
         if any(weight != 1.0 for weight in weights.values()):
             last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
         return last
@@ -303,13 +312,13 @@ class Stepper:
         taken = self.pool.take(count, newcomers)
         self.swarm.poke()
         deadline = self._clock() + self._patience(count - len(taken))
-        while len(taken) < count and not stopping.is_set():
+        while len(taken) < count and not (stopping.is_set() or self.hurry.is_set()):
             if self._settings.own_share == 0:
                 self.waiting_for = f"groups of others ({len(taken)} of {count})"
             elif self._clock() >= deadline:
                 break
             left = WAIT_SECONDS if self._settings.own_share == 0 else max(deadline - self._clock(), 0.01)
-            await _first(self._pool_grew, stopping, seconds=min(left, WAIT_SECONDS))
+            await _first(self._pool_grew, stopping, self.hurry, seconds=min(left, WAIT_SECONDS))
             self._pool_grew.clear()
             taken += self.pool.take(count - len(taken), newcomers)
         self.waiting_for = ""
@@ -357,6 +366,7 @@ class Stepper:
             groups.append(OwnGroup(verdict, answer, answer["rewards"]))
             packets.append((verdict, data))
             refs.append(PacketRef(slot=slot, digest=digest, size=len(data)))
+        self.own_unsound = len(packets) < len(answers)
         if not packets:
             raise FtisError("Every group that this node generated is unsound; its model may have diverged.")
         self._store.add(packets, own=True)
@@ -368,6 +378,7 @@ class Stepper:
     ) -> dict[str, Any]:
         batch = describe(own, foreign)
         self.progress.add_step(len(own), batch["authors"], report)
+        self.idle_steps = 0 if report["skipped"] is None else self.idle_steps + 1
         now = self._clock()
         self.last = {
             "step": self.progress.step,

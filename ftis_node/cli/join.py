@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import os
 import sys
+import time
+from collections import deque
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +19,15 @@ from ftis_node.cli.common import DEFAULT_HOME, HomeOption, parse_pairs
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import Home
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ftis_node.node import Node
+
 LOG_BYTES = 10 << 20
+LINES = 6
+VIEW_SECONDS = 1.0
+HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pause, resume, peers, top."
 NOTICE = (
     "First start in %s. What leaves this machine, for anyone to read: its network address, and the token ids and "
     "log-probs that its model samples for the run's public prompts. Never the model, its gradients or your files."
@@ -60,7 +71,16 @@ def join(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    nice: Annotated[
+        int | None, typer.Option(help="Scheduling priority, 0 to 19: 19 yields to everything else.")
+    ] = None,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
+    view: Annotated[
+        bool | None, typer.Option("--view/--no-view", help="The live view; default: if this is a terminal.")
+    ] = None,
+    background: Annotated[
+        bool, typer.Option("--detach", help="In the background; returns when the model is loaded.")
+    ] = False,
 ) -> None:
     """Trains a model together with a swarm. The same command again goes on from the last checkpoint.
 
@@ -82,6 +102,7 @@ def join(
             "device": device,
             "vram_gb": vram,
             "seed": seed,
+            "nice": nice,
         }.items()
         if value is not None
     }
@@ -91,13 +112,18 @@ def join(
     from ftis_node.policy.names import resolve
 
     resolve(chosen.model)
+    if background:
+        _detach(home)
+        return
     first = not Home(home).run_file.exists()
-    _log_to(home)
+    shown = sys.stderr.isatty() if view is None else view
+    tail = _log_to(home, to_stderr=not shown)
     if first:
         logging.getLogger(__name__).info(NOTICE, home)
     import uvloop
 
-    from ftis_node.node import JoinOptions, Node
+    from ftis_node.joining import JoinOptions
+    from ftis_node.node import Node
 
     options = JoinOptions(
         home=home,
@@ -107,18 +133,61 @@ def join(
         peers=tuple(part.strip() for part in peers.split(",") if part.strip()),
         run=run,
         name=name,
+        output=home / "output.log" if shown else None,
     )
-    sys.exit(uvloop.run(Node(options, settle).run()))
+    node = Node(options, settle)
+    sys.exit(uvloop.run(_watched(node, tail) if shown else node.run()))
+
+
+def _detach(home: Path) -> None:
+    from ftis_node.cli.detach import detach
+
+    arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    status = detach(home, arguments, lambda line: print(line, file=sys.stderr))
+    print(f"{status['state']}: {status['reason']}")
+    print(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop`.")
+
+
+async def _watched(node: Node, tail: Tail) -> int:
+    """Runs the node with a view of it on the terminal, in place of its log."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from ftis_node.observe.live import node_view
+
+    def look() -> RenderableType:
+        return node_view(node.status(), node.peers()["peers"], tail.lines, HINT)
+
+    running = asyncio.create_task(node.run())
+    with Live(look(), console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        while not running.done():
+            await asyncio.wait({running}, timeout=VIEW_SECONDS)
+            live.update(look(), refresh=True)
+    code = running.result()
+    print("\n".join(tail.lines), file=sys.stderr)
+    return code
 
 
 def _settle(task: str, *, flags: dict[str, object], file: Path | None) -> Settings:
     return collect(task=task, flags=flags, file=file)[0]
 
 
-def _log_to(home: Path) -> None:
-    """Logs go to stderr and, if the home can be written, to its node.log."""
+class Tail(logging.Handler):
+    """Remembers the latest lines."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=count)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{time.strftime('%H:%M:%S')} {record.levelname} {record.getMessage()}")
+
+
+def _log_to(home: Path, *, to_stderr: bool) -> Tail:
+    """Logs go to stderr, unless a view has their latest lines, and, if the home can be written, to its node.log."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    tail = Tail(LINES)
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr) if to_stderr else tail]
     try:
         home.mkdir(parents=True, exist_ok=True)
         handlers.append(RotatingFileHandler(home / "node.log", maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8"))
@@ -127,3 +196,4 @@ def _log_to(home: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers)
     for noisy in ("httpx", "transformers", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    return tail

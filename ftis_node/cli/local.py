@@ -33,15 +33,6 @@ def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         print("no peers")
 
 
-def stop(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Asks the node to finish its step, save and end."""
-    answer = ask(Home(home.expanduser()).api_socket(), "/stop", action=True)
-    if json:
-        print_json(answer)
-    else:
-        print("The node finishes its step, saves and ends.")
-
-
 def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """This node's peer id, and its addresses if it is running."""
     from ftis_node.errors import UserError

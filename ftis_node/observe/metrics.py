@@ -25,10 +25,14 @@ class MetricsLog:
         self._file.close()
 
 
-def read_events(path: Path, *events: str) -> list[dict[str, Any]]:
-    """All lines of these kinds in their order; a line that a kill cut short is left out."""
+def read_events(path: Path, *events: str, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """All lines of these kinds in their order; a line that a kill cut short is left out.
+
+    Args:
+        last_bytes: only the end of the file.
+    """
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for line in _end_of(path, last_bytes).splitlines() if path.exists() else []:
         try:
             entry = json.loads(line)
         except ValueError:
@@ -36,6 +40,13 @@ def read_events(path: Path, *events: str) -> list[dict[str, Any]]:
         if isinstance(entry, dict) and entry.get("event") in events:
             found.append(entry)
     return found
+
+
+def _end_of(path: Path, size: int | None) -> str:
+    with path.open("rb") as file:
+        if size is not None:
+            file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode(errors="replace")
 
 
 def _ends_in_newline(file: IO[bytes]) -> bool:

@@ -41,23 +41,23 @@ def sparkline(values: Sequence[float], width: int = 70) -> str:
 
 
 def _row(status: dict[str, Any]) -> list[str]:
-    before, now = _number(status.get("pass_at_1_before"), ".2f"), _number(status.get("pass_at_1"), ".2f")
+    before, now = number(status.get("pass_at_1_before"), ".2f"), number(status.get("pass_at_1"), ".2f")
     return [
         f"{status['name']} {status.get('kind', '')}",
         status["model"],
         status["state"].lower(),
-        _number(status.get("step"), "d"),
+        number(status.get("step"), "d"),
         f"{before} → {now}" if "step" in status else "–",
-        _number(status.get("own_groups_used"), "d"),
+        number(status.get("own_groups_used"), "d"),
         str(sum(status["foreign_groups_used"].values())) if "step" in status else "–",
-        _number(status.get("foreign_weight_share"), ".0%"),
-        _number(status.get("filtered_fraction"), ".0%"),
-        _number(status.get("bytes_in"), ".2f", 1e-6),
-        _number(status.get("bytes_out"), ".2f", 1e-6),
+        number(status.get("foreign_weight_share"), ".0%"),
+        number(status.get("filtered_fraction"), ".0%"),
+        number(status.get("bytes_in"), ".2f", 1e-6),
+        number(status.get("bytes_out"), ".2f", 1e-6),
     ]
 
 
-def _number(value: Any, form: str, scale: float = 1.0) -> str:
+def number(value: Any, form: str, scale: float = 1.0) -> str:
     if value is None:
         return "–"
     return format(value if form == "d" else value * scale, form)

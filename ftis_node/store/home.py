@@ -72,6 +72,17 @@ class Home:
         self._lock.close()
         self._lock = None
 
+    def in_use(self) -> bool:
+        """Whether a daemon holds the lock."""
+        try:
+            with (self.path / "lock").open("r") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
     def make_runtime(self) -> Path:
         """A fresh private directory (0700) for this daemon's sockets, recorded so that others find it."""
         directory = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX))

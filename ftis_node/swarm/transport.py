@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -40,6 +41,7 @@ class Transport:
         self.p2p: Any = None
         self.up = False
         self.listening = listening
+        self._down_since: float | None = None
         self.port = self._metrics_port = 0
         self._started = started
 
@@ -61,6 +63,7 @@ class Transport:
             UserError: p2pd does not start.
         """
         self.up = False
+        self._down_since = self._down_since or time.monotonic()
         await kill(self.p2p, self.listening.sockets)
         await self._launch()
 
@@ -77,6 +80,10 @@ class Transport:
             return f"has not answered {missed} times"
         finally:
             ended.cancel()
+
+    def down_seconds(self) -> float:
+        """For how long p2pd has been gone; 0 while it is there."""
+        return time.monotonic() - self._down_since if self._down_since is not None else 0.0
 
     @property
     def pid(self) -> int:
@@ -144,6 +151,7 @@ class Transport:
                     raise
                 self.port = 0  # somebody was faster, or took it while p2pd was down: any other will do
         self.up = True
+        self._down_since = None
         if self._started is not None:
             self._started(self.pid)
 

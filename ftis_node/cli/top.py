@@ -1,0 +1,55 @@
+"""``ftis-node top``: the running daemon at a glance, live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.common import DEFAULT_HOME, HomeOption
+from ftis_node.observe.api import ask
+from ftis_node.store.home import Home
+
+LINES = 6
+HINT = "Ctrl-C ends this view; the node goes on. pause, finish and stop are commands of their own."
+
+
+def top(
+    home: HomeOption = DEFAULT_HOME,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the view once and end.")] = False,
+) -> None:
+    """The node on this home at a glance, live: state, learning, peers, traffic, and what it said last."""
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from ftis_node.observe.live import node_view
+
+    place = Home(home.expanduser())
+
+    def look() -> RenderableType:
+        status = ask(place.api_socket(), "/status")
+        peers = ask(place.api_socket(), "/peers")["peers"]
+        return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT)
+
+    console = Console()
+    if once:
+        console.print(look())
+        return
+    with Live(look(), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            time.sleep(seconds)
+            live.update(look(), refresh=True)
+
+
+def last_lines(path: Path, count: int, size: int = 16 << 10) -> Sequence[str]:
+    """The end of a log; nothing if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            return file.read().decode(errors="replace").splitlines()[-count:]
+    except OSError:
+        return ()

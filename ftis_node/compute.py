@@ -1,0 +1,115 @@
+"""The daemon's compute process: started, counted when it fails, and told what memory turned out to allow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ftis_node.errors import FtisError, UserError
+from ftis_node.joining import JoinOptions
+from ftis_node.run import RunFile
+from ftis_node.saving import LearnedSizes, settled
+from ftis_node.settings import Settings
+from ftis_node.store.home import Home
+from ftis_node.worker.client import Worker
+
+FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
+FAILURES = 5  # in a row, without a step between them
+LONGEST_PAUSE = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class ComputeProcess:
+    """One at a time; `worker` is the present one, `facts` what it said of task and model when it was loaded."""
+
+    def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
+        """
+        Args:
+            started: called when there is another process.
+        """
+        self.worker = Worker()
+        self.facts: dict[str, Any] = {}
+        self.restarts = 0
+        self._options = options
+        self._home = home
+        self._started = started
+        self._failures = 0
+        self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # when, and what was wrong
+        self._learned: LearnedSizes
+
+    async def start(self, settings: Settings, run_file: RunFile | None) -> None:
+        """Spawns it and loads task and model in it.
+
+        Raises:
+            UserError: they cannot be loaded.
+        """
+        self._learned = LearnedSizes(self._home.plan, settings.model)
+        self.worker = Worker()
+        with contextlib.ExitStack() as stack:
+            output = self._options.output
+            await self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
+        self._started()
+        run = run_file.run if run_file is not None else None
+        caps = ("prompt_tokens", "completion_tokens", "group") if run is not None else ()
+        self.facts = await self.worker.call(
+            "load",
+            settings=settings.model_dump(mode="json"),
+            task=self._options.task_of(run_file),
+            **self._options.files(),
+            caps={name: getattr(run, name) for name in caps},
+            remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
+        )
+        plan = self.facts["plan"]
+        for reason in plan["reasons"]:
+            (logger.info if plan["fits"] else logger.warning)("%s", reason)
+
+    async def stop(self) -> None:
+        """Ends it now, which frees its memory. What should last must have been saved before."""
+        await self.worker.stop()
+
+    def stepped(self, last: dict[str, Any], generation_batch: int) -> None:
+        """A step succeeded; what had to be made smaller for it is remembered.
+
+        Args:
+            last: the step's metrics.
+        """
+        self._failures = 0
+        plan = self.facts["plan"]
+        if last["memory_retries"]:
+            self._learned.learn(plan["budget"], micro_batch_tokens=last["micro_batch_tokens"])
+        if generation_batch < plan["generation_batch"]:
+            self._learned.learn(plan["budget"], generation_batch=generation_batch)
+
+    async def failed(self, fault: FtisError) -> bool:
+        """Ends what is left of it and lets some time pass; returns whether an older checkpoint should be tried.
+
+        Raises:
+            UserError: it failed too often in a row.
+        """
+        self.restarts += 1
+        self._failures += 1
+        self._faults.append((time.monotonic(), _one_line(fault)))
+        if self._failures > FAILURES:
+            raise UserError(
+                f"The compute process failed {self._failures} times in a row, at last with: {fault}",
+                f"Look into {self._home.log}; if it was out of memory, give a smaller micro_batch_tokens.",
+            )
+        logger.error("The compute process failed (%s); starting a new one.", fault)
+        await self.worker.stop()
+        await asyncio.sleep(min(2.0**self._failures, LONGEST_PAUSE))
+        return self._failures > FAILURES_OF_NEWEST
+
+    def faults(self, seconds: float) -> tuple[str, ...]:
+        """What it failed with in the last so many seconds, the latest last."""
+        return tuple(what for when, what in self._faults if time.monotonic() - when < seconds)
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of what is wrong, cut, without the full stop."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

@@ -1,0 +1,159 @@
+"""How a node is, in one word, one sentence, and, where a person can do something about it, one more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ftis_node.swarm.membership import Reachability
+
+FAULT_SECONDS = 600.0  # for so long after the compute process failed a node calls itself degraded
+IDLE_STEPS = 10
+DOWN_SECONDS = 10.0
+
+
+class State(StrEnum):
+    """The words. docs/operations.md says what each means."""
+
+    LOADING = "LOADING"
+    JOINING = "JOINING"
+    ONLINE = "ONLINE"
+    RELAYED = "RELAYED"
+    OUTBOUND_ONLY = "OUTBOUND-ONLY"
+    ALONE = "ALONE"
+    PAUSED = "PAUSED"
+    DEGRADED = "DEGRADED"
+    STOPPING = "STOPPING"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """state; reason: one sentence; advice: what a person should do, empty if nothing."""
+
+    state: State
+    reason: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What a condition is told by.
+
+    peers           in the view; sought: how many the first step waits for, 0 if it does not
+    network_down    seconds for which p2pd has been gone
+    free_bytes      on the home's disk; checkpoint_bytes: of the next checkpoint, as far as known
+    faults          what the compute process failed with lately, the latest last
+    bad_steps       in a row without a finite gradient
+    idle_steps      in a row that changed nothing
+    own_refused     whether some of the latest round of this node's own groups were unsound
+    """
+
+    peers: int = 0
+    sought: int = 0
+    reachability: Reachability = Reachability.DIRECT
+    network_down: float = 0.0
+    free_bytes: int | None = None
+    checkpoint_bytes: int = 0
+    faults: tuple[str, ...] = field(default=())
+    bad_steps: int = 0
+    idle_steps: int = 0
+    own_refused: bool = False
+
+
+def condition(signs: Signs) -> Condition:
+    """Of a node that trains: what is wrong comes first, then how it is among others."""
+    for look in _TROUBLES:
+        trouble = look(signs)
+        if trouble is not None:
+            return Condition(State.DEGRADED, *trouble)
+    if signs.sought > signs.peers:
+        return Condition(State.JOINING, f"Waiting for {signs.sought} peers before the first step.")
+    if not signs.peers:
+        return Condition(State.ALONE, "No peers: training alone, and looking for some.", _ALONE)
+    return Condition(
+        _REACHED[signs.reachability], f"Training with {counted(signs.peers, 'peer')}{_HOW[signs.reachability]}."
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 peer``, ``2 peers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+_ALONE = "If there should be some: `ftis-node doctor net --peers ADDRESS` says whether they can be reached."
+_REACHED = {
+    Reachability.DIRECT: State.ONLINE,
+    Reachability.RELAYED: State.RELAYED,
+    Reachability.OUTBOUND_ONLY: State.OUTBOUND_ONLY,
+}
+_HOW = {
+    Reachability.DIRECT: "",
+    Reachability.RELAYED: "; others reach this node through relays",
+    Reachability.OUTBOUND_ONLY: ", all over connections that this node opened: nobody can dial it",
+}
+_Trouble = tuple[str, str] | None
+
+
+def _network(signs: Signs) -> _Trouble:
+    if signs.network_down < DOWN_SECONDS:
+        return None
+    return (
+        f"The network daemon p2pd has not answered for {signs.network_down:.0f} s; the node trains alone meanwhile.",
+        "It is started again and again; if that does not help, look into node.log for what it says.",
+    )
+
+
+def _disk(signs: Signs) -> _Trouble:
+    if signs.free_bytes is None or signs.free_bytes >= signs.checkpoint_bytes:
+        return None
+    return (
+        f"The disk of the home has {megabytes(signs.free_bytes)} left, and the next checkpoint takes "
+        f"{megabytes(signs.checkpoint_bytes)}.",
+        "Make room on it; the node ends when a checkpoint cannot be written, and goes on from the one before.",
+    )
+
+
+def _faults(signs: Signs) -> _Trouble:
+    if not signs.faults:
+        return None
+    return (
+        f"The compute process failed {counted(len(signs.faults), 'time')} in the last ten minutes and was started "
+        f"again: {signs.faults[-1]}.",
+        "If it is out of memory, give it less to do: --vram, or --set micro_batch_tokens=…; else look into node.log.",
+    )
+
+
+def _numbers(signs: Signs) -> _Trouble:
+    if not signs.bad_steps:
+        return None
+    return (
+        f"The latest {counted(signs.bad_steps, 'step')} had no finite gradient and changed nothing.",
+        "If that goes on, the node returns to an older checkpoint; a smaller learning_rate helps.",
+    )
+
+
+def _signal(signs: Signs) -> _Trouble:
+    if signs.idle_steps < IDLE_STEPS:
+        return None
+    return (
+        f"The latest {signs.idle_steps} steps changed nothing: all completions of every prompt got the same reward.",
+        "The task is too hard or too easy for this model: look at its completions, and try another model or task.",
+    )
+
+
+def _own(signs: Signs) -> _Trouble:
+    if not signs.own_refused:
+        return None
+    return (
+        "Groups that this node generated are unsound and were not sent.",
+        "Its model may have diverged: `ftis-node eval` tells; node.log has the reason.",
+    )
+
+
+_TROUBLES: Iterable[Callable[[Signs], _Trouble]] = (_network, _disk, _faults, _numbers, _signal, _own)
+
+
+def megabytes(size: int) -> str:
+    """A size for people: ``12 MB``, ``3.4 GB``."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -1,0 +1,171 @@
+"""From an empty home to all that a training node consists of."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import UsageError
+from ftis_node.observe.metrics import MetricsLog
+from ftis_node.run import Run, RunFile, load_run_file
+from ftis_node.saving import Books, Saving
+from ftis_node.settings import Settings
+from ftis_node.stepping import Stepper
+from ftis_node.store.checkpoints import labelled
+from ftis_node.store.home import Home
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.handshake import fetch_run
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.transport import Transport
+from ftis_node.worker.client import Worker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """What `ftis-node join` was told, beside the settings. output: a file for what its processes print, else stderr."""
+
+    home: Path
+    task: str | None = None
+    data: Path | None = None
+    eval_data: Path | None = None
+    peers: tuple[str, ...] = ()
+    run: Path | None = None
+    name: str = ""
+    output: Path | None = None
+
+    def files(self) -> dict[str, str | None]:
+        """The task's files, where they were named."""
+        files = {"data": self.data, "eval_data": self.eval_data}
+        return {name: str(path.resolve()) if path else None for name, path in files.items()}
+
+    def task_of(self, run_file: RunFile | None) -> str:
+        """The task that was named, or the run's."""
+        return self.task or (run_file.run.task if run_file is not None else "arithmetic")
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """What a node has once it knows its run and has its model. `books` and `saving` outlive the process."""
+
+    run_file: RunFile
+    context: AdmissionContext
+    store: PacketStore
+    metrics: MetricsLog
+    saving: Saving
+    books: Books
+    stepper: Stepper
+    swarm: Swarm
+
+    def close(self) -> None:
+        """Closes the files; the swarm must have ended."""
+        self.store.close()
+        self.metrics.close()
+
+
+def furnish(
+    home: Home,
+    settings: Settings,
+    run_file: RunFile,
+    facts: dict[str, Any],
+    opened: dict[str, Any],
+    *,
+    identity: Identity,
+    transport: Transport,
+    worker: Worker,
+) -> Rooms:
+    """Puts everything in its place. The swarm is not started yet.
+
+    Args:
+        facts: what the compute process said of task and model; opened: and of the run.
+    """
+    run = run_file.run
+    store = PacketStore(home.store, run.id, settings.packet_quota_mb << 20)
+    store.skip_round()
+    metrics = MetricsLog(home.metrics)
+    model = labelled(settings.model, facts["kind"])
+    standing = Standing(time.monotonic, settings.defences)
+    context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
+    stepper = Stepper(
+        context=context,
+        standing=standing,
+        own_only=opened["own_only"],
+        identity=identity,
+        settings=settings,
+        store=store,
+        worker=worker,
+    )
+    swarm = Swarm(
+        transport=transport,
+        identity=identity,
+        run_file=run_file,
+        context=context,
+        store=store,
+        standing=standing,
+        exchange_peers=settings.exchange_peers,
+        max_age=settings.max_age,
+        want=stepper.want,
+        on_groups=stepper.on_groups,
+        peer_cache=home.path / "peers.json",
+        upload_bytes=settings.upload_mbit * 1e6 / 8,
+    )
+    stepper.swarm = swarm
+    return Rooms(
+        run_file=run_file,
+        context=context,
+        store=store,
+        metrics=metrics,
+        saving=Saving(home.checkpoints, model, facts["plan"]["optimiser"], metrics),
+        books=Books(home.standing, standing),
+        stepper=stepper,
+        swarm=swarm,
+    )
+
+
+async def find_run(
+    home: Home, given: Path | None, transport: Transport, bootstraps: Sequence[str], patience: float
+) -> RunFile | None:
+    """The run of a previous start, of the file that was `given`, or of a peer; None if this node is to start one.
+
+    Raises:
+        UsageError: the home belongs to another run than the file.
+        UserError: no peer gave its run within `patience` seconds.
+    """
+    known = load_run_file(home.run_file) if home.run_file.exists() else None
+    named = load_run_file(given) if given is not None else None
+    if known is not None and named is not None and known.run.id != named.run.id:
+        raise UsageError(
+            f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}.",
+            "Name another --home for the other run.",
+        )
+    if known is None and named is None and bootstraps:
+        named = await fetch_run(transport, bootstraps, patience)
+    return named or known
+
+
+def check_daemon_can(run: Run) -> None:
+    """Raises UsageError for a run that only the lab can play."""
+    if run.parts > 1:
+        raise UsageError(
+            "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
+            "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
+        )
+
+
+def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:
+    """Raises UsageError for peers that all belong to another run than the home's: not what the person wanted."""
+    if bootstraps and all(parse_address(text)[1] in membership.refused for text in bootstraps):
+        raise UsageError(
+            f"The --peers are all in another run than the home {home}, which belongs to run {run.id.hex()}.",
+            "Name a fresh --home to join their run, or leave out --peers.",
+        )

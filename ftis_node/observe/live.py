@@ -1,0 +1,120 @@
+"""One node on a terminal: what it does, what it gets from others and gives them, and what it said last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ftis_node.observe.view import number, sparkline
+
+_COLOURS = {
+    "ONLINE": "green",
+    "RELAYED": "green",
+    "OUTBOUND-ONLY": "green",
+    "ALONE": "yellow",
+    "PAUSED": "yellow",
+    "DEGRADED": "red",
+}
+PEERS_SHOWN = 8
+
+
+def node_view(
+    status: dict[str, Any],
+    peers: Sequence[dict[str, Any]] = (),
+    lines: Sequence[str] = (),
+    hint: str = "",
+) -> RenderableType:
+    """A node at a glance; fits 80 columns.
+
+    Args:
+        status: `/status` of its API. peers: `/peers`, those that gave most first.
+        lines: of the log, the latest last.
+        hint: what the keys do.
+    """
+    parts: list[RenderableType] = [_headline(status)]
+    if status.get("advice"):
+        parts.append(Text(f"→ {status['advice']}", style="bold"))
+    if "step" in status:
+        parts += [Text(), _figures(status)]
+    if curve := status.get("curve"):
+        parts += [Text(), Text("pass@1 ") + Text(sparkline([rate for _, rate in curve]), style="green")]
+    if peers:
+        parts += [Text(), _peers(peers)]
+    if lines:
+        parts += [Text(), *(Text(_plain(line), style="dim", overflow="ellipsis", no_wrap=True) for line in lines)]
+    if hint:
+        parts += [Text(), Text(hint, style="dim")]
+    kind = f"({status['kind']})" if status.get("kind") else ""
+    title = " ".join(filter(None, ["ftis-node", status.get("name"), "·", status["model"], kind]))
+    return Panel(Group(*parts), title=title, title_align="left", border_style="dim")
+
+
+def duration(seconds: float) -> str:
+    """For people: ``12 s``, ``3 min 5 s``, ``2 h 7 min``, ``3 d 4 h``."""
+    whole = round(seconds)
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {smaller}"
+    return f"{whole} s"
+
+
+def _headline(status: dict[str, Any]) -> Text:
+    state = status["state"]
+    text = Text.assemble((state, f"bold {_COLOURS.get(state, 'cyan')}"), "  ", status["reason"])
+    if status.get("pausing") and state != "PAUSED":
+        text.append("  It pauses after this step.")
+    if status.get("finishing"):
+        text.append("  It ends after this step.")
+    return text
+
+
+def _figures(status: dict[str, Any]) -> Table:
+    before, now = number(status["pass_at_1_before"], ".3f"), number(status["pass_at_1"], ".3f")
+    foreign = sum(status["foreign_groups_used"].values())
+    seconds = status.get("last_seconds") or {}
+    phases = [name for name in ("generate", "wait", "train") if name in seconds]
+    split = ", ".join(f"{name} {seconds[name]:.1f}" for name in phases)
+    share = number(status["foreign_weight_share"], ".0%")
+    megabytes = [number(status[way], ".2f", 1e-6) for way in ("bytes_in", "bytes_out")]
+    rows = [
+        ("step", f"{status['step']}, {status['step_seconds']:.1f} s each{f' ({split})' if split else ''}"),
+        ("up", duration(status["uptime"])),
+        ("pass@1", f"{before} → {now} (step {status['pass_at_1_step']})"),
+        ("reward", f"own {number(status['own_reward'], '.2f')}, foreign {number(status['foreign_reward'], '.2f')}"),
+        (
+            "groups",
+            f"own {status['own_groups_used']}, foreign {foreign} ({share} of the loss)",
+        ),
+        ("filtered", number(status["filtered_fraction"], ".0%")),
+        ("swarm", f"{status['peers']} peers, {status['pool']['waiting']} groups waiting"),
+        ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
+    ]
+    table = Table.grid(padding=(0, 2))
+    for left, right in zip(rows[::2], rows[1::2], strict=True):
+        table.add_row(Text(left[0], style="dim"), Text(left[1]), Text(right[0], style="dim"), Text(right[1]))
+    return table
+
+
+def _peers(peers: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("peer", no_wrap=True)
+    for column in ("used", "MB in", "out"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("standing", no_wrap=True, overflow="ellipsis")
+    for peer in sorted(peers, key=lambda peer: -peer["used"])[:PEERS_SHOWN]:
+        traffic = (number(peer["bytes_in"], ".2f", 1e-6), number(peer["bytes_out"], ".2f", 1e-6))
+        cells = (f"…{peer['id'][-8:]}", str(peer["used"]), *traffic, _plain(str(peer.get("standing", ""))))
+        table.add_row(*map(Text, cells))
+    if len(peers) > PEERS_SHOWN:
+        table.add_row(Text(f"and {len(peers) - PEERS_SHOWN} more", style="dim"))
+    return table
+
+
+def _plain(text: str) -> str:
+    """Without anything that a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,78 @@
+"""A node's state is what is true, with a reason and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from ftis_node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
+from ftis_node.exams import Exams
+from ftis_node.swarm.membership import Reachability
+
+
+@pytest.mark.parametrize(
+    ("signs", "state", "words"),
+    [
+        ({"peers": 1}, State.ONLINE, "with 1 peer."),
+        ({"peers": 3}, State.ONLINE, "with 3 peers."),
+        ({"peers": 1, "reachability": Reachability.RELAYED}, State.RELAYED, "relays"),
+        ({"peers": 1, "reachability": Reachability.OUTBOUND_ONLY}, State.OUTBOUND_ONLY, "nobody can dial it"),
+        ({}, State.ALONE, "No peers"),
+        ({"sought": 2, "peers": 1}, State.JOINING, "Waiting for 2 peers"),
+        ({"peers": 1, "network_down": DOWN_SECONDS}, State.DEGRADED, "p2pd has not answered for 10 s"),
+        ({"peers": 1, "free_bytes": 9, "checkpoint_bytes": 10}, State.DEGRADED, "the next checkpoint takes"),
+        ({"peers": 1, "faults": ("a", "CUDA error")}, State.DEGRADED, "failed 2 times .* CUDA error"),
+        ({"peers": 1, "bad_steps": 1}, State.DEGRADED, "latest 1 step had no finite gradient"),
+        ({"peers": 1, "idle_steps": IDLE_STEPS}, State.DEGRADED, "changed nothing"),
+        ({"peers": 1, "own_refused": True}, State.DEGRADED, "unsound"),
+    ],
+)
+def test_the_state_says_what_is_true_and_why(signs: dict[str, Any], state: State, words: str) -> None:
+    found = condition(Signs(**signs))
+    assert found.state == state
+    assert found.reason.endswith(".") and re.search(words, found.reason), found.reason
+
+
+@pytest.mark.parametrize(
+    "signs",
+    [
+        {"network_down": DOWN_SECONDS - 1},
+        {"free_bytes": 10, "checkpoint_bytes": 10},
+        {"free_bytes": None, "checkpoint_bytes": 10},
+        {"idle_steps": IDLE_STEPS - 1},
+    ],
+)
+def test_what_is_no_trouble_yet_is_not_called_so(signs: dict[str, Any]) -> None:
+    assert condition(Signs(peers=1, **signs)).state == State.ONLINE
+
+
+def test_every_trouble_says_what_to_do() -> None:
+    for signs in (
+        Signs(network_down=DOWN_SECONDS),
+        Signs(free_bytes=0, checkpoint_bytes=1),
+        Signs(faults=("x",)),
+        Signs(bad_steps=1),
+        Signs(idle_steps=IDLE_STEPS),
+        Signs(own_refused=True),
+        Signs(),
+    ):
+        assert condition(signs).advice.endswith(".")
+
+
+def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
+    now = 0.0
+    exams = Exams(0.1, lambda: now)
+    assert exams.due(), "the first is taken in any case"
+    exams.taken(50.0)  # before any training, so not counted
+    assert not exams.due()
+    now = 499.0
+    assert not exams.due()
+    now = 500.0
+    assert exams.due()
+    exams.taken(50.0)
+    now = 999.0
+    assert not exams.due()
+    now = 1000.0
+    assert exams.due()

@@ -1,0 +1,77 @@
+"""What an owner does with a running node: into the background, look at it, pause, resume, finish."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ftis_node.observe.metrics import read_events
+from ftis_node.store.checkpoints import newest_facts
+from tests.daemons import STILL, Daemon, gone, run_cli
+
+pytestmark = pytest.mark.timeout(240)
+PLACE = ("--host", "127.0.0.1")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Daemon]:
+    """A home; whatever a failed test left running on it is ended."""
+    daemon = Daemon(tmp_path / "node")
+    yield daemon
+    runtime = daemon.home.runtime()
+    if runtime is not None and psutil.pid_exists(runtime["pid"]):
+        for process in [*psutil.Process(runtime["pid"]).children(recursive=True), psutil.Process(runtime["pid"])]:
+            process.kill()
+
+
+def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -> None:
+    home = ("--home", str(node.home.path))
+    begun = run_cli("join", "--detach", *home, *PLACE, *STILL, "--model", "tiny-a", "--nice", "5", timeout=120)
+    assert begun.returncode == 0, begun.stderr
+    assert "Loading tiny-a." in begun.stderr and "ftis-node stop" in begun.stdout
+    record = node.home.runtime()
+    assert record is not None and str(record["pid"]) in begun.stdout
+    daemon = psutil.Process(record["pid"])
+    assert daemon.nice() == 5 and all(child.nice() == 5 for child in daemon.children())
+    again = run_cli("join", "--detach", *home, *PLACE)
+    assert again.returncode == 1 and "Another ftis-node daemon is running" in again.stderr
+
+    family = daemon.children()
+    paused = run_cli("pause", "--wait", "--json", *home)
+    assert json.loads(paused.stdout) == {"state": "PAUSED"}, paused.stderr
+    status = node.status()
+    assert "Paused at step" in status["reason"] and "resume" in status["advice"]
+    step = status["step"]
+    facts = newest_facts(node.home.checkpoints)
+    assert facts is not None and facts["progress"]["step"] == step
+    left = daemon.children()
+    assert len(left) == 1 and left[0].name() == "p2pd", "the compute process and its memory are gone"
+    gone([child for child in family if child not in left])
+
+    assert "goes on" in run_cli("resume", *home).stdout
+    shown = run_cli("top", "--once", *home)
+    assert shown.returncode == 0 and "tiny-a (full)" in shown.stdout
+    node.process = None
+    while node.status().get("step", 0) < step + 2:
+        assert daemon.is_running()
+    finished = run_cli("finish", "--wait", *home)
+    assert "ended" in finished.stdout, finished.stderr
+    gone([daemon])
+    last = read_events(node.home.metrics, "step")[-1]["step"]
+    facts = newest_facts(node.home.checkpoints)
+    assert facts is not None and facts["progress"]["step"] == last >= step + 2
+    assert "Traceback" not in node.home.log.read_text()
+    assert "No ftis-node daemon is running" in run_cli("pause", *home).stderr
+
+
+def test_what_keeps_a_background_node_from_starting_is_said_at_once(node: Daemon, tmp_path: Path) -> None:
+    absent = tmp_path / "questions.jsonl"
+    begun = run_cli(
+        "join", "--detach", "--home", str(node.home.path), *PLACE, "--model", "tiny-a", "--task", str(absent)
+    )
+    assert begun.returncode == 2
+    assert begun.stderr.splitlines()[-2] == f"error: Cannot read {absent}: No such file or directory."
