@@ -17,8 +17,9 @@ from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.files import replace_text
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
+from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.provenance import versions
-from ftis_node.report import peers_report, training_status
+from ftis_node.report import peers_report, training_status, worker_memory
 from ftis_node.run import RunFile, check_fit, dump_run_file, load_run_file, run_for
 from ftis_node.saving import Books, LearnedSizes, Saving, settled
 from ftis_node.settings import Settings
@@ -153,7 +154,8 @@ class Node:
         transport = await Transport.start(listening, self._note_p2pd)
         self._stack.push_async_callback(transport.close)
         self._addresses = await transport.addresses()
-        api = Api({"/status": self.status, "/peers": self.peers}, {"/stop": self._api_stop})
+        metrics = {"/metrics": lambda: exposition(self.status(), self.peers())}
+        api = Api({"/status": self.status, "/peers": self.peers}, {"/stop": self._api_stop}, metrics)
         await api.start(runtime / "api.sock")
         self._stack.push_async_callback(api.close)
         self._run_file = await self._find_run(transport, bootstraps)
@@ -475,6 +477,7 @@ class Node:
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
             "uptime": time.time() - self._started,
             "worker_restarts": self._restarts,
+            "worker_memory_bytes": worker_memory(self._worker.pid),
         } | (training_status(self._stepper, self._swarm) if self._stepper and self._swarm else {})
 
     def peers(self) -> dict[str, Any]:

@@ -88,6 +88,48 @@ class Progress:
         return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
 
 
+@dataclass
+class Totals:
+    """What was done since the process started: it only grows, and no checkpoint knows it.
+
+    samples and tokens are those that a gradient was computed of, seconds those of steps.
+    """
+
+    steps: int = 0
+    skipped_steps: int = 0
+    groups: dict[str, int] = field(default_factory=lambda: {"own": 0, "foreign": 0})
+    samples: dict[str, int] = field(default_factory=lambda: {"own": 0, "foreign": 0})
+    tokens: dict[str, int] = field(default_factory=lambda: {"own": 0, "foreign": 0})
+    generated_groups: int = 0
+    generated_completions: int = 0
+    generated_tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "wait": 0.0, "train": 0.0})
+
+    def add_round(self, packets: Sequence[Group]) -> None:
+        """Counts groups that this node generated."""
+        self.generated_groups += len(packets)
+        self.generated_completions += sum(len(group.packet.lengths) for group in packets)
+        self.generated_tokens += sum(sum(group.packet.lengths) for group in packets)
+
+    def add_step(self, last: Mapping[str, Any]) -> None:
+        """Counts a step.
+
+        Args:
+            last: its metrics, see `Stepper.last`.
+        """
+        self.steps += 1
+        self.skipped_steps += last["skipped"] is not None
+        diagnostics = last["diagnostics"]
+        figures = {"own": diagnostics.get("sources", {}).get(OWN, {}), "foreign": diagnostics.get("foreign", {})}
+        for source, of in figures.items():
+            self.groups[source] += last[f"{source}_groups"]
+            if last["skipped"] is None:
+                self.samples[source] += int(of.get("samples", 0))
+                self.tokens[source] += int(of.get("tokens", 0))
+        for phase in self.seconds:
+            self.seconds[phase] += last["seconds"][phase]
+
+
 @dataclass(frozen=True, eq=False)
 class OwnGroup:
     """A group of one's own with its rewards, in the form the worker takes."""
@@ -150,6 +192,7 @@ class Stepper:
             pool: by default one that drops groups without a signal.
         """
         self.progress = Progress()
+        self.totals = Totals()
         self.pool = Pool(settings.max_age, clock) if pool is None else pool  # an empty one is false
         self.worker = worker
         self.standing = standing
@@ -278,7 +321,8 @@ class Stepper:
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
         self.swarm.interval = exchange_interval(self.step_seconds())
-        last = self._account(own, foreign, report, wait=wait, train=ended - trained, total=ended - began)
+        spent = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
+        last = self._account(own, foreign, report, spent)
         if any(weight != 1.0 for weight in weights.values()):
             last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
         return last
@@ -359,12 +403,13 @@ class Stepper:
             refs.append(PacketRef(slot=slot, digest=digest, size=len(data)))
         if not packets:
             raise FtisError("Every group that this node generated is unsound; its model may have diverged.")
+        self.totals.add_round([group for group, _ in packets])
         self._store.add(packets, own=True)
         self.swarm.announce(number, self.progress.step, refs)
         return groups
 
     def _account(
-        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], **seconds: float
+        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], seconds: dict[str, float]
     ) -> dict[str, Any]:
         batch = describe(own, foreign)
         self.progress.add_step(len(own), batch["authors"], report)
@@ -376,6 +421,7 @@ class Stepper:
             **report,
             "seconds": seconds,
         }
+        self.totals.add_step(self.last)
         return self.last
 
 

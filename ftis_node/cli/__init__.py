@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, demo, doctor, eval, fit, join, keys, lab, local, run
+from ftis_node.cli import bench, demo, doctor, eval, fit, join, keys, lab, local, logs, run
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command("join")(join.join)
 app.command("status")(local.status)
 app.command("peers")(local.peers)
 app.command("stop")(local.stop)
+app.command("logs")(logs.logs)
 app.command("id")(local.show_id)
 app.add_typer(run.app, name="run")
 app.add_typer(keys.app, name="keys")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import sys
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ftis_node.cli.common import DEFAULT_HOME, HomeOption, parse_pairs
+from ftis_node.observe.logs import log_to
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import Home
 
-LOG_BYTES = 10 << 20
 NOTICE = (
     "First start in %s. What leaves this machine, for anyone to read: its network address, and the token ids and "
     "log-probs that its model samples for the run's public prompts. Never the model, its gradients or your files."
@@ -58,6 +56,7 @@ def join(
     vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text for people, json for programs.")] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
@@ -82,6 +81,7 @@ def join(
             "device": device,
             "vram_gb": vram,
             "seed": seed,
+            "log_format": log_format,
         }.items()
         if value is not None
     }
@@ -92,7 +92,7 @@ def join(
 
     resolve(chosen.model)
     first = not Home(home).run_file.exists()
-    _log_to(home)
+    log_to(home, as_json=chosen.log_format == "json")
     if first:
         logging.getLogger(__name__).info(NOTICE, home)
     import uvloop
@@ -113,17 +113,3 @@ def join(
 
 def _settle(task: str, *, flags: dict[str, object], file: Path | None) -> Settings:
     return collect(task=task, flags=flags, file=file)[0]
-
-
-def _log_to(home: Path) -> None:
-    """Logs go to stderr and, if the home can be written, to its node.log."""
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        handlers.append(RotatingFileHandler(home / "node.log", maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8"))
-    except OSError:
-        pass  # opening the home will say what is wrong with it
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers)
-    for noisy in ("httpx", "transformers", "aiohttp"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
