@@ -60,6 +60,13 @@ def test_no_character_of_a_message_ends_its_line_or_reaches_a_terminal(formatter
     assert "forged" in line and "end" in line, "nothing is lost"
 
 
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_level_keeps_its_name_whatever_a_library_calls_it(formatter: logging.Formatter) -> None:
+    renamed = record("hello")
+    renamed.levelname = "WARN"  # as hivemind has it from its import on
+    assert "WARNING" in formatter.format(renamed)
+
+
 def test_what_can_be_printed_stays_as_it_is() -> None:
     assert TextFormatter().format(record("ρ → ½ of %d", 3)).endswith(" WARNING ρ → ½ of 3")
 

@@ -23,6 +23,8 @@ LOG = "node.log"
 LOG_BYTES = 10 << 20
 OLDER = 2  # files that are kept beside the present one: node.log.1 and node.log.2
 PAUSE_SECONDS = 0.2
+# By their own names: hivemind renames one, for the whole process, when it is imported.
+_LEVELS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
 _TIME = "%Y-%m-%d %H:%M:%S"
 _TEXT = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<level>[A-Z]+) (?P<message>.*)")
 
@@ -51,7 +53,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = f"{self.formatTime(record, _TIME)},{int(record.msecs):03d}"
-        return _with_traceback(f"{when} {record.levelname} {record.getMessage()}", _traceback(self, record))
+        return _with_traceback(f"{when} {_level(record)} {record.getMessage()}", _traceback(self, record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -60,13 +62,17 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         told = {
             "time": _iso(datetime.fromtimestamp(record.created, UTC)),
-            "level": record.levelname,
+            "level": _level(record),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if text := _traceback(self, record):
             told["exception"] = text
         return json.dumps(told)
+
+
+def _level(record: logging.LogRecord) -> str:
+    return _LEVELS.get(record.levelno, record.levelname)
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
