@@ -23,11 +23,12 @@ from ftis_node.files import replace_text
 from ftis_node.joining import JoinOptions, Rooms, check_daemon_can, check_peers, find_run, furnish
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import read_events
+from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.provenance import versions
-from ftis_node.report import peers_report, training_status
+from ftis_node.progress import Progress
+from ftis_node.report import peers_report, training_status, worker_memory
 from ftis_node.run import RunFile, check_fit, dump_run_file, run_for
 from ftis_node.settings import Settings
-from ftis_node.stepping import Progress
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import Rejection, admit
@@ -216,6 +217,7 @@ class Node:
         api = Api(
             {"/status": self.status, "/peers": self.peers},
             {f"/{name}": self._asked(what) for name, what in actions.items()},
+            {"/metrics": lambda: exposition(self.status(), self.peers())},
         )
         await api.start(runtime / "api.sock")
         self._stack.push_async_callback(api.close)
@@ -480,6 +482,7 @@ class Node:
             "curve": list(self._curve),
             "uptime": time.time() - self._started,
             "worker_restarts": self._compute.restarts,
+            "worker_memory_bytes": worker_memory(self._compute.worker.pid),
         } | (training_status(rooms.stepper, rooms.swarm) if rooms is not None else {})
 
     def peers(self) -> dict[str, Any]:

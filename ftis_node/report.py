@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import asdict
@@ -30,7 +31,8 @@ def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
         "own_reward": last.get("own_reward"),
         "foreign_reward": last.get("foreign_reward"),
         "step_seconds": stepper.step_seconds(),
-        "last_seconds": last.get("seconds"),
+        "last_step": last_step(last) if last else None,
+        "totals": asdict(stepper.totals),
         "waiting_for": stepper.waiting_for or None,
         "pool": {"waiting": len(pool), "no_signal": pool.no_signal, "expired": pool.expired},
         "peers": len(swarm.membership.view),
@@ -42,6 +44,27 @@ def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
         "announcements": dict(swarm.gossip.counts),
         "own_groups_refused": stepper.own_refused,
     }
+
+
+def last_step(last: dict[str, Any]) -> dict[str, Any]:
+    """Of the latest step: where its seconds went, and what came of it; no loss of one that left the weights alone."""
+    skipped = last["skipped"]
+    loss, norm = (None if skipped or not math.isfinite(last[key]) else last[key] for key in ("loss", "gradient_norm"))
+    return {
+        "seconds": last["seconds"],
+        "loss": loss,
+        "gradient_norm": norm,
+        "tokens": last["tokens"],
+        "skipped": skipped,
+    }
+
+
+def worker_memory(pid: int | None) -> int | None:
+    """Bytes that the compute process has resident (not on a GPU), None where there is none."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss) if pid is not None else None
+    except psutil.Error:
+        return None
 
 
 def process_status() -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ftis_node.errors import UsageError, UserError
 from ftis_node.files import replace_text
 from ftis_node.observe.metrics import MetricsLog
-from ftis_node.stepping import Progress
+from ftis_node.progress import Progress
 from ftis_node.store.checkpoints import Checkpoints, newest_facts, parse_label
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker

@@ -93,6 +93,9 @@ class Settings(BaseModel):
     max_age: float = Field(600.0, gt=0)
     packet_quota_mb: int = Field(1024, ge=1)
 
+    # What it says
+    log_format: Literal["text", "json"] = "text"
+
     @field_validator("lora_targets", "announce", "relays", "defences", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:

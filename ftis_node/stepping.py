@@ -9,12 +9,13 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ftis_node.errors import FtisError
 from ftis_node.packet import Group, encode, pack_group, packet_digest
 from ftis_node.pool import Newcomers, Pool, Scored, Want
+from ftis_node.progress import Progress, Totals
 from ftis_node.settings import Settings
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
@@ -30,62 +31,8 @@ OWN_SHARE_FLOOR = 0.25
 RECENT_SECONDS = 30.0
 PREFETCH_SECONDS = 10.0
 WAIT_SECONDS = 0.25
-AUTHORS_MAX, OTHERS = 1024, "others"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Progress:
-    """What a node has done so far. It is part of every checkpoint."""
-
-    step: int = 0
-    own_groups_used: int = 0
-    foreign_groups_used: Counter[str] = field(default_factory=Counter)
-    own_weight: float = 0.0
-    foreign_weight: float = 0.0
-    skipped: int = 0
-    pass_at_1_before: float | None = None
-    pass_at_1: float | None = None
-    pass_at_1_step: int = 0
-
-    @property
-    def foreign_weight_share(self) -> float:
-        """Foreign samples' part of Σ |Â|·w·tokens over all steps."""
-        total = self.own_weight + self.foreign_weight
-        return self.foreign_weight / total if total else 0.0
-
-    def add_step(self, own_groups: int, authors: Mapping[str, int], report: Mapping[str, Any]) -> None:
-        """Counts a step.
-
-        Args:
-            authors: groups of each, by peer id.
-            report: the learner's `StepReport`, as a dictionary.
-        """
-        self.step += 1
-        self.own_groups_used += own_groups
-        self.foreign_groups_used.update(authors)
-        self._fold_small_authors()
-        self.skipped += report["skipped"] is not None
-        for source, figures in ({} if report["skipped"] else report["diagnostics"]["sources"]).items():
-            if source == OWN:
-                self.own_weight += figures["loss_weight"]
-            else:
-                self.foreign_weight += figures["loss_weight"]
-
-    def _fold_small_authors(self) -> None:
-        """Identities are free: above a thousand authors, those that gave least are counted together."""
-        used = self.foreign_groups_used
-        if len(used) > AUTHORS_MAX:
-            small = [author for author, _ in used.most_common()[AUTHORS_MAX // 2 :] if author != OTHERS]
-            used[OTHERS] += sum(used.pop(author) for author in small)
-
-    def facts(self) -> dict[str, Any]:
-        return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
-
-    @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> Progress:
-        return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +97,7 @@ class Stepper:
             pool: by default one that drops groups without a signal.
         """
         self.progress = Progress()
+        self.totals = Totals()
         self.pool = Pool(settings.max_age, clock) if pool is None else pool  # an empty one is false
         self.worker = worker
         self.standing = standing
@@ -286,8 +234,8 @@ class Stepper:
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
         self.swarm.interval = exchange_interval(self.step_seconds())
-        seconds = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
-        last = self._account(own, foreign, report, **seconds)
+        spent = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
+        last = self._account(own, foreign, report, spent)
         if any(weight != 1.0 for weight in weights.values()):
             last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
         return last
@@ -369,12 +317,13 @@ class Stepper:
         self.own_unsound = len(packets) < len(answers)
         if not packets:
             raise FtisError("Every group that this node generated is unsound; its model may have diverged.")
+        self.totals.add_round([group for group, _ in packets])
         self._store.add(packets, own=True)
         self.swarm.announce(number, self.progress.step, refs)
         return groups
 
     def _account(
-        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], **seconds: float
+        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], seconds: dict[str, float]
     ) -> dict[str, Any]:
         batch = describe(own, foreign)
         self.progress.add_step(len(own), batch["authors"], report)
@@ -387,6 +336,7 @@ class Stepper:
             **report,
             "seconds": seconds,
         }
+        self.totals.add_step(self.last)
         return self.last
 
 

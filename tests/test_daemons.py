@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.identity import Identity
 from tests.daemons import Daemon, gone, run_cli
+from tests.documented import check, check_daemon
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -72,6 +74,7 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
     assert step_at_death - 1 <= resumed[0]["step"] <= step_at_death + 1
     before = a.status()["foreign_groups_used"][peer_id(b)]
     a.wait(used(b, before + 1), "A learns from B again")
+    check_daemon(a)
     assert a.log().count("What leaves this machine") == 1, "told at the first start, and only then"
     new_round = b.status()["foreign_groups_used"][peer_id(a)]
     b.wait(used(a, new_round + 1), "and B from A")
@@ -92,12 +95,15 @@ def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_co
     run_file = tmp_path / "run.toml"
     assert run_cli("run", "new", "-o", str(run_file)).returncode == 0
     peers = f"{DEAD},/ip4/127.0.0.1/tcp/{port}/p2p/{late_id}"
-    node = daemons["node"] = Daemon(tmp_path / "node", "--run", str(run_file), "--peers", peers).start()
+    flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json")
+    node = daemons["node"] = Daemon(tmp_path / "node", *flags).start()
     status = node.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "it trains alone")
     assert "alone" in status["reason"]
     late = daemons["late"] = Daemon(late_home, "--model", "tiny-b", "--run", str(run_file), "--port", str(port)).start()
     node.wait(used(late), "it uses the peer that came, without a restart")
     assert node.status()["state"] == "ONLINE"
+    for line in node.home.log.read_text().splitlines():
+        check(json.loads(line), "Log")
 
 
 def kill(worker: psutil.Process) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.progress import Progress
 from ftis_node.saving import RECOVERED_STEPS, SETBACKS, LearnedSizes, Saving, settled
-from ftis_node.stepping import Progress
 from ftis_node.worker.client import Worker
 from tests.helpers_models import arithmetic_run, arithmetic_settings
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ftis_node.progress import Progress
 from ftis_node.settings import Settings
-from ftis_node.stepping import OWN_SHARE_FLOOR, Progress, Stepper
+from ftis_node.stepping import OWN_SHARE_FLOOR, Stepper
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity

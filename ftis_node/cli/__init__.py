@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, demo, doctor, eval, fit, join, keys, lab, life, local, run, top
+from ftis_node.cli import bench, demo, doctor, eval, fit, join, keys, lab, life, local, logs, run, top
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command("join")(join.join)
 app.command("status")(local.status)
 app.command("peers")(local.peers)
 app.command("top")(top.top)
+app.command("logs")(logs.logs)
 app.command("pause")(life.pause)
 app.command("resume")(life.resume)
 app.command("finish")(life.finish)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import sys
-import time
-from collections import deque
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftis_node.cli.common import DEFAULT_HOME, HomeOption, parse_pairs
+from ftis_node.observe.logs import Tail, log_to
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import Home
 
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 
     from ftis_node.node import Node
 
-LOG_BYTES = 10 << 20
 LINES = 6
 VIEW_SECONDS = 1.0
 HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pause, resume, peers, top."
@@ -69,6 +65,7 @@ def join(
     vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text for people, json for programs.")] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
     nice: Annotated[
@@ -103,6 +100,7 @@ def join(
             "vram_gb": vram,
             "seed": seed,
             "nice": nice,
+            "log_format": log_format,
         }.items()
         if value is not None
     }
@@ -117,7 +115,8 @@ def join(
         return
     first = not Home(home).run_file.exists()
     shown = sys.stderr.isatty() if view is None else view
-    tail = _log_to(home, to_stderr=not shown)
+    tail = Tail(LINES)
+    log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
     if first:
         logging.getLogger(__name__).info(NOTICE, home)
     import uvloop
@@ -170,30 +169,3 @@ async def _watched(node: Node, tail: Tail) -> int:
 
 def _settle(task: str, *, flags: dict[str, object], file: Path | None) -> Settings:
     return collect(task=task, flags=flags, file=file)[0]
-
-
-class Tail(logging.Handler):
-    """Remembers the latest lines."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.lines: deque[str] = deque(maxlen=count)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(f"{time.strftime('%H:%M:%S')} {record.levelname} {record.getMessage()}")
-
-
-def _log_to(home: Path, *, to_stderr: bool) -> Tail:
-    """Logs go to stderr, unless a view has their latest lines, and, if the home can be written, to its node.log."""
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    tail = Tail(LINES)
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr) if to_stderr else tail]
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        handlers.append(RotatingFileHandler(home / "node.log", maxBytes=LOG_BYTES, backupCount=2, encoding="utf-8"))
-    except OSError:
-        pass  # opening the home will say what is wrong with it
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers)
-    for noisy in ("httpx", "transformers", "aiohttp"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    return tail

@@ -17,9 +17,10 @@ from ftis_node.lab.payloads import Watch
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.pool import Pool, Scored
+from ftis_node.progress import Progress
 from ftis_node.run import Run, check_fit, run_for
 from ftis_node.settings import Settings
-from ftis_node.stepping import OwnGroup, Progress, Stepper
+from ftis_node.stepping import OwnGroup, Stepper
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext

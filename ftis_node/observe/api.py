@@ -6,8 +6,9 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -15,18 +16,24 @@ from aiohttp import web
 from ftis_node.errors import UserError
 
 Answer = Callable[[], dict[str, Any]]
+Text = Callable[[], bytes]
+TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' text exposition
 LOOK_INTO_LOG = "Look into node.log in its home."
 
 
 class Api:
-    """Serves JSON answers under ``GET /status``, ``GET /peers`` and ``POST /stop``."""
+    """Serves JSON answers under ``GET /status``, ``GET /peers`` and ``POST /stop``, and text under ``GET /metrics``."""
 
-    def __init__(self, reads: dict[str, Answer], actions: dict[str, Answer]) -> None:
+    def __init__(
+        self, reads: dict[str, Answer], actions: dict[str, Answer], texts: Mapping[str, Text] = MappingProxyType({})
+    ) -> None:
         app = web.Application()
         for path, answer in reads.items():
             app.router.add_get(path, _handler(answer))
         for path, answer in actions.items():
             app.router.add_post(path, _handler(answer))
+        for path, text in texts.items():
+            app.router.add_get(path, _text_handler(text))
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, path: Path) -> None:
@@ -49,6 +56,13 @@ def _handler(answer: Answer) -> Any:
     return handle
 
 
+def _text_handler(text: Text) -> Any:
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(body=text(), headers={"Content-Type": TEXT})
+
+    return handle
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
@@ -61,7 +75,26 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def ask(path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0) -> dict[str, Any]:
-    """Asks a running daemon.
+    """Asks a running daemon; see `ask_text`.
+
+    Raises:
+        UserError: no daemon answers there, or not in time, or not this.
+    """
+    try:
+        answer: dict[str, Any] = json.loads(ask_text(path, route, action=action, timeout=timeout))
+    except ValueError as error:
+        raise _gone() from error
+    return answer
+
+
+def _gone() -> UserError:
+    return UserError(
+        "No ftis-node daemon is running on this home.", "Start one with `ftis-node join`, or name its --home."
+    )
+
+
+def ask_text(path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0) -> bytes:
+    """What a running daemon answers, as it is.
 
     Args:
         path: its API socket, None if it left no record of one.
@@ -69,11 +102,8 @@ def ask(path: Path | None, route: str, *, action: bool = False, timeout: float =
     Raises:
         UserError: no daemon answers there, or not in time, or not this.
     """
-    gone = UserError(
-        "No ftis-node daemon is running on this home.", "Start one with `ftis-node join`, or name its --home."
-    )
     if path is None:
-        raise gone
+        raise _gone()
     connection = _UnixConnection(path, timeout)
     try:
         connection.request("POST" if action else "GET", route)
@@ -81,11 +111,10 @@ def ask(path: Path | None, route: str, *, action: bool = False, timeout: float =
         body = response.read()
         if response.status != http.HTTPStatus.OK:
             raise UserError(f"The daemon answered {route} with {response.status} {response.reason}.", LOOK_INTO_LOG)
-        answer: dict[str, Any] = json.loads(body)
-        return answer
+        return body
     except TimeoutError as error:
         raise UserError(f"The daemon on this home did not answer within {timeout:g} s.", LOOK_INTO_LOG) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise gone from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _gone() from error
     finally:
         connection.close()

@@ -76,7 +76,7 @@ def _headline(status: dict[str, Any]) -> Text:
 def _figures(status: dict[str, Any]) -> Table:
     before, now = number(status["pass_at_1_before"], ".3f"), number(status["pass_at_1"], ".3f")
     foreign = sum(status["foreign_groups_used"].values())
-    seconds = status.get("last_seconds") or {}
+    seconds = (status["last_step"] or {}).get("seconds", {})
     phases = [name for name in ("generate", "wait", "train") if name in seconds]
     split = ", ".join(f"{name} {seconds[name]:.1f}" for name in phases)
     share = number(status["foreign_weight_share"], ".0%")

@@ -26,9 +26,9 @@ from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.observe.provenance import versions
 from ftis_node.packet import Group
 from ftis_node.pool import Scored
+from ftis_node.progress import Progress as Taken
 from ftis_node.run import Run, load_run_file
 from ftis_node.stepping import OwnGroup, describe, messages
-from ftis_node.stepping import Progress as Taken
 from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
 from ftis_node.store.packets import StoredPackets

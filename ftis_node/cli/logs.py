@@ -1,0 +1,44 @@
+"""``ftis-node logs``: what the daemon on a home wrote down."""
+
+from __future__ import annotations
+
+import json as json_
+from typing import Annotated
+
+import psutil
+import typer
+
+from ftis_node.cli.common import DEFAULT_HOME, HomeOption
+from ftis_node.errors import UserError
+from ftis_node.observe.logs import as_object, as_text, read_log
+from ftis_node.store.home import Home
+
+
+def logs(
+    home: HomeOption = DEFAULT_HOME,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show what is added, until Ctrl-C or until the daemon has ended.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")] = False,
+) -> None:
+    """The last lines of the log of the node on this home, also after it has ended."""
+    place = Home(home.expanduser())
+    try:
+        for line in read_log(place.log, lines, (lambda: _running(place)) if follow else None):
+            print(json_.dumps(as_object(line)) if json else as_text(line), flush=follow)
+    except FileNotFoundError:
+        raise UserError(
+            f"There is no log in {place.path}.", "Start a node there with `ftis-node join`, or name its --home."
+        ) from None
+    except OSError as error:
+        raise UserError(f"The log {place.log} cannot be read: {error.strerror}.", "Name another --home.") from None
+
+
+def _running(home: Home) -> bool:
+    """Whether a daemon is at work on this home, by what it wrote down of itself."""
+    record = home.runtime()
+    try:
+        return record is not None and psutil.Process(int(record["pid"])).status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False

@@ -1,0 +1,189 @@
+"""The daemon's log: on stderr and in its home, as text or as JSON, one event a line whatever it says; and reading it.
+
+Messages may hold words of peers. No character of them can end a line, move a cursor or turn the direction of text.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+LOG = "node.log"
+LOG_BYTES = 10 << 20
+OLDER = 2  # files that are kept beside the present one: node.log.1 and node.log.2
+PAUSE_SECONDS = 0.2
+# By their own names: hivemind renames one, for the whole process, when it is imported.
+_LEVELS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
+_TIME = "%Y-%m-%d %H:%M:%S"
+_TEXT = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<level>[A-Z]+) (?P<message>.*)")
+
+
+class Tail(logging.Handler):
+    """Remembers the latest lines, for a view."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=count)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> None:
+    """Logs go to stderr and, if the home can be written, to its node.log; of that 30 MB are kept at most.
+
+    Args:
+        view: gets the lines in place of stderr, always as text.
+    """
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr) if view is None else view]
+    with suppress(OSError):  # opening the home will say what is wrong with it
+        home.mkdir(parents=True, exist_ok=True)
+        handlers.append(RotatingFileHandler(home / LOG, maxBytes=LOG_BYTES, backupCount=OLDER, encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(JsonFormatter() if as_json and handler is not view else TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=handlers)
+    for noisy in ("httpx", "transformers", "aiohttp"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def escaped(text: str) -> str:
+    """What is not printable is written as Python writes it: line ends, control characters, changes of direction."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class TextFormatter(logging.Formatter):
+    """``time LEVEL message``, in local time; a traceback's lines follow, indented, so that none passes for an event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = f"{self.formatTime(record, _TIME)},{int(record.msecs):03d}"
+        return _with_traceback(f"{when} {_level(record)} {record.getMessage()}", _traceback(self, record))
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (ISO 8601, UTC), level, logger, message, and exception if there is a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": _iso(datetime.fromtimestamp(record.created, UTC)),
+            "level": _level(record),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if text := _traceback(self, record):
+            told["exception"] = text
+        return json.dumps(told)
+
+
+def _level(record: logging.LogRecord) -> str:
+    return _LEVELS.get(record.levelno, record.levelname)
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    exception = formatter.formatException(record.exc_info) if record.exc_info else ""
+    return "\n".join(filter(None, (exception, record.stack_info)))
+
+
+def _with_traceback(event: str, traceback: str) -> str:
+    return "\n".join([escaped(event), *(f"    {escaped(line)}" for line in traceback.split("\n") if line)])
+
+
+def _iso(when: datetime) -> str:
+    return when.isoformat(timespec="milliseconds")
+
+
+# --- reading it -------------------------------------------------------------------------------------------------------
+
+
+def as_object(line: str) -> dict[str, Any]:
+    """A line of either format as an object; what is neither, as a traceback's lines, is a message alone."""
+    with suppress(ValueError):
+        told = json.loads(line)
+        if isinstance(told, dict):
+            return told
+    found = _TEXT.fullmatch(line)
+    if found is None:
+        return {"message": line}
+    when = datetime.strptime(found["time"], f"{_TIME},%f").astimezone(UTC)
+    return {"time": _iso(when), "level": found["level"], "message": found["message"]}
+
+
+def as_text(line: str) -> str:
+    """A line of either format as text that is safe to print; a traceback's lines follow theirs."""
+    told = as_object(line) if line.startswith("{") else {}
+    if not told.keys() >= {"time", "level", "message"}:
+        return escaped(line)
+    return _with_traceback(f"{told['time']} {told['level']} {told['message']}", str(told.get("exception", "")))
+
+
+def read_log(path: Path, count: int, follow: Callable[[], bool] | None = None) -> Iterator[str]:
+    """The last lines of a log and of the older ones beside it, oldest first; then those that are added.
+
+    Args:
+        follow: whether more may come; once it says no, the last lines are read and that is all. None: at once.
+
+    Raises:
+        FileNotFoundError: there is no log.
+    """
+    growing = _Growing(path)
+    recent = deque[str](maxlen=count)
+    for number in range(OLDER, 0, -1):
+        with suppress(FileNotFoundError):
+            older = _Growing(path.with_name(f"{path.name}.{number}"))
+            if older.file != growing.file:  # which was rotated just now
+                recent.extend(older.lines())
+    recent.extend(growing.lines())
+    yield from recent
+    while follow is not None:
+        more = follow()
+        yield from growing.lines()
+        if not more:
+            return
+        time.sleep(PAUSE_SECONDS)
+
+
+class _Growing:
+    """A file that is written to and rotated meanwhile. `file`: which one is open, as device and inode."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        self._data = self._path.open("rb")
+        told = os.fstat(self._data.fileno())
+        self.file = (told.st_dev, told.st_ino)
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        """The complete lines since the last call, of the file that was open and then of the one in its place."""
+        replaced = self._replaced()  # asked first: what is replaced grows no more
+        yield from self._complete()
+        if replaced:
+            self._data.close()
+            with suppress(FileNotFoundError):
+                self._begin()
+                yield from self._complete()
+
+    def _complete(self) -> Iterator[str]:
+        *complete, self._rest = (self._rest + self._data.read()).split(b"\n")
+        for line in complete:
+            yield line.decode(errors="replace")
+
+    def _replaced(self) -> bool:
+        try:
+            told = self._path.stat()
+        except FileNotFoundError:
+            return False  # between two names
+        return (told.st_dev, told.st_ino) != self.file or told.st_size < self._data.tell()

@@ -1,0 +1,211 @@
+"""What a node says of itself and of its peers, as Prometheus reads it: its text exposition.
+
+It is made anew of plain values for each scrape, without a registry of the process, so nodes in one process do not meet.
+What is not known yet is left out. Labels are words of this node's own and peer ids; no text of a peer becomes one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+import ftis_node
+
+PEERS_MAX = 64
+STATES = ("LOADING", "JOINING", "ALONE", "ONLINE", "RELAYED", "OUTBOUND-ONLY", "STOPPING")
+REACHABILITIES = ("direct", "relayed", "outbound-only")
+STANDINGS = ("newcomer", "established", "doubted", "banned")
+
+_INFO = "Always 1; its labels say what runs here."
+_STATE = "1 for the state that the node is in, 0 for the others."
+_REACHABILITY = "1 for the way in which others reach this node, 0 for the others."
+_STANDING = "1 for what this node thinks of the peer, 0 for the other standings."
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, and where its values stand in what is told.
+
+    kind: a counter only grows while the process lives; its exposed name ends in ``_total``.
+    at: a path of keys with dots between. With a `label` that path leads to a mapping from the label's values to
+    numbers, or `at` itself maps each of the label's values to a path. A mapping in place of a number counts as its sum.
+    needs: a path; while nothing stands there, the number at `at` says nothing.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    at: str | Mapping[str, str]
+    help: str
+    label: str = ""
+    needs: str = ""
+
+    def values(self, told: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
+        """The label's value (none if it has no label) and the number, of all that is known."""
+        if self.needs and _at(told, self.needs) is None:
+            return
+        if isinstance(self.at, Mapping):
+            found: Any = {value: _at(told, path) for value, path in self.at.items()}
+        else:
+            found = _at(told, self.at)
+        for value, number in (found or {}).items() if self.label else [("", found)]:
+            if (known := _number(number)) is not None:
+                yield ((str(value),) if self.label else ()), known
+
+
+_OWN_AND_FOREIGN = {"own": "own_groups_used", "foreign": "foreign_groups_used"}
+_REWARDS = {"own": "own_reward", "foreign": "foreign_reward"}
+_MEMORY = {"network": "process.memory_bytes", "compute": "worker_memory_bytes", "p2pd": "network.p2pd.memory_bytes"}
+_CONNECTIONS = {"inbound": "network.p2pd.inbound", "outbound": "network.p2pd.outbound"}
+_PHASES = {phase: f"last_step.seconds.{phase}" for phase in ("generate", "wait", "train")}
+
+METRICS = (
+    Metric("uptime_seconds", "gauge", "uptime", "Since the process started."),
+    Metric("parameters", "gauge", "parameters", "Parameters of the whole model."),
+    # Of the whole training, which goes on from checkpoints: after a crash they may be a little smaller than before.
+    Metric("step", "gauge", "step", "Optimiser steps of the whole training."),
+    Metric("groups_used", "gauge", _OWN_AND_FOREIGN, "Groups of the whole training's batches.", "source"),
+    Metric("foreign_weight_share", "gauge", "foreign_weight_share", "Foreign samples' part of the loss, from 0 to 1."),
+    Metric("pass_at_1", "gauge", "pass_at_1", "Latest greedy pass@1 on held-out prompts, from 0 to 1."),
+    Metric("pass_at_1_before", "gauge", "pass_at_1_before", "Greedy pass@1 before the first step."),
+    Metric("pass_at_1_step", "gauge", "pass_at_1_step", "The step of the latest pass@1.", needs="pass_at_1"),
+    # Of the latest step.
+    Metric("reward", "gauge", _REWARDS, "Mean reward of the latest step's samples.", "source"),
+    Metric("filtered_fraction", "gauge", "filtered_fraction", "Part of the latest step's negatives that were dropped."),
+    Metric("loss", "gauge", "last_step.loss", "Loss of the latest step."),
+    Metric("gradient_norm", "gauge", "last_step.gradient_norm", "Norm of the latest step's gradient, before clipping."),
+    Metric("last_step_seconds", "gauge", _PHASES, "Where the latest step's time went.", "phase"),
+    Metric("step_seconds", "gauge", "step_seconds", "Mean of the latest steps, up to eight.", needs="last_step"),
+    # Since the process started.
+    Metric("steps", "counter", "totals.steps", "Steps of this process."),
+    Metric("skipped_steps", "counter", "totals.skipped_steps", "Steps that left the weights as they were."),
+    Metric("phase_seconds", "counter", "totals.seconds", "Where the time of this process's steps went.", "phase"),
+    Metric("trained_groups", "counter", "totals.groups", "Groups in this process's batches.", "source"),
+    Metric("trained_samples", "counter", "totals.samples", "Completions that a gradient was computed of.", "source"),
+    Metric("trained_tokens", "counter", "totals.tokens", "Tokens that a gradient was computed of.", "source"),
+    Metric("generated_groups", "counter", "totals.generated_groups", "Groups generated here for training."),
+    Metric(
+        "generated_completions", "counter", "totals.generated_completions", "Completions of the groups generated here."
+    ),
+    Metric("generated_tokens", "counter", "totals.generated_tokens", "Tokens of the groups generated here."),
+    Metric("own_groups_refused", "counter", "own_groups_refused", "Groups generated here that others would refuse."),
+    # The pool and the swarm.
+    Metric("pool_groups", "gauge", "pool.waiting", "Foreign groups that wait to be trained on."),
+    Metric("pool_no_signal", "counter", "pool.no_signal", "Foreign groups left out as all their rewards were equal."),
+    Metric("pool_expired", "counter", "pool.expired", "Foreign groups that grew too old in the pool."),
+    Metric("packets_refused", "counter", "refused_packets", "Packets of others that were refused.", "reason"),
+    Metric("announcements", "counter", "announcements", "Announcements heard, by what became of them.", "outcome"),
+    Metric("received_bytes", "counter", "bytes_in", "Payload of calls and answers that came in."),
+    Metric("sent_bytes", "counter", "bytes_out", "Payload of calls and answers that went out."),
+    Metric("peers", "gauge", "peers", "Peers that the node works with."),
+    # Processes.
+    Metric("worker_restarts", "counter", "worker_restarts", "Compute processes that replaced a failed one."),
+    Metric("p2pd_restarts", "counter", "network.p2pd_restarts", "Times that p2pd was started again."),
+    Metric("p2pd_connections", "gauge", _CONNECTIONS, "Open connections of p2pd.", "direction"),
+    Metric("p2pd_cpu_seconds", "counter", "network.p2pd.cpu_seconds", "CPU time of p2pd."),
+    Metric("p2pd_open_files", "gauge", "network.p2pd.open_files", "Open files of p2pd."),
+    Metric("memory_bytes", "gauge", _MEMORY, "Resident memory, without that of a GPU.", "process"),
+    Metric("python_blocks", "gauge", "process.python_blocks", "Blocks of the network process's Python allocator."),
+)
+
+PEER_METRICS = (
+    Metric("peer_groups_used", "gauge", "used", "Groups of the peer in the whole training's batches."),
+    Metric("peer_packets_accepted", "counter", "accepted", "Packets that the peer signed and that were admitted."),
+    Metric("peer_packets_refused", "counter", "refused", "Packets that the peer signed and that were refused."),
+    Metric("peer_received_bytes", "counter", "bytes_in", "Payload that came from the peer."),
+    Metric("peer_sent_bytes", "counter", "bytes_out", "Payload that went to the peer."),
+    Metric("peer_weight", "gauge", "weight", "What the peer's samples count in the loss, from 0 to 1."),
+    Metric("peer_unseen_seconds", "gauge", "seconds_since_seen", "Since the peer was last heard of."),
+)
+
+
+def exposition(status: Mapping[str, Any], peers: Mapping[str, Any]) -> bytes:
+    """The text exposition, version 0.0.4, of what `Node.status` and `Node.peers` say; at most 64 peers are in it."""
+    return generate_latest(_Said(status, peers))
+
+
+class _Said(Collector):
+    """The families of one scrape."""
+
+    def __init__(self, status: Mapping[str, Any], peers: Mapping[str, Any]) -> None:
+        self._status = status
+        self._peers = peers
+
+    def collect(self) -> Iterator[Family]:
+        status = self._status
+        info = _family("gauge", "info", _INFO, ["version", "model", "kind", "run"])
+        info.add_metric([ftis_node.__version__, *(str(status.get(key) or "") for key in ("model", "kind", "run"))], 1)
+        yield info
+        yield from _one_of("state", _STATE, "state", STATES, {"": status.get("state")})
+        reached = {"": _at(status, "network.reachability")}
+        yield from _one_of("reachability", _REACHABILITY, "reachability", REACHABILITIES, reached)
+        for metric in METRICS:
+            family = _family(metric.kind, metric.name, metric.help, [metric.label] if metric.label else [])
+            for labels, number in metric.values(status):
+                family.add_metric(labels, number)
+            yield from _if_known(family)
+        yield from self._of_peers()
+
+    def _of_peers(self) -> Iterator[Family]:
+        if "step" not in self._status:
+            return  # the swarm has not begun
+        left_out = _family("gauge", "peers_left_out", "Peers that are left alone: banned, or of another run.", [])
+        left_out.add_metric([], len(self._peers["left_out"]))
+        yield left_out
+        shown = self._peers["peers"][:PEERS_MAX]
+        standings = {peer["id"]: _standing(peer["standing"]) for peer in shown}
+        yield from _one_of("peer_standing", _STANDING, "standing", STANDINGS, standings, "peer")
+        for metric in PEER_METRICS:
+            family = _family(metric.kind, metric.name, metric.help, ["peer"])
+            for peer in shown:
+                for _, number in metric.values(peer):
+                    family.add_metric([peer["id"]], number)
+            yield from _if_known(family)
+
+
+def _family(
+    kind: Literal["gauge", "counter"], name: str, help: str, labels: list[str]
+) -> GaugeMetricFamily | CounterMetricFamily:
+    made = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
+    return made(f"ftis_node_{name}", help, labels=labels)
+
+
+def _one_of(
+    name: str, help: str, label: str, words: tuple[str, ...], found: Mapping[str, str | None], of: str = ""
+) -> Iterator[Family]:
+    """A gauge that is 1 for the word that holds and 0 for the others; `found` has it, by values of the label `of`."""
+    family = _family("gauge", name, help, [of, label] if of else [label])
+    for value, word in found.items():
+        for known in dict.fromkeys((*words, word)) if word is not None else ():
+            family.add_metric([value, known] if of else [known], float(known == word))
+    yield from _if_known(family)
+
+
+def _if_known(family: Family) -> Iterator[Family]:
+    if family.samples:
+        yield family
+
+
+def _standing(words: str) -> str | None:
+    """The first word; what follows are reasons."""
+    first = words.replace(":", " ").split(maxsplit=1)[0]
+    return first if first in STANDINGS else None
+
+
+def _at(told: Any, path: str) -> Any:
+    """What stands there, None if a key is missing."""
+    for key in path.split("."):
+        told = told.get(key) if isinstance(told, Mapping) else None
+    return told
+
+
+def _number(found: Any) -> float | None:
+    if isinstance(found, Mapping):
+        found = sum(found.values())
+    return float(found) if isinstance(found, (int, float)) and math.isfinite(found) else None

@@ -1,0 +1,212 @@
+"""The log: one event a line whatever a peer says, in text and as JSON; and reading it while it grows and is rotated."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ftis_node.cli import app
+from ftis_node.errors import UserError
+from ftis_node.observe.logs import JsonFormatter, TextFormatter, as_object, as_text, log_to, read_log
+from ftis_node.store.home import Home
+from tests.daemons import ENVIRONMENT, command
+from tests.documented import check
+
+FORGED = "hi\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\x9b1m\u2028\u202e\x00 end"
+
+
+def record(message: str, *args: object, error: BaseException | None = None) -> logging.LogRecord:
+    told = (type(error), error, error.__traceback__) if error is not None else None
+    return logging.LogRecord("ftis_node.node", logging.WARNING, "node.py", 1, message, args, told)
+
+
+def raised(text: str) -> BaseException:
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        return error
+
+
+@contextmanager
+def fresh_process() -> Iterator[None]:
+    """The root logger as it is there: without pytest's handlers."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    try:
+        yield
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_no_character_of_a_message_ends_its_line_or_reaches_a_terminal(formatter: logging.Formatter) -> None:
+    line = formatter.format(record("peer says %s", FORGED))
+    assert line.isprintable(), "one line, and nothing that moves a cursor or turns text"
+    assert "forged" in line and "end" in line, "nothing is lost"
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_level_keeps_its_name_whatever_a_library_calls_it(formatter: logging.Formatter) -> None:
+    renamed = record("hello")
+    renamed.levelname = "WARN"  # as hivemind has it from its import on
+    assert "WARNING" in formatter.format(renamed)
+
+
+def test_what_can_be_printed_stays_as_it_is() -> None:
+    assert TextFormatter().format(record("ρ → ½ of %d", 3)).endswith(" WARNING ρ → ½ of 3")
+
+
+def test_no_line_of_a_traceback_passes_for_an_event() -> None:
+    first, *others = TextFormatter().format(record("it failed", error=raised(FORGED))).split("\n")
+    assert first.endswith("WARNING it failed")
+    assert any("forged" in line for line in others)
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+    told = json.loads(JsonFormatter().format(record("it failed", error=raised("why"))))
+    assert told["message"] == "it failed" and told["exception"].endswith("ValueError: why")
+
+
+@pytest.mark.parametrize("error", [None, raised("why")])
+def test_a_json_line_is_as_documented(error: BaseException | None) -> None:
+    before = datetime.now(UTC)
+    told = json.loads(JsonFormatter().format(record("%s", FORGED, error=error)))
+    check(told, "Log")
+    assert (told["level"], told["logger"], told["message"]) == ("WARNING", "ftis_node.node", FORGED)
+    when = datetime.fromisoformat(told["time"])
+    assert when.utcoffset() is not None and abs((when - before).total_seconds()) < 60
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_logs_go_to_stderr_and_to_the_home(tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    with fresh_process():
+        log_to(tmp_path / "new" / "home", as_json=as_json)
+        logging.getLogger("ftis_node.x").info("hello\nthere")
+    [line] = Home(tmp_path / "new" / "home").log.read_text().splitlines()
+    assert line in capsys.readouterr().err.splitlines()
+    assert as_object(line)["message"] == ("hello\nthere" if as_json else "hello\\nthere")
+
+
+def test_a_home_that_cannot_be_written_still_logs_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "home").write_text("a file")
+    with fresh_process():
+        log_to(tmp_path / "home")
+        logging.getLogger("ftis_node.x").info("hello")
+    assert "hello" in capsys.readouterr().err
+
+
+def test_both_formats_are_read_as_text_and_as_objects() -> None:
+    one = record("hello %s", "there\n")
+    text, line = TextFormatter().format(one), JsonFormatter().format(one)
+    assert as_object(text)["time"] == as_object(line)["time"], "whatever the time zone"
+    assert as_object(text)["level"] == as_object(line)["level"] == "WARNING"
+    assert as_text(text) == text
+    assert as_text(line).endswith(" WARNING hello there\\n")
+    assert as_text(JsonFormatter().format(record("it failed", error=raised("why")))).endswith("\n    ValueError: why")
+    for odd in ("not a line\x1b[2J", "{}", '{"broken', "[1]", "    a traceback's"):
+        assert as_text(odd).isprintable() and isinstance(as_object(odd), dict)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def rotate(log: Path) -> None:
+    """As `RotatingFileHandler` does."""
+    for number in (1, 0):
+        present = log.with_name(f"{log.name}.{number}") if number else log
+        if present.exists():
+            present.rename(log.with_name(f"{log.name}.{number + 1}"))
+    log.touch()
+
+
+def add(log: Path, text: str) -> None:
+    with log.open("a") as file:
+        file.write(text)
+
+
+def test_the_last_lines_come_from_older_files_too(tmp_path: Path) -> None:
+    log = tmp_path / "node.log"
+    for text in ("1\n2\n", "3\n4\n", "5\n"):
+        rotate(log)
+        add(log, text)
+    assert list(read_log(log, 4)) == ["2", "3", "4", "5"]
+    assert list(read_log(log, 100)) == ["1", "2", "3", "4", "5"]
+    assert list(read_log(log, 0)) == []
+
+
+def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_path: Path) -> None:
+    log = tmp_path / "node.log"
+    add(log, "1\n2\n3")  # the last one is still being written
+
+    def life() -> Iterator[bool]:
+        add(log, "+\n4\n")
+        yield True
+        add(log, "5\n")
+        rotate(log)
+        add(log, "6\n")
+        yield True
+        yield True
+        log.write_text("")  # emptied in place, as some do to logs
+        yield True
+        add(log, "7\n")
+        yield False
+
+    alive = life()
+    assert list(read_log(log, 1, lambda: next(alive))) == ["2", "3+", "4", "5", "6", "7"]
+
+
+def test_without_a_log_it_says_what_to_do(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["logs", "--home", str(tmp_path)])
+    assert isinstance(answer.exception, UserError)
+    assert "no log" in answer.exception.what and "ftis-node join" in answer.exception.fix
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_the_command_shows_the_log_of_a_node_that_has_ended(tmp_path: Path, follow: list[str]) -> None:
+    add(tmp_path / "node.log", "".join(TextFormatter().format(record("line %d", n)) + "\n" for n in range(5)))
+    told = CliRunner().invoke(app, ["logs", "--home", str(tmp_path), "-n", "2", *follow])
+    assert [line.split()[-1] for line in told.stdout.splitlines()] == ["3", "4"] and told.exit_code == 0
+    told = CliRunner().invoke(app, ["logs", "--home", str(tmp_path), "-n", "2", "--json", *follow])
+    assert [json.loads(line)["message"] for line in told.stdout.splitlines()] == ["line 3", "line 4"]
+
+
+def test_it_follows_a_running_daemon_until_it_ends_or_ctrl_c(tmp_path: Path) -> None:
+    """The daemon is one by what `runtime.json` says of it."""
+    log = tmp_path / "node.log"
+    add(log, "first\n")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as daemon:
+        runtime = {"pid": daemon.pid, "directory": str(tmp_path / "ftis-x"), "children": {}}
+        (tmp_path / "runtime.json").write_text(json.dumps(runtime))
+        one, other = (
+            subprocess.Popen(
+                command("logs", "-f", "--home", str(tmp_path)),
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | ENVIRONMENT,
+            )
+            for _ in range(2)
+        )
+        for follower in (one, other):
+            assert follower.stdout is not None and follower.stdout.readline() == "first\n"
+        add(log, "second\n")
+        for follower in (one, other):
+            assert follower.stdout is not None and follower.stdout.readline() == "second\n"
+        one.send_signal(signal.SIGINT)
+        assert one.wait(30) == 130
+        add(log, "last\n")
+        daemon.communicate(b"\n")
+        rest, _ = other.communicate(timeout=30)
+        assert (rest, other.returncode) == ("last\n", 0)

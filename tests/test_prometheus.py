@@ -1,0 +1,241 @@
+"""What Prometheus reads: valid, complete, as documented, and nothing in it that a peer wrote."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import math
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import ftis_node
+from ftis_node.observe.api import Api, ask_text
+from ftis_node.observe.prometheus import PEERS_MAX, exposition
+from ftis_node.progress import Totals
+from ftis_node.report import last_step
+from tests.documented import EVENTS, exposed, keys, metrics
+
+PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
+EVIL = 'x"} 1\nftis_node_step 99\n'
+SECONDS = {"generate": 1.0, "wait": 0.5, "train": 2.0, "total": 3.5}
+
+LOADING: dict[str, Any] = {
+    "name": "A",
+    "state": "LOADING",
+    "reason": "Loading tiny-a.",
+    "model": "tiny-a",
+    "kind": None,
+    "plan": None,
+    "parameters": None,
+    "addresses": [],
+    "run": None,
+    "uptime": 1.5,
+    "worker_restarts": 0,
+    "worker_memory_bytes": None,
+}
+JOINING: dict[str, Any] = LOADING | {
+    "state": "JOINING",
+    "kind": "full",
+    "parameters": 75968,
+    "run": "ab" * 16,
+    "step": 0,
+    "pass_at_1_before": None,
+    "pass_at_1": None,
+    "pass_at_1_step": 0,
+    "own_groups_used": 0,
+    "foreign_groups_used": {},
+    "foreign_weight_share": 0.0,
+    "filtered_fraction": None,
+    "own_reward": None,
+    "foreign_reward": None,
+    "step_seconds": 0.0,
+    "last_step": None,
+    "totals": asdict(Totals()),
+    "waiting_for": None,
+    "pool": {"waiting": 0, "no_signal": 0, "expired": 0},
+    "peers": 0,
+    "bytes_in": 0,
+    "bytes_out": 0,
+    "network": {"reachability": "direct", "p2pd_restarts": 0, "p2pd": None},
+    "process": {"memory_bytes": 1000, "python_blocks": 10},
+    "refused_packets": {},
+    "announcements": {},
+    "own_groups_refused": 0,
+}
+TRAINING: dict[str, Any] = JOINING | {
+    "state": "ONLINE",
+    "worker_memory_bytes": 3000,
+    "step": 7,
+    "pass_at_1_before": 0.25,
+    "pass_at_1": 0.5,
+    "own_groups_used": 10,
+    "foreign_groups_used": {PEER: 4, "others": 2},
+    "foreign_weight_share": 0.25,
+    "filtered_fraction": 0.0,
+    "own_reward": 0.5,
+    "foreign_reward": 0.75,
+    "step_seconds": 3.0,
+    "last_step": {"seconds": SECONDS, "loss": -0.5, "gradient_norm": 0.25, "tokens": 100, "skipped": None},
+    "network": {
+        "reachability": "relayed",
+        "p2pd_restarts": 1,
+        "p2pd": {
+            "reachability": "private",
+            "inbound": 1,
+            "outbound": 2,
+            "memory_bytes": 2000,
+            "cpu_seconds": 0.5,
+            "open_files": 9,
+        },
+    },
+    "refused_packets": {"malformed": 3, "holder": 1},
+    "announcements": {"new": 5},
+}
+NOBODY: dict[str, Any] = {"peers": [], "left_out": []}
+
+
+def peer(id: str = PEER, **other: Any) -> dict[str, Any]:
+    return {
+        "id": id,
+        "agent": "ftis-node/0.1.0",
+        "seconds_since_seen": 0.5,
+        "used": 4,
+        "standing": "established",
+        "accepted": 5,
+        "refused": {"malformed": 2, "too long": 1},
+        "weight": 1.0,
+        "bytes_in": 100,
+        "bytes_out": 200,
+        **other,
+    }
+
+
+def samples(text: bytes) -> dict[str, float]:
+    """Values by the sample's name and its labels' values, in the order of the labels' names."""
+    return {
+        " ".join([sample.name, *(value for _, value in sorted(sample.labels.items()))]): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_every_documented_metric_is_exposed_as_documented_and_no_other() -> None:
+    text = exposition(TRAINING, {"peers": [peer()], "left_out": [{"id": "x", "reason": "other run"}]})
+    assert exposed(text) == metrics()
+    assert text.count(b"# HELP") == text.count(b"# TYPE") == len(metrics())
+
+
+def test_values_are_those_of_the_status() -> None:
+    found = samples(exposition(TRAINING, {"peers": [peer()], "left_out": []}))
+    assert found["ftis_node_groups_used own"] == 10 and found["ftis_node_groups_used foreign"] == 6
+    assert found["ftis_node_packets_refused_total malformed"] == 3
+    assert found["ftis_node_memory_bytes compute"] == 3000 and found["ftis_node_memory_bytes p2pd"] == 2000
+    assert found["ftis_node_last_step_seconds wait"] == 0.5 and "ftis_node_last_step_seconds total" not in found
+    assert found[f"ftis_node_peer_packets_refused_total {PEER}"] == 3
+    assert found["ftis_node_filtered_fraction"] == 0, "known, and nothing"
+    assert found[f"ftis_node_info full tiny-a {'ab' * 16} {ftis_node.__version__}"] == 1
+
+
+@pytest.mark.parametrize("state", ["ONLINE", "ALONE", "SOMETHING NEW"])
+def test_one_state_holds_and_all_others_do_not(state: str) -> None:
+    found = samples(exposition(TRAINING | {"state": state}, NOBODY))
+    states = {name: value for name, value in found.items() if name.startswith("ftis_node_state ")}
+    assert [name for name, value in states.items() if value] == [f"ftis_node_state {state}"]
+    assert len(states) >= 7
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    names = {name.split()[0] for name in samples(exposition(LOADING, NOBODY))}
+    assert names == {
+        *("ftis_node_info", "ftis_node_state", "ftis_node_uptime_seconds", "ftis_node_worker_restarts_total")
+    }
+    joining = samples(exposition(JOINING, NOBODY))
+    assert joining["ftis_node_steps_total"] == joining["ftis_node_peers_left_out"] == 0
+    for unknown in ("pass_at_1", "pass_at_1_step", "loss", "step_seconds", "reward own", "memory_bytes compute"):
+        assert f"ftis_node_{unknown}" not in joining
+    assert "ftis_node_reward own" in samples(exposition(JOINING | {"own_reward": 0.0}, NOBODY))
+
+
+@pytest.mark.parametrize("none", [math.nan, math.inf])
+def test_a_step_whose_numbers_are_none_shows_none(none: float) -> None:
+    last = {"seconds": SECONDS, "loss": none, "gradient_norm": none, "tokens": 1, "skipped": None}
+    assert last_step(last)["loss"] is None
+    found = samples(exposition(TRAINING | {"last_step": last}, NOBODY))
+    assert "ftis_node_loss" not in found and "ftis_node_gradient_norm" not in found
+    assert last_step(last | {"loss": 0.0, "gradient_norm": 0.0, "skipped": "no signal"})["loss"] is None
+
+
+def test_no_text_of_a_peer_is_in_it() -> None:
+    bad = peer(agent=EVIL, addresses=[EVIL], standing=f"banned: it {EVIL}", lies={EVIL: 1})
+    text = exposition(TRAINING, {"peers": [bad], "left_out": [{"id": PEER, "reason": EVIL}]})
+    assert b"99" not in text
+    assert samples(text)[f"ftis_node_peer_standing {PEER} banned"] == 1
+    odd = exposition(TRAINING, {"peers": [peer(standing=EVIL)], "left_out": []})
+    assert b"99" not in odd and b"ftis_node_peer_standing{" not in odd
+
+
+def test_a_models_path_of_whatever_characters_stays_a_label() -> None:
+    found = [*text_string_to_metric_families(exposition(TRAINING | {"model": EVIL}, NOBODY).decode())]
+    [info] = [sample for family in found for sample in family.samples if sample.name == "ftis_node_info"]
+    assert info.labels["model"] == EVIL
+
+
+def test_at_most_64_peers_are_in_it() -> None:
+    many = [peer(f"peer{number}") for number in range(2 * PEERS_MAX)]
+    found = samples(exposition(TRAINING, {"peers": many, "left_out": []}))
+    assert sum(name.startswith("ftis_node_peer_weight ") for name in found) == PEERS_MAX == 64
+
+
+def test_two_nodes_in_one_process_do_not_meet() -> None:
+    one, other = exposition(TRAINING, NOBODY), exposition(TRAINING | {"step": 8}, NOBODY)
+    assert samples(one)["ftis_node_step"] == 7 and samples(other)["ftis_node_step"] == 8
+    assert exposition(TRAINING, NOBODY) == one
+
+
+async def test_the_api_serves_it_as_text() -> None:
+    api = Api({}, {}, {"/metrics": lambda: exposition(LOADING, NOBODY)})
+    with tempfile.TemporaryDirectory(prefix="ftis-") as directory:
+        await api.start(Path(directory) / "api.sock")
+        try:
+            answer = await asyncio.to_thread(ask_text, Path(directory) / "api.sock", "/metrics")
+        finally:
+            await api.close()
+    assert answer == exposition(LOADING, NOBODY)
+
+
+def test_totals_count_what_a_gradient_was_computed_of() -> None:
+    totals = Totals()
+    figures = {"samples": 20.0, "tokens": 200.0}
+    step = {
+        "skipped": None,
+        "own_groups": 3,
+        "foreign_groups": 2,
+        "seconds": SECONDS,
+        "diagnostics": {"sources": {"own": figures}, "foreign": {"samples": 5.0, "tokens": 50.0}},
+    }
+    totals.add_step(step)
+    totals.add_step(step | {"skipped": "loss or gradient was not finite"})
+    assert (totals.steps, totals.skipped_steps) == (2, 1)
+    assert totals.groups == {"own": 6, "foreign": 4}
+    assert totals.samples == {"own": 20, "foreign": 5} and totals.tokens == {"own": 200, "foreign": 50}
+    assert totals.seconds == {"generate": 2.0, "wait": 1.0, "train": 4.0}
+
+
+def test_every_kind_of_event_that_the_code_writes_is_documented_with_its_keys() -> None:
+    """Kinds and keys that stand in the code; those that only a running daemon knows are looked at in test_daemons."""
+    written: set[str] = set()
+    for path in Path(ftis_node.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._metrics.write":
+                [kind] = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+                named = {word.arg for word in call.keywords if word.arg is not None}
+                assert named <= keys(kind).keys(), f"{kind}: {named - keys(kind).keys()} not documented"
+                if len(named) == len(call.keywords):
+                    assert named == keys(kind).keys()
+                written.add(kind)
+    assert written == set(EVENTS)
