@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 import ftis_node
 
 PEERS_MAX = 64
-STATES = ("LOADING", "JOINING", "ALONE", "ONLINE", "RELAYED", "OUTBOUND-ONLY", "STOPPING")
+STATES = ("LOADING", "JOINING", "ALONE", "ONLINE", "RELAYED", "OUTBOUND-ONLY", "PAUSED", "DEGRADED", "STOPPING")
 REACHABILITIES = ("direct", "relayed", "outbound-only")
 STANDINGS = ("newcomer", "established", "doubted", "banned")
 
