@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, demo, doctor, eval, fit, join, keys, lab, local, run
+from ftis_node.cli import bench, config, demo, doctor, eval, fit, join, keys, lab, local, run
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.command("peers")(local.peers)
 app.command("stop")(local.stop)
 app.command("id")(local.show_id)
 app.add_typer(run.app, name="run")
+app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(bench.app, name="bench")

@@ -58,6 +58,9 @@ def join(
     vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Settings for a kind of machine: laptop, single-gpu or server.")
+    ] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
@@ -82,6 +85,7 @@ def join(
             "device": device,
             "vram_gb": vram,
             "seed": seed,
+            "profile": profile,
         }.items()
         if value is not None
     }
