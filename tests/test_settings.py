@@ -12,7 +12,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError
-from ftis_node.settings import TASKS, Settings, collect
+from ftis_node.settings import PROFILES, TASKS, Settings, collect
 
 DEFAULT = Settings()
 
@@ -33,20 +33,23 @@ def refused(**layers: Any) -> UsageError:
     return caught.value
 
 
-@pytest.mark.parametrize("top", ["default", "profile", "file", "environment", "flags"])
+@pytest.mark.parametrize("top", ["default", "task", "profile", "file", "environment", "flags"])
 def test_each_layer_wins_over_those_below_it(top: str, tmp_path: Path) -> None:
-    names = ["default", "profile", "file", "environment", "flags"]
+    names = ["default", "task", "profile", "file", "environment", "flags"]
     given_layers = names[: names.index(top) + 1]
     file = tmp_path / "settings.toml"
     file.write_text("wait = 11.0\n")
     settings, origins = settled(
-        task="arithmetic" if "profile" in given_layers else "gsm8k",
+        task="arithmetic" if "task" in given_layers else "gsm8k",
         file=file if "file" in given_layers else None,
         environment={"FTIS_WAIT": "12"} if "environment" in given_layers else {},
-        flags={"wait": 13.0} if "flags" in given_layers else {},
+        flags=({"wait": 13.0} if "flags" in given_layers else {})
+        | ({"profile": "laptop"} if "profile" in given_layers else {}),
     )
-    expected = {"default": (10.0, "default"), "profile": (2.0, "profile arithmetic")}
-    expected |= {"file": (11.0, f"file {file}"), "environment": (12.0, "environment"), "flags": (13.0, "flags")}
+    expected = {
+        **{"default": (10.0, "default"), "task": (2.0, "task arithmetic"), "profile": (30.0, "profile laptop")},
+        **{"file": (11.0, f"file {file}"), "environment": (12.0, "environment FTIS_WAIT"), "flags": (13.0, "flags")},
+    }
     assert (settings.wait, origins["wait"]) == expected[top]
     assert origins["seed"] == "default"
 
@@ -69,8 +72,10 @@ def test_the_highest_layer_that_names_a_setting_decides(
         environment={f"FTIS_{key.upper()}": str(value) for key, value in environment.items()},
         flags=flags,
     )
-    layers = [("default", DEFAULT.model_dump()), ("profile arithmetic", TASKS["arithmetic"].settings)]
-    layers += [(f"file {path}", file), ("environment", environment), ("flags", flags)]
+    layers = [("default", DEFAULT.model_dump()), ("task arithmetic", TASKS["arithmetic"].settings)]
+    layers += [(f"file {path}", file)]
+    layers += [(f"environment FTIS_{key.upper()}", {key: value}) for key, value in environment.items()]
+    layers += [("flags", flags)]
     for name in Settings.model_fields:
         origin, value = [(origin, values[name]) for origin, values in layers if name in values][-1]
         assert (origins[name], getattr(settings, name)) == (origin, value)
@@ -78,7 +83,7 @@ def test_the_highest_layer_that_names_a_setting_decides(
 
 def test_a_flag_that_was_not_given_overrules_nothing() -> None:
     settings, origins = settled(flags={"wait": None, "seed": 3}, environment={"FTIS_WAIT": "4"})
-    assert (settings.wait, origins["wait"], settings.seed, origins["seed"]) == (4, "environment", 3, "flags")
+    assert (settings.wait, origins["wait"], settings.seed, origins["seed"]) == (4, "environment FTIS_WAIT", 3, "flags")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ def test_a_wrong_value_names_its_layer(tmp_path: Path) -> None:
     file.write_text('wait = "long"\n')
     error = refused(file=file)
     assert f"'wait' from file {file}" in error.what and "'long'" in error.what
-    assert "'port' from environment" in refused(environment={"FTIS_PORT": "http"}).what
+    assert "'port' from environment FTIS_PORT" in refused(environment={"FTIS_PORT": "http"}).what
     assert "'steps' from flags" in refused(flags={"steps": 0}, environment={"FTIS_STEPS": "5"}).what
 
 
@@ -174,8 +179,21 @@ def test_a_model_may_be_called_like_a_number(name: str) -> None:
 
 
 def test_other_programs_variables_are_left_alone() -> None:
-    settings, _ = settled(environment={"FTIS_HOME": "/x", "FTIS_COLOUR": "red", "WAIT": "3", "ftis_wait": "4"})
+    settings, _ = settled(environment={"FTIS_HOME": "/x", "FTISWAIT": "red", "WAIT": "3", "ftis_wait": "4"})
     assert settings == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("FTIS_LERNING_RATE", "FTIS_LEARNING_RATE"), ("FTIS_PROFIL", "FTIS_PROFILE"), ("FTIS_HOMES", "FTIS_HOME")],
+)
+def test_a_misspelt_variable_names_the_nearest(name: str, meant: str) -> None:
+    error = refused(environment={name: "1"})
+    assert name in error.what and repr(meant) in error.fix
+
+
+def test_a_variable_that_is_like_no_other_is_no_setting_either() -> None:
+    assert "FTIS_QQQQQQQQ" in refused(environment={"FTIS_QQQQQQQQ": "1"}).what
 
 
 def test_the_processs_own_environment_is_read_where_no_other_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +202,13 @@ def test_the_processs_own_environment_is_read_where_no_other_is_named(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"), [(b"wait = = 3", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (None, "cannot be")]
+    ("content", "complaint"),
+    [
+        (b"wait = = 3", "not valid TOML"),
+        (b"\xff\xfe", "not valid TOML"),
+        (b"x = " + b"[" * 5000, "too deeply"),
+        (None, "cannot be"),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_refused(content: bytes | None, complaint: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
@@ -202,5 +226,53 @@ def test_settings_survive_the_way_to_the_compute_process() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_every_profile_is_made_of_valid_settings(task: str) -> None:
     settings, origins = settled(task=task)
-    assert all(origins[name] == f"profile {task}" for name in TASKS[task].settings)
+    assert all(origins[name] == f"task {task}" for name in TASKS[task].settings)
     assert settings.objective_parts(task, filters=True) == TASKS[task].filter
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("task", ["arithmetic", "gsm8k"])
+def test_every_machine_profile_is_made_of_valid_settings(profile: str, task: str) -> None:
+    settings, origins = settled(task=task, flags={"profile": profile})
+    for name, (value, why) in PROFILES[profile].choices.items():
+        assert (getattr(settings, name), origins[name]) == (value, f"profile {profile}")
+        assert value != getattr(DEFAULT, name), "what is the default anyway needs no profile"
+        assert why
+
+
+def test_the_highest_layer_that_names_a_profile_decides(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('profile = "laptop"\n')
+    for environment, flags, nice in (
+        ({}, {}, 10),
+        ({"FTIS_PROFILE": "single-gpu"}, {}, 5),
+        ({"FTIS_PROFILE": ""}, {}, 10),
+        ({"FTIS_PROFILE": "single-gpu"}, {"profile": "laptop"}, 10),
+        ({"FTIS_PROFILE": "laptop"}, {"profile": "none"}, 0),
+        ({"FTIS_PROFILE": "labtop"}, {"profile": "single-gpu"}, 5),
+    ):
+        assert settled(file=file, environment=environment, flags=flags)[0].nice == nice
+
+
+def test_an_unknown_profile_names_its_layer_and_the_nearest(tmp_path: Path) -> None:
+    error = refused(environment={"FTIS_PROFILE": "labtop"})
+    assert "'labtop' (environment FTIS_PROFILE)" in error.what and "'laptop'" in error.fix
+    file = tmp_path / "s.toml"
+    file.write_text("profile = ['laptop']\n")
+    error = refused(file=file)
+    assert f"(file {file})" in error.what and "single-gpu" in error.fix
+
+
+@pytest.mark.parametrize("given", [{"vram_gb": 6}, {"vram_share": 0.5}])
+def test_a_persons_limit_of_memory_takes_the_place_of_a_profiles(given: dict[str, float]) -> None:
+    settings, origins = settled(flags={"profile": "laptop", **given})
+    assert {"vram_gb": settings.vram_gb, "vram_share": settings.vram_share} == {
+        **{"vram_gb": None, "vram_share": None},
+        **given,
+    }
+    assert [origins[name] for name in ("vram_gb", "vram_share") if name not in given] == ["default"]
+
+
+def test_none_is_an_importance_and_no_filter_at_all() -> None:
+    settings, _ = settled(flags={"importance": "none", "gate": "none"})
+    assert settings.objective_parts("gsm8k", filters=False) == {"importance": "none", "gate": None}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, demo, doctor, eval, fit, join, keys, lab, life, local, logs, run, top
+from ftis_node.cli import bench, config, demo, doctor, eval, fit, join, keys, lab, life, local, logs, run, top
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ app.command("finish")(life.finish)
 app.command("stop")(life.stop)
 app.command("id")(local.show_id)
 app.add_typer(run.app, name="run")
+app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(bench.app, name="bench")

@@ -78,7 +78,7 @@ def evaluate(
         policy = load_trained(settings, found)
         cap = completion_tokens or chosen.completion_tokens
         ids = tokenised(policy, chosen, examples, cap)
-        budget = memory_budget(settings.vram_gb, policy.device)
+        budget = memory_budget(settings, policy.device)
         side_by_side = batch or batch_that_fits(policy, max(map(len, ids)), cap, budget)
         advance = stack.enter_context(_progress(len(examples)))
 

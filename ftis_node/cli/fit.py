@@ -39,6 +39,7 @@ _PARTS = {
 def fit(
     model: Annotated[str, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")],
     vram: Annotated[float | None, typer.Option(help="GB of memory to plan for; default: this machine's GPU.")] = None,
+    vram_share: Annotated[float | None, typer.Option(help="The share of this machine's GPU to plan for.")] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Plan for a GPU, or for the CPU.")] = "cuda",
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Of the weights.")] = None,
@@ -62,13 +63,13 @@ def fit(
     if vram is not None and not (math.isfinite(vram) and vram > 0):
         raise UsageError(f"--vram {vram} is no size.", "Give the memory in GB, for example --vram 24.")
     caps = _caps(task, prompt_tokens, completion_tokens)
-    settings, _ = collect(task=task, flags={})
+    settings, _ = collect(task=task, flags={"vram_gb": vram, "vram_share": vram_share})
     from ftis_node.policy.names import resolve
 
     resolve(model)  # a wrong name is told before anything heavy is imported
     from ftis_node.policy.geometry import geometry
 
-    budget = round(vram * GB) if vram is not None else _present(device)
+    budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))
     shape = geometry(model)
     wishes = Wishes(
         lora=lora,
@@ -82,7 +83,7 @@ def fit(
     )
     eight_bit = optimiser == "adamw8bit" or importlib.util.find_spec("bitsandbytes") is not None
     chosen = plan(shape, budget, Workload(*caps, completions, settings.batch_groups), wishes, device, eight_bit)
-    command = _command(model, chosen, task, device, vram)
+    command = _command(model, chosen, task, device, vram, vram_share)
     if json:
         print_json(_as_json(shape, chosen) | {"command": command})
     else:
@@ -119,9 +120,10 @@ def _present(device: str) -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def _command(model: str, plan: Plan, task: str, device: str, vram: float | None) -> str:
+def _command(model: str, plan: Plan, task: str, device: str, vram: float | None, vram_share: float | None) -> str:
     """The command line that does as planned."""
     values = {
+        **({"vram_share": f"{vram_share:g}"} if vram_share is not None else {}),
         "dtype": plan.dtype,
         "optimiser": plan.optimiser,
         "gradient_checkpointing": str(plan.gradient_checkpointing).lower(),

@@ -66,6 +66,9 @@ def join(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text for people, json for programs.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Settings for a kind of machine: laptop, single-gpu or server.")
+    ] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
     nice: Annotated[
@@ -101,6 +104,7 @@ def join(
             "seed": seed,
             "nice": nice,
             "log_format": log_format,
+            "profile": profile,
         }.items()
         if value is not None
     }

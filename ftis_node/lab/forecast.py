@@ -88,7 +88,7 @@ def _caps(spec: TrialSpec) -> tuple[int, int]:
 def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometry, Plan]:
     settings = _settings(spec, member)
     shape = geometry(member.model)
-    limit = settings.vram_gb or machine.vram / len(spec.members)
+    limit = settings.vram_gb or machine.vram * (settings.vram_share or 1 / len(spec.members))
     names = ("lora", "dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
     wishes = Wishes(
         **{name: getattr(settings, name) for name in (*names, "lora_rank", "lora_targets")},

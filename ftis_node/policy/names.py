@@ -39,12 +39,12 @@ def resolve(name: str) -> str:
         return str(BUILT_IN_DIR / name)
     if name.lower() in ALIASES:
         return ALIASES[name.lower()]
-    if name.count("/") == 1 and not name.startswith((".", "/")) and not name.endswith("/"):
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/"):
         return name
     known = [*ALIASES, *built_in()]
     raise UsageError(
         f"There is no model {name!r}: no such folder, alias or built-in model.",
-        f"{did_you_mean(name.lower(), known)}Give a local folder, a hub id such as Qwen/Qwen2.5-3B, or one of: "
-        f"{', '.join(built_in())}, "
+        f"{did_you_mean(Path(name).name.lower(), known)}Give a local folder, a hub id such as Qwen/Qwen2.5-3B, or one "
+        f"of: {', '.join(built_in())}, "
         "qwen2.5-0.5b, -1.5b, -3b, -7b, qwen2.5-coder-…, each also with -instruct.",
     )

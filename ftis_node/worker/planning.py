@@ -38,7 +38,7 @@ def settle(settings: Settings, workload: Workload, remembered: Mapping[str, Any]
         UserError: the model's configuration cannot be loaded.
     """
     device = choose_device(settings.device)
-    budget = memory_budget(settings.vram_gb, device)
+    budget = memory_budget(settings, device)
     wanted = {name: getattr(settings, name) for name in (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing")}
     holds = budget <= remembered.get("budget", 0) * _MORE_MEMORY
     for name in (*_TRAINED, *_LEARNED) if holds else _TRAINED:
@@ -56,15 +56,26 @@ def settle(settings: Settings, workload: Workload, remembered: Mapping[str, Any]
     return settings.model_copy(update=settled), chosen
 
 
-def memory_budget(limit_gb: float | None, device: torch.device) -> int:
+def memory_budget(settings: Settings, device: torch.device) -> int:
     """Bytes to plan with: the limit that was set, or what is free. On a GPU a limit is also enforced."""
     if device.type != "cuda":
-        return round(limit_gb * GB if limit_gb else psutil.virtual_memory().available * CPU_SHARE)
+        memory = psutil.virtual_memory()
+        free, limit = round(memory.available * CPU_SHARE), memory_limit(settings, memory.total)
+        # A number of GB is somebody's word for what there will be, a share of all says nothing of that.
+        return free if limit is None else limit if settings.vram_gb is not None else min(limit, free)
     free, total = torch.cuda.mem_get_info(device)
-    if limit_gb is None:
+    limit = memory_limit(settings, total)
+    if limit is None:
         return free
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gb * GB / total), device)
-    return min(round(limit_gb * GB), free)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    return min(limit, free)
+
+
+def memory_limit(settings: Settings, total: int) -> int | None:
+    """Bytes that the settings allow of `total`; None: they name no limit."""
+    if settings.vram_gb is not None:
+        return round(settings.vram_gb * GB)
+    return None if settings.vram_share is None else round(settings.vram_share * total)
 
 
 def told(chosen: Plan) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""What no single setting's type can tell: names of objectives and their parts, and settings that contradict others.
+
+Told before a model is loaded, so nothing here imports torch: the names and limits of `ftis_node.objective` are written
+down a second time, and a test holds both alike.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ftis_node.errors import UsageError, did_you_mean
+
+OBJECTIVE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "objective": ("ftis", "grpo", "nois", "vis", "tis", "f-nois", "f-vis", "opsm", "gated", "ftis-author"),
+    "advantage": ("mean_std", "mean"),
+    "divergence": ("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"),
+    "reduction": ("mean", "sum", "max"),
+    "importance": ("none", "vanilla", "truncated"),
+    "aggregation": ("sample", "token", "fixed"),
+}
+OBJECTIVE_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "threshold": ("≥ 0, or none", lambda value: value >= 0),
+    "gate": ("≥ 0 and < 1, or none", lambda value: 0 <= value < 1),
+    "truncation": ("> 0", lambda value: value > 0),
+    "epsilon": ("> 0 and < 1", lambda value: 0 < value < 1),
+    "divisor": ("> 0", lambda value: value > 0),
+    "inner_steps": ("≥ 1", lambda value: value >= 1),
+}
+OWN_ONLY = ("grpo",)  # objectives that learn from own samples only
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+_MB_PER_GB = 1024
+
+
+def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Checks settled settings; `origins` says of each where it came from.
+
+    Raises:
+        UsageError: the first mistake that is found.
+    """
+    for mistake in (*_names(values, origins), *_machine(values, origins), *_network(values, origins)):
+        raise mistake
+
+
+def by_a_person(origin: str) -> bool:
+    """Whether a value of that origin was set by somebody, rather than by defaults and profiles."""
+    return not origin.startswith(("default", "task ", "profile "))
+
+
+def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+    for key, known in OBJECTIVE_NAMES.items():
+        if values[key] is not None and values[key] not in known:
+            yield UsageError(
+                f"There is no {key} {values[key]!r} ({origins[key]}).",
+                f"{did_you_mean(values[key], known)}Use one of: {', '.join(known)}.",
+            )
+    for key, (limits, holds) in OBJECTIVE_LIMITS.items():
+        value = values[key]
+        if value not in (None, "none") and not (math.isfinite(value) and holds(value)):
+            yield UsageError(f"The {key} cannot be {value} ({origins[key]}).", f"Give a number {limits}.")
+    if values["objective"] in OWN_ONLY and values["own_share"] == 0:
+        yield UsageError(
+            f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "
+            f"({origins['objective']}) learns from own samples only.",
+            "Leave out own_share, or use an objective that learns from others.",
+        )
+
+
+def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+    device, disk, quota = values["device"], values["disk_gb"], values["packet_quota_mb"]
+    if not _DEVICE.fullmatch(device):
+        yield UsageError(
+            f"{device!r} is no device ({origins['device']}).",
+            f"{did_you_mean(device, ('cpu', 'cuda', 'auto'))}Use cpu, cuda, cuda:0 or auto.",
+        )
+    if device == "cpu" and values["optimiser"] == "adamw8bit":
+        yield UsageError(
+            f"The optimiser adamw8bit ({origins['optimiser']}) needs a GPU, but the device is cpu.", "Use adamw."
+        )
+    if values["vram_gb"] is not None and values["vram_share"] is not None:
+        yield UsageError(
+            f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory.",
+            "Keep one of them.",
+        )
+    if values["lora"] and not values["lora_targets"]:
+        yield UsageError(
+            f"LoRA layers ({origins['lora']}) have nowhere to go, for lora_targets is empty "
+            f"({origins['lora_targets']}).",
+            "Name modules of the model, such as q_proj,v_proj, or train it in full.",
+        )
+    # A quota that nobody chose is not held against somebody's limit of the disk.
+    if disk is not None and quota > disk * _MB_PER_GB and by_a_person(origins["packet_quota_mb"]):
+        yield UsageError(
+            f"Packets alone may take {quota} MB ({origins['packet_quota_mb']}), but the home no more than "
+            f"{disk:g} GB ({origins['disk_gb']}).",
+            "Lower packet_quota_mb, or raise disk_gb.",
+        )
+
+
+def _network(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+    for key in ("host", "http_host"):
+        try:
+            ipaddress.ip_address(values[key])
+        except ValueError:
+            yield UsageError(
+                f"The {key} {values[key]!r} is no IP address ({origins[key]}).",
+                "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.",
+            )
+    port = values["port"]
+    if port != 0 and port == values["http_port"] and values["page"] and values["listen"]:
+        yield UsageError(
+            f"Peers ({origins['port']}) and the page ({origins['http_port']}) cannot both have the port {port}.",
+            "Give port or http_port another one, or 0 for any.",
+        )
+    if values["announce"] and not values["listen"]:
+        yield UsageError(
+            f"announce ({origins['announce']}) tells others where to dial, but listen is false ({origins['listen']}).",
+            "Leave out one of them.",
+        )

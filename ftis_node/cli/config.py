@@ -1,0 +1,56 @@
+"""``ftis-node config``: what the settings add up to, and whether a file of them is sound."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.common import JsonOption, parse_pairs, print_json
+from ftis_node.reference import as_toml
+from ftis_node.settings import collect
+
+app = typer.Typer(no_args_is_help=True, help="The settings, layer upon layer.")
+
+
+@app.command("show")
+def show(
+    origin: Annotated[bool, typer.Option("--origin", help="Also where each value came from.")] = False,
+    profile: Annotated[str | None, typer.Option(help="As of join: laptop, single-gpu or server.")] = None,
+    settings: Annotated[Path | None, typer.Option("--settings", help="As of join: a TOML file of settings.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="As of join: --set KEY=VALUE, repeatable.")] = None,
+    task: Annotated[str, typer.Option(help="Whose profile counts, if it has one.")] = "arithmetic",
+    json: JsonOption = False,
+) -> None:
+    """Shows every setting as `join` with the same flags and this environment would settle it; as a settings file."""
+    flags = {"profile": profile} if profile is not None else {}
+    settled, origins = collect(task=task, flags=parse_pairs(set_ or []) | flags, file=settings)
+    if json:
+        values = settled.model_dump(mode="json")
+        # JSON has no infinity; as a text it is still one that the settings understand.
+        finite = {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+        print_json({"settings": finite} | ({"origins": origins} if origin else {}))
+    else:
+        print(f"# As for the task {task!r}; docs/settings.md says what each does.\n")
+        print(as_toml(settled, origins if origin else None), end="")
+
+
+@app.command("check")
+def check(file: Annotated[Path, typer.Argument(help="A TOML file of settings.")], json: JsonOption = False) -> None:
+    """Whether a settings file is sound by itself, without flags and environment. Exit code 2: it is not."""
+    from ftis_node.policy.names import resolve
+
+    settled, origins = collect(task="", flags={}, file=file, environment={})
+    resolve(settled.model)
+    if settled.announce or settled.relays:
+        from ftis_node.swarm.p2pd import listening_of
+
+        listening_of(settled, Path(), Path())
+    given = [key for key, origin in origins.items() if origin == f"file {file}"]
+    profile = next((origin for origin in origins.values() if origin.startswith("profile ")), None)
+    if json:
+        print_json({"file": str(file), "sound": True, "settings": given})
+    else:
+        print(f"{file} is sound; it sets {', '.join([*given, *([profile] if profile else [])]) or 'nothing'}.")

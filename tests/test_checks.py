@@ -1,0 +1,139 @@
+"""Settings that cannot be together, and names that mean nothing, are told before a model is loaded."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from ftis_node.checks import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY
+from ftis_node.errors import UsageError
+from ftis_node.objective import PRESETS
+from ftis_node.objective.advantages import ADVANTAGES
+from ftis_node.objective.aggregation import AGGREGATIONS
+from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS
+from ftis_node.objective.importance import IMPORTANCES
+from ftis_node.settings import OBJECTIVE_PARTS, Settings, collect
+from ftis_node.worker.engine import choose_objective
+
+
+def settled(**flags: Any) -> Settings:
+    return collect(task="gsm8k", flags=flags, environment={})[0]
+
+
+def refused(**flags: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        settled(**flags)
+    return caught.value
+
+
+def accepted(settings: Settings) -> bool:
+    try:
+        choose_objective(settings, "gsm8k", completion_tokens=256)
+    except UsageError:
+        return False
+    return True
+
+
+def test_the_names_are_those_that_the_objective_knows() -> None:
+    assert {key: tuple(names) for key, names in OBJECTIVE_NAMES.items()} == {
+        "objective": tuple(PRESETS),
+        "advantage": tuple(ADVANTAGES),
+        "divergence": tuple(ESTIMATORS),
+        "reduction": tuple(REDUCTIONS),
+        "importance": tuple(IMPORTANCES),
+        "aggregation": tuple(AGGREGATIONS),
+    }
+    assert tuple(name for name, preset in PRESETS.items() if preset.own_only) == OWN_ONLY
+
+
+def test_every_part_of_the_objective_is_checked() -> None:
+    flags = {name for name in OBJECTIVE_PARTS if bool in get_args(Settings.model_fields[name].annotation)}
+    assert {*OBJECTIVE_NAMES, *OBJECTIVE_LIMITS} == {"objective", *OBJECTIVE_PARTS} - flags
+
+
+@effort(max_examples=200)
+@given(
+    name=st.sampled_from(sorted(OBJECTIVE_LIMITS)),
+    value=st.sampled_from([-1, 0, 0.5, 1, 2, 1e9]) | st.floats(),
+)
+def test_a_number_is_refused_early_exactly_where_the_objective_refuses_it(name: str, value: float) -> None:
+    if name == "inner_steps":
+        if not math.isfinite(value) or value != int(value):
+            assert f"{name!r} from flags" in refused(**{name: value}).what
+            return
+        value = int(value)
+    if accepted(Settings(**{name: value})):
+        settled(**{name: value})
+    else:
+        error = refused(**{name: value})
+        assert name in error.what and "(flags)" in error.what and OBJECTIVE_LIMITS[name][0] in error.fix
+
+
+@pytest.mark.parametrize("name", OBJECTIVE_NAMES)
+def test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest(name: str) -> None:
+    for known in OBJECTIVE_NAMES[name]:
+        assert accepted(settled(**{name: known}))
+    known = OBJECTIVE_NAMES[name][-1]
+    error = refused(**{name: known + "x"})
+    assert f"{known + 'x'!r} (flags)" in error.what and repr(known) in error.fix
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "two limits of memory": ({"vram_gb": 8, "vram_share": 0.5}, "vram_gb.*vram_share", "one of them"),
+    "one port for two": ({"port": 4001, "http_port": 4001}, "cannot both have the port 4001", "0 for any"),
+    "a device that is none": ({"device": "cudda"}, "'cudda' is no device", "'cuda'"),
+    "a device without a number": ({"device": "cuda:"}, "is no device", "cuda:0"),
+    "an optimiser that needs a GPU": ({"device": "cpu", "optimiser": "adamw8bit"}, "needs a GPU", "adamw"),
+    "LoRA of nothing": ({"lora": True, "lora_targets": ""}, "lora_targets is empty", "q_proj"),
+    "packets that the home cannot hold": ({"disk_gb": 1, "packet_quota_mb": 2000}, "2000 MB", "disk_gb"),
+    "a host by name": ({"host": "localhost"}, "no IP address", "127.0.0.1"),
+    "a page's host by address of the web": ({"http_host": "http://127.0.0.1"}, "no IP address", "127.0.0.1"),
+    "addresses of a node that does not listen": (
+        {"announce": "/ip4/192.0.2.7/tcp/1", "listen": False},
+        "listen is false",
+        "Leave out",
+    ),
+    "learning from nobody": ({"objective": "grpo", "own_share": 0}, "own samples only", "own_share"),
+}
+
+
+@pytest.mark.parametrize("mistake", CONTRADICTIONS)
+def test_what_contradicts_is_told_with_where_it_came_from(mistake: str) -> None:
+    flags, what, fix = CONTRADICTIONS[mistake]
+    error = refused(**flags)
+    assert "(flags)" in error.what and fix in error.fix
+    assert re.search(what, error.what)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *({"port": 4001, "http_port": 4001, "page": False}, {"port": 0, "http_port": 0}, {"own_share": 0}),
+        *({"disk_gb": 0.5}, {"profile": "laptop", "disk_gb": 0.1}, {"device": "cuda:11"}, {"host": "::"}),
+        *({"vram_share": 1}, {"lora": False, "lora_targets": ""}, {"device": "auto", "optimiser": "adamw8bit"}),
+    ],
+)
+def test_what_only_looks_like_a_contradiction_is_allowed(flags: dict[str, Any]) -> None:
+    settled(**flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("nice", 0, 19), ("vram_share", 0.01, 1), ("eval_share", 0.01, 1), ("http_port", 0, 65535), ("min_peers", 0, 64)],
+)
+def test_limits_have_bounds(name: str, least: float, most: float) -> None:
+    for value in (least, most):
+        assert getattr(settled(**{name: value}), name) == value
+    for value in (least - 1, most + 1):
+        assert f"{name!r} from flags" in refused(**{name: value}).what
+
+
+def test_a_choice_that_is_none_is_answered_with_the_nearest() -> None:
+    assert "'json'" in refused(log_format="jason").fix
+    assert "'likelihood'" in refused(defences="claims,likelyhood").fix

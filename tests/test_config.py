@@ -1,0 +1,165 @@
+"""`ftis-node config` shows what the layers add up to, and docs/settings.md says what each setting is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from ftis_node import reference
+from ftis_node.cli import main
+from ftis_node.settings import PROFILES, Settings, collect
+from ftis_node.worker.planning import memory_budget, memory_limit
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "settings.md"
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command in this process: exit code, stdout and stderr."""
+
+    def run(*args: str, environment: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        for name, text in (environment or {}).items():
+            monkeypatch.setenv(name, text)
+        monkeypatch.setattr(sys, "argv", ["ftis-node", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def test_the_document_is_what_the_class_says() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == reference.document(), (
+        "run python -m ftis_node.reference docs/settings.md"
+    )
+
+
+def test_every_setting_says_what_it_does_and_has_a_group() -> None:
+    assert [entry.name for entry in reference.entries()] == list(Settings.model_fields)
+    assert all(entry.group and entry.text.endswith(".") and "[" not in entry.text for entry in reference.entries())
+    assert Settings.GROUPS.keys() <= Settings.model_fields.keys()
+
+
+def test_bounds_and_units_are_read_off_the_class() -> None:
+    found = {entry.name: (entry.values, entry.unit) for entry in reference.entries()}
+    assert found["vram_share"] == ("> 0 and ≤ 1", "")
+    assert found["betas"] == ("≥ 0 and < 1", "")
+    assert found["upload_mbit"] == ("≥ 0", "Mbit/s")
+    assert found["log_format"] == ("text, json", "")
+    assert found["defences"] == ("claims, newcomers, likelihood, length", "")
+    assert found["threshold"] == ("≥ 0, or none", "nats")
+
+
+@pytest.mark.parametrize("profile", ["none", *PROFILES])
+def test_what_is_shown_reads_back_as_the_same_settings(profile: str, cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli(
+        "config", "show", "--origin", "--profile", profile, "--set", 'model=a"b\\\x7f', "--set", "wait=inf"
+    )
+    assert code == 0
+    file = tmp_path / "shown.toml"
+    file.write_text(out)
+    there = collect(task="", flags={}, file=file, environment={})[0]
+    assert (
+        there
+        == collect(task="arithmetic", flags={"profile": profile, "model": 'a"b\\\x7f', "wait": "inf"}, environment={})[
+            0
+        ]
+    )
+
+
+def test_each_value_is_shown_with_where_it_came_from(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('profile = "laptop"\nmax_age = 100\n')
+    flags = ("--settings", str(file), "--set", "seed=3")
+    environment = {"FTIS_WAIT": "3"}
+    code, out, _ = cli("config", "show", "--origin", *flags, environment=environment)
+    assert code == 0
+    shown = {line.split()[0]: line.rsplit("# ", 1)[1] for line in out.splitlines() if " = " in line}
+    expected = {
+        **{"port": "default", "lora_rank": "task arithmetic", "nice": "profile laptop", "max_age": f"file {file}"},
+        **{"wait": "environment FTIS_WAIT", "seed": "flags"},
+    }
+    assert {name: shown[name] for name in expected} == expected
+    answer = json.loads(cli("config", "show", "--origin", "--json", *flags)[1])
+    assert {name: answer["origins"][name] for name in expected} == expected
+    assert (answer["settings"]["wait"], answer["settings"]["disk_gb"], answer["settings"]["vram_gb"]) == (3, 50, None)
+    assert "origins" not in json.loads(cli("config", "show", "--json", *flags)[1])
+
+
+def test_groups_are_shown_in_the_order_of_the_class(cli: Cli) -> None:
+    out = cli("config", "show", "--task", "gsm8k")[1]
+    titles = [line[2:] for line in out.splitlines() if line[2:] in Settings.GROUPS.values()]
+    assert titles == list(Settings.GROUPS.values())
+    assert list(tomllib.loads(out)) == [name for name, value in Settings() if value is not None]
+    assert "#" not in out.split("wait = ")[1].splitlines()[0]
+
+
+def test_no_infinity_gets_into_json(cli: Cli) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    out = cli("config", "show", "--json", "--set", "wait=inf")[1]
+    assert json.loads(out, parse_constant=refuse)["settings"]["wait"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ('model = "./models/qwen2.5-3bb"', "Did you mean 'qwen2.5-3b'"),
+        ('profile = "labtop"', "Did you mean 'laptop'"),
+        ("upload_mbits = 3", "Did you mean 'upload_mbit'"),
+        ("vram_gb = 3\nvram_share = 0.5", "Keep one of them"),
+        ('relays = ["192.0.2.7:4001"]', "not a multiaddr"),
+        ('announce = "/ip4/192.0.2.7/tcp/4001"', "Give --port"),
+        ("[network]\nport = 3", "Unknown setting 'network'"),
+    ],
+)
+def test_a_file_that_is_not_sound_is_told_with_its_remedy(content: str, what: str, cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(content)
+    code, out, err = cli("config", "check", str(file))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and len(err.splitlines()) == 2 and what in err
+
+
+def test_a_sound_file_is_judged_by_itself(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('profile = "server"\nwait = 3\n')
+    code, out, _ = cli("config", "check", str(file), environment={"FTIS_WAIT": "long"})
+    assert code == 0 and "is sound; it sets wait, profile server" in out
+    assert json.loads(cli("config", "check", str(file), "--json")[1])["settings"] == ["wait"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "what"),
+    [(("--profile", "labtop"), {}, "Did you mean 'laptop'"), ((), {"FTIS_UPLOADS_MBIT": "3"}, "'FTIS_UPLOAD_MBIT'")],
+)
+def test_the_same_mistakes_end_a_join_before_anything_starts(
+    flags: tuple[str, ...], environment: dict[str, str], what: str, cli: Cli, tmp_path: Path
+) -> None:
+    code, _, err = cli("join", "--home", str(tmp_path / "home"), *flags, environment=environment)
+    assert code == 2 and what in err
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_share_of_the_memory_is_a_limit_of_it() -> None:
+    total = 100 << 30
+    assert memory_limit(Settings(vram_share=0.25), total) == 25 << 30
+    assert memory_limit(Settings(vram_gb=3), total) == 3 << 30
+    assert memory_limit(Settings(), total) is None
+
+
+def test_a_share_of_main_memory_is_never_more_than_is_free() -> None:
+    cpu = torch.device("cpu")
+    small, whole = (memory_budget(Settings(vram_share=share), cpu) for share in (0.001, 1.0))
+    assert small == round(0.001 * psutil.virtual_memory().total)
+    assert whole < psutil.virtual_memory().total
