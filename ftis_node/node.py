@@ -18,6 +18,8 @@ from ftis_node.files import replace_text
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
+from ftis_node.observe.web import Web
+from ftis_node.page import start_page
 from ftis_node.report import peers_report, training_status
 from ftis_node.run import RunFile, check_fit, dump_run_file, load_run_file, run_for
 from ftis_node.saving import Books, LearnedSizes, Saving, settled
@@ -86,6 +88,7 @@ class Node:
         self._run_file: RunFile | None = None
         self._swarm: Swarm | None = None
         self._stepper: Stepper | None = None
+        self._page: Web | None = None
         self._addresses: list[str] = []
         self._worker = Worker()
         self._restarts = self._failures = 0
@@ -156,6 +159,9 @@ class Node:
         api = Api({"/status": self.status, "/peers": self.peers}, {"/stop": self._api_stop})
         await api.start(runtime / "api.sock")
         self._stack.push_async_callback(api.close)
+        self._page = await start_page(self.home, self.settings, self.status, self.peers, lambda: self._stepper)
+        if self._page is not None:
+            self._stack.push_async_callback(self._page.close)
         self._run_file = await self._find_run(transport, bootstraps)
         self.settings = self._settle(self._task())
         self._learned = LearnedSizes(self.home.plan, self.settings.model)
@@ -473,6 +479,7 @@ class Node:
             "parameters": self._facts.get("parameters"),
             "addresses": self._swarm.membership.own_addresses if self._swarm is not None else self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
+            "page": self._page.address if self._page is not None else None,
             "uptime": time.time() - self._started,
             "worker_restarts": self._restarts,
         } | (training_status(self._stepper, self._swarm) if self._stepper and self._swarm else {})

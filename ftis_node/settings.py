@@ -91,6 +91,11 @@ class Settings(BaseModel):
     max_age: float = Field(600.0, gt=0)
     packet_quota_mb: int = Field(1024, ge=1)
 
+    # The page for its owner
+    page: bool = True
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(0, ge=0, le=65535)
+
     @field_validator("lora_targets", "announce", "relays", "defences", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
