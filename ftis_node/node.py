@@ -25,6 +25,8 @@ from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.provenance import versions
+from ftis_node.observe.web import Web
+from ftis_node.page import start_page
 from ftis_node.progress import Progress
 from ftis_node.report import peers_report, training_status, worker_memory
 from ftis_node.run import RunFile, check_fit, dump_run_file, run_for
@@ -70,6 +72,7 @@ class Node:
         self._run_file: RunFile | None = None
         self._transport: Transport | None = None
         self._rooms: Rooms | None = None
+        self._page: Web | None = None
         self._addresses: list[str] = []
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._sought = 0
@@ -221,6 +224,11 @@ class Node:
         )
         await api.start(runtime / "api.sock")
         self._stack.push_async_callback(api.close)
+        self._page = await start_page(
+            self.home, self.settings, self.status, self.peers, lambda: self._rooms.stepper if self._rooms else None
+        )
+        if self._page is not None:
+            self._stack.push_async_callback(self._page.close)
         return transport
 
     def _note_p2pd(self, pid: int) -> None:
@@ -480,6 +488,7 @@ class Node:
             "addresses": rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
             "curve": list(self._curve),
+            "page": self._page.address if self._page is not None else None,
             "uptime": time.time() - self._started,
             "worker_restarts": self._compute.restarts,
             "worker_memory_bytes": worker_memory(self._compute.worker.pid),

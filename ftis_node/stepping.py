@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ftis_node.errors import FtisError
+from ftis_node.observe.recent import KEPT, Recent, Shown
 from ftis_node.packet import Group, encode, pack_group, packet_digest
 from ftis_node.pool import Newcomers, Pool, Scored, Want
 from ftis_node.progress import Progress, Totals
@@ -104,6 +105,7 @@ class Stepper:
         standing.banned_author.append(lambda author: self.pool.drop(author))
         self.waiting_for = ""
         self.last: dict[str, Any] = {}
+        self.recent = Recent()  # for people to look at
         self.swarm: Exchange
         self.own_only = own_only  # the objective trains on nobody else's samples
         self.own_refused = 0
@@ -236,6 +238,7 @@ class Stepper:
         self.swarm.interval = exchange_interval(self.step_seconds())
         spent = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
         last = self._account(own, foreign, report, spent)
+        self.recent.add(_to_show(self.progress.step, own, foreign))
         if any(weight != 1.0 for weight in weights.values()):
             last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
         return last
@@ -372,6 +375,22 @@ def messages(
         key = group.key[1:] if horizontal else group.key
         groups.setdefault(key, {"row": group.row, "parts": []})["parts"].append(part)
     return list(groups.values())
+
+
+def _to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:
+    """A few groups of a step; of one's own those first whose rewards differ, for nothing is learned from the others."""
+    told = sorted(own, key=lambda one: min(one.rewards) == max(one.rewards))[:KEPT]
+    shown = [Shown.of(step, None, one.group.row, one.rewards, one.completions) for one in told]
+    turns: Counter[bytes] = Counter()
+
+    def turn(scored: Scored) -> int:
+        turns[scored.group.author] += 1
+        return turns[scored.group.author]
+
+    for scored in sorted(foreign, key=turn)[:KEPT]:  # of as many authors as there are
+        packed = pack_completions(list(scored.group.packet.completions()))
+        shown.append(Shown.of(step, peer_id(scored.group.author), scored.group.row, scored.rewards, packed))
+    return shown
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from ftis_node.policy.tokenizer import prompt_ids
 from ftis_node.run import Run
 from ftis_node.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.tasks import load_task
-from ftis_node.worker.engine import Engine, choose_objective
+from ftis_node.worker.engine import TEXT_LETTERS, Engine, choose_objective
 from ftis_node.worker.messages import pack_completions, unpack_completions
 from tests.helpers_models import arithmetic_run as run_of
 from tests.helpers_models import arithmetic_settings as settings
@@ -71,6 +72,20 @@ def test_opening_gives_the_digest_of_every_prompt() -> None:
     tokenizer = engine.policy.tokenizer
     expected = [prompt_digest(prompt_ids(tokenizer, TASK.template, example.question)) for example in TASK.train]
     assert digests == b"".join(expected)
+
+
+def test_groups_can_be_read_by_people(engine: Engine) -> None:
+    generated = engine.generate([3])["groups"][0]
+    (told,) = engine.texts([{"row": 3, "ids": generated["ids"], "lengths": generated["lengths"]}])["groups"]
+    assert (told["question"], told["answer"]) == (TASK.train[3].question, TASK.train[3].answer)
+    expected = [
+        engine.policy.tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True)
+        for one in unpack_completions(generated)
+    ]
+    assert told["completions"] == expected and len(expected) == 8
+    ids = np.full(5000, unpack_completions(generated)[0].token_ids[0], dtype="<u4").tobytes()
+    (long,) = engine.texts([{"row": 3, "ids": ids, "lengths": [5000]}])["groups"]
+    assert long["completions"][0].endswith("…") and len(long["completions"][0]) <= TEXT_LETTERS + 1
 
 
 def test_every_answer_can_be_sent(engine: Engine) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Annotated, Any
+
+import typer
 
 from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, print_json
 from ftis_node.observe.api import ask
@@ -31,6 +34,31 @@ def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         print(f"{peer['id']}\n  left out: {peer['reason']!a}")
     if not answer["peers"] and not answer["left_out"]:
         print("no peers")
+
+
+def page(
+    home: HomeOption = DEFAULT_HOME,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Also open it in a browser.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """The link to the node's page. Who has it can look at everything the node shows, and change nothing."""
+    import webbrowser
+
+    from ftis_node.errors import UserError
+    from ftis_node.observe.web import link, read_token
+
+    place = Home(home.expanduser())
+    address = ask(place.api_socket(), "/status").get("page")
+    if address is None:
+        raise UserError("The node on this home serves no page.", "Start it without --set page=false.")
+    found = link(address, read_token(place.page_token))
+    opened = open_ and webbrowser.open(found)
+    if json:
+        print_json({"page": found, "opened": opened})
+        return
+    print(found)
+    if open_ and not opened:
+        print("note: no browser could be opened here; open the link yourself.", file=sys.stderr)
 
 
 def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:

@@ -35,6 +35,7 @@ class Home:
         self.run_file = path / "run.toml"
         self.plan = path / "plan.json"
         self.standing = path / "standing.json"
+        self.page_token = path / "page.token"
         self._runtime_file = path / "runtime.json"
         self._lock: IO[str] | None = None
 

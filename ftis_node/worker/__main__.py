@@ -16,8 +16,8 @@ from ftis_node.errors import UserError
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import pack, receive
 
-# Scoring needs no GPU and is wanted while a long step or generation runs, so it has a thread of its own.
-_SIDE_OPS = frozenset({"score"})
+# Scoring and reading need no GPU and are wanted while a long step or generation runs: they have a thread of their own.
+_SIDE_OPS = frozenset({"score", "texts"})
 
 
 class _Server:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -32,6 +33,7 @@ from ftis_node.worker.planning import settle, told
 # Files of a checkpoint, and what of LoRA no tensor shows: in the weights' metadata.
 WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "lora_alpha"
 _RANDOM = "random.safetensors"
+TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # of one completion, for people to read
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +156,20 @@ class Engine:
     def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
         """Rewards [G] of a foreign group, by this node's own reading of its text."""
         return {"rewards": [s.reward for s in self._scores(row, unpack_completions(completions))]}
+
+    def texts(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Groups ``{row, ids, lengths}`` as people read them; of a very long completion the beginning."""
+        return {"groups": [self._text(**group) for group in groups]}
+
+    def _text(self, row: int, ids: bytes, lengths: Sequence[int]) -> dict[str, Any]:
+        example, start, texts = self.task.train[row], 0, []
+        every = np.frombuffer(ids, dtype="<u4").tolist()
+        for length in lengths:
+            some = every[start : start + min(length, TEXT_TOKENS)]
+            text = str(self.policy.tokenizer.decode(some, skip_special_tokens=True))
+            texts.append(text[:TEXT_LETTERS] + ("…" if length > TEXT_TOKENS or len(text) > TEXT_LETTERS else ""))
+            start += length
+        return {"question": example.question[:TEXT_LETTERS], "answer": example.answer[:200], "completions": texts}
 
     def step(self, groups: Sequence[dict[str, Any]], micro_batch_tokens: int | None = None) -> dict[str, Any]:
         """One optimiser step. A group is ``{row, parts}``, a part ``{source, completions, rewards, weight}``.

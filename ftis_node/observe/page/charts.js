@@ -1,0 +1,227 @@
+// Curves drawn by hand: lines or stacked areas over steps, with a read-out for pointer and keyboard.
+
+import { el, number, show, svg } from "./dom.js";
+
+const TOP = 10;
+const BOTTOM = 34;
+const RIGHT = 14;
+
+/** Ticks at 1, 2, 2.5 or 5 times a power of ten, from `low` to at least `high`. */
+export function ticks(low, high, about, whole = false) {
+  const rough = (high - low || 1) / about;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  let step = (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((times) => times * power).find((size) => size >= rough * 0.999);
+  if (whole) step = Math.max(1, Math.round(step));
+  const found = [];
+  for (let index = Math.floor(low / step + 1e-9); ; index++) {
+    found.push(Number((index * step).toPrecision(12)));
+    if (index * step >= high - step * 1e-6) return found;
+  }
+}
+
+/** One curve card. `spec`: title, series ({key, name, tone, format}), kind, band, floor, ceiling, format, empty. */
+export class Chart {
+  constructor(spec) {
+    this.spec = spec;
+    this.data = null;
+    this.at = null;
+    this.legend = el("ul", { class: "legend" });
+    this.plot = el("div", { class: "plot", tabindex: "0", role: "group", "aria-label": spec.title });
+    this.tip = el("div", { class: "tip", role: "status", hidden: true });
+    const caption = el("figcaption", null, el("h3", null, spec.title), spec.note && el("p", { class: "note" }, spec.note));
+    this.element = el("figure", { class: `card chart ${spec.size ?? ""}` }, caption, this.legend, this.plot);
+    this.plot.addEventListener("pointermove", (event) => this.point(event));
+    this.plot.addEventListener("pointerdown", (event) => this.point(event));
+    this.plot.addEventListener("pointerleave", () => this.read(null));
+    this.plot.addEventListener("blur", () => this.read(null));
+    this.plot.addEventListener("keydown", (event) => this.key(event));
+    this.width = this.height = 0;
+    new ResizeObserver(([entry]) => {
+      const [width, height] = [Math.floor(entry.contentRect.width), Math.floor(entry.contentRect.height)];
+      if (width && (width !== this.width || height !== this.height)) {
+        Object.assign(this, { width, height });
+        this.draw();
+      }
+    }).observe(this.plot);
+    this.draw();
+  }
+
+  /** `columns`: name → values, one of which is `step`. */
+  update(columns) {
+    this.data = columns;
+    this.draw();
+  }
+
+  known() {
+    const { data, spec } = this;
+    return Boolean(data?.step?.length) && spec.series.some(({ key }) => data[key]?.some((value) => value !== null));
+  }
+
+  draw() {
+    const { spec } = this;
+    if (!this.known()) {
+      show(this.legend, spec.series.map((one) => this.entry(one, null)));
+      show(this.plot, el("p", { class: "empty" }, spec.empty));
+      this.plot.removeAttribute("tabindex");
+      return;
+    }
+    this.plot.setAttribute("tabindex", "0");
+    const last = this.data.step.length - 1;
+    show(this.legend, spec.series.map((one) => this.entry(one, this.data[one.key]?.[last])));
+    const told = spec.series.map((one) => `${one.name} ${this.text(one, this.data[one.key]?.[last])}`).join(", ");
+    this.plot.setAttribute("aria-label", `${spec.title}; at step ${number(this.data.step[last])}: ${told}`);
+    if (this.width) this.paint();
+  }
+
+  text(series, value) {
+    return value === null || value === undefined ? "–" : (series.format ?? this.spec.format)(value);
+  }
+
+  entry(series, value) {
+    return el("li", null, this.swatch(series), el("span", null, series.name), el("b", null, this.text(series, value)));
+  }
+
+  swatch(series) {
+    const mark =
+      this.spec.kind === "stack"
+        ? svg("rect", { class: `area ${series.tone}`, x: 3, y: 1, width: 16, height: 10, rx: 2 })
+        : svg("line", { class: `line ${series.tone}`, x1: 1, x2: 21, y1: 6, y2: 6 });
+    return svg("svg", { class: "swatch", width: 22, height: 12, "aria-hidden": "true" }, mark);
+  }
+
+  /** Of each series its lower and upper edge at every point: they differ where areas are stacked. */
+  edges() {
+    const under = this.data.step.map(() => 0);
+    return this.spec.series.map(({ key }) => {
+      const values = this.data[key] ?? [];
+      if (this.spec.kind !== "stack") return { low: null, high: values };
+      const low = [...under];
+      const high = under.map((base, index) => base + (values[index] ?? 0));
+      high.forEach((value, index) => (under[index] = value));
+      return { low, high };
+    });
+  }
+
+  paint() {
+    const { spec, data, width, height } = this;
+    const edges = this.edges();
+    const band = (spec.band ?? []).map((key) => data[key] ?? []);
+    const all = [...edges.flatMap(({ high }) => high), ...band.flat()].filter((value) => Number.isFinite(value));
+    const low = Math.min(spec.floor ?? Infinity, ...all);
+    const high = Math.max(spec.ceiling ?? -Infinity, ...all);
+    const marks = ticks(low, high > low ? high : low + 1, 4, spec.whole);
+    const labels = marks.map((value) => (spec.axis ?? spec.format)(value));
+    const left = 12 + 7 * Math.max(3, ...labels.map((label) => label.length));
+    const [first, final] = [data.step[0], data.step[data.step.length - 1]];
+    const span = Math.max(1, final - first);
+    const inner = width - left - RIGHT;
+    this.x = (step) => left + ((step - first) / span) * inner;
+    const y = (value) =>
+      TOP + (1 - (value - marks[0]) / (marks[marks.length - 1] - marks[0])) * (this.height - TOP - BOTTOM);
+    this.y = y;
+
+    const grid = marks.map((value, index) => [
+      svg("line", { class: index ? "grid" : "base", x1: left, x2: width - RIGHT, y1: y(value), y2: y(value) }),
+      svg("text", { class: "tick", x: left - 8, y: y(value) + 4, "text-anchor": "end" }, labels[index]),
+    ]);
+    const steps = ticks(first, first + span, Math.max(2, Math.floor(inner / 70)), true);
+    const below = steps.filter((step) => step >= first && step <= first + span);
+    const across = below.map((step) =>
+      svg("text", { class: "tick", x: this.x(step), y: this.height - BOTTOM + 18, "text-anchor": "middle" }, number(step)),
+    );
+    const name = svg("text", { class: "tick name", x: left + inner / 2, y: this.height - 2, "text-anchor": "middle" }, "step");
+
+    const drawn = [];
+    if (band.length) drawn.push(svg("path", { class: "band own", d: this.area(band[0], band[1]) }));
+    edges.forEach(({ low: under, high: over }, index) => {
+      const { tone } = spec.series[index];
+      if (under) drawn.push(svg("path", { class: `area ${tone}`, d: this.area(under, over) }));
+      else drawn.push(svg("path", { class: `line ${tone}`, d: this.line(over) }), ...this.dots(over, tone));
+    });
+    this.edge = edges;
+    this.cursor = svg("g", { class: "cursor" });
+    const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    picture.append(...grid.flat(), ...across, name, ...drawn, this.cursor);
+    show(this.plot, picture, this.tip);
+    this.read(this.at === null ? null : Math.min(this.at, data.step.length - 1));
+  }
+
+  /** A path through the values; where there is none it is interrupted. */
+  line(values) {
+    let path = "";
+    let down = false;
+    values.forEach((value, index) => {
+      if (value === null || value === undefined) return (down = false);
+      path += `${down ? "L" : "M"}${this.x(this.data.step[index]).toFixed(1)} ${this.y(value).toFixed(1)}`;
+      down = true;
+    });
+    return path;
+  }
+
+  area(under, over) {
+    const there = over.map((value, index) => index).filter((index) => over[index] !== null && under[index] !== null);
+    const at = (values) => (index) => `${this.x(this.data.step[index]).toFixed(1)} ${this.y(values[index]).toFixed(1)}`;
+    const points = [...there.map(at(over)), ...there.reverse().map(at(under))];
+    return points.length ? `M${points.join("L")}Z` : "";
+  }
+
+  /** Each measurement where they are few, else those that no line goes through. */
+  dots(values, tone) {
+    const all = this.spec.dots && values.length <= 60;
+    const alone = (index) => (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null;
+    return values.flatMap((value, index) =>
+      value !== null && value !== undefined && (all || alone(index))
+        ? [svg("circle", { class: `dot ${tone}`, cx: this.x(this.data.step[index]), cy: this.y(value), r: 3 })]
+        : [],
+    );
+  }
+
+  point(event) {
+    if (!this.known() || !this.x) return;
+    const place = event.clientX - this.plot.getBoundingClientRect().left;
+    let best = 0;
+    this.data.step.forEach((step, index) => {
+      if (Math.abs(this.x(step) - place) < Math.abs(this.x(this.data.step[best]) - place)) best = index;
+    });
+    this.read(best);
+  }
+
+  key(event) {
+    if (!this.known()) return;
+    const last = this.data.step.length - 1;
+    const from = this.at ?? last;
+    const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: last, Escape: null }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.read(to === null ? null : Math.min(last, Math.max(0, to)));
+  }
+
+  /** Shows what is at point `index`, or nothing. */
+  read(index) {
+    this.at = index;
+    this.tip.hidden = index === null;
+    if (!this.cursor) return;
+    if (index === null) return this.cursor.replaceChildren();
+    const { data, spec } = this;
+    const x = this.x(data.step[index]);
+    const marks = spec.series.flatMap(({ key, tone }, order) =>
+      (data[key]?.[index] ?? null) === null
+        ? []
+        : [svg("circle", { class: `dot ${tone}`, cx: x, cy: this.y(this.edge[order].high[index]), r: 4 })],
+    );
+    this.cursor.replaceChildren(svg("line", { x1: x, x2: x, y1: TOP, y2: this.height - BOTTOM }), ...marks);
+    const time = data.time?.[index];
+    const clock = time ? ` · ${new Date(1000 * time).toLocaleTimeString("en-GB")}` : "";
+    const rows = spec.series.map((one) =>
+      el("li", null, this.swatch(one), el("span", null, one.name), el("b", null, this.text(one, data[one.key]?.[index]))),
+    );
+    if (spec.band) {
+      const [low, high] = spec.band.map((key) => data[key]?.[index]);
+      rows.push(el("li", null, el("span", null, "95\u202f% interval"), el("b", null, `${spec.format(low)} – ${spec.format(high)}`)));
+    }
+    show(this.tip, el("p", null, `Step ${number(data.step[index])}${clock}`), el("ul", null, rows));
+    const most = this.width - this.tip.offsetWidth;
+    const beside = x + 14 + this.tip.offsetWidth > this.width ? x - 14 - this.tip.offsetWidth : x + 14;
+    this.tip.style.left = `${Math.max(0, Math.min(most, beside))}px`;
+  }
+}

@@ -1,0 +1,67 @@
+// Making elements. Text goes in as text nodes and never as HTML: much of it was written by strangers.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) element.append(child instanceof Node ? child : String(child));
+  }
+  return element;
+}
+
+export const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+export const find = (id) => document.getElementById(id);
+
+/** Puts `children` in place of what is in `element`. */
+export const show = (element, ...children) => element.replaceChildren(...children.flat().filter((child) => child));
+
+const forms = new Map();
+
+/** A number as people here write it; – for none. */
+export function number(value, digits = 0) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  if (!forms.has(digits)) {
+    forms.set(digits, new Intl.NumberFormat("en-GB", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+  }
+  return forms.get(digits).format(value);
+}
+
+export const percent = (value, digits = 0) =>
+  value === null || value === undefined ? "–" : `${number(100 * value, digits)}\u202f%`;
+
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+
+export function bytes(value, ending = "", digits = null) {
+  if (value === null || value === undefined) return "–";
+  let unit = 0;
+  for (; value >= 999.5 && unit < UNITS.length - 1; unit++) value /= 1000;
+  const precise = unit === 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  return `${number(value, digits === null || value % 1 ? precise : digits)}\u202f${UNITS[unit]}${ending}`;
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 1) return `${number(1000 * value)}\u202fms`;
+  return value < 120 ? `${number(value, value < 10 ? 1 : 0)}\u202fs` : lasting(value);
+}
+
+/** A longer time in its two largest units. */
+export function lasting(value) {
+  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const first = parts.findIndex(([, size]) => value >= size);
+  if (first < 0) return "0\u202fs";
+  const told = [];
+  let left = Math.floor(value);
+  for (const [name, size] of parts.slice(first, first + 2)) {
+    told.push(`${Math.floor(left / size)}\u202f${name}`);
+    left %= size;
+  }
+  return told.join(" ");
+}
+
+/** The end of a peer id tells them apart: all begin alike. */
+export const short = (id) => (id.length > 12 ? `…${id.slice(-8)}` : id);

@@ -1,0 +1,247 @@
+// The page: asks the node every two seconds and shows what it says.
+
+import { Chart } from "./charts.js";
+import { bytes, el, find, lasting, number, percent, seconds, short, show } from "./dom.js";
+import { everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
+
+const POLL = 2000;
+const PATIENCE = 8000;
+
+// What a person can do about a state; the node says why it is in it.
+const ADVICE = {
+  LOADING: "Nothing to do: the page fills as soon as the model is ready.",
+  JOINING: "Nothing to do, unless it lasts: ftis-node doctor net --peers ADDRESS says whether peers can be reached.",
+  ALONE: "To train with others, give them an address of this node (ftis-node id), or start it with --peers ADDRESS.",
+  ONLINE: "",
+  RELAYED: "Nothing to do; with a port open to the outside (--port) it would need no relay.",
+  "OUTBOUND-ONLY": "It learns and teaches all the same; to be dialled, open a port for it (--port) or name a --relay.",
+  STOPPING: "Wait: it finishes its step and saves. The same ftis-node join goes on from there.",
+};
+const MARKS = { LOADING: "◌", JOINING: "◌", ALONE: "○", ONLINE: "●", RELAYED: "◐", "OUTBOUND-ONLY": "◐", STOPPING: "■" };
+
+const REACHED = { direct: "reached directly", relayed: "reached by relays", "outbound-only": "nobody can dial it" };
+
+const two = (value) => number(value, 2);
+const rate = (value) => bytes(value, "/s");
+const SOON = "appears here with the first steps.";
+
+const CHARTS = [
+  {
+    of: "evaluations", size: "wide", dots: true, title: "pass@1", note: "Greedy, on held-out prompts; the band is the 95\u202f% interval.",
+    series: [{ key: "pass_at_1", name: "pass@1", tone: "own" }], band: ["low", "high"], floor: 0, ceiling: 1, format: two,
+    empty: "How well the model does on prompts it is not trained on appears here, first before any training.",
+  },
+  {
+    title: "Reward", note: "Mean over a step's completions.", floor: 0, ceiling: 1, format: two, empty: `The reward of own and others' completions ${SOON}`,
+    series: [{ key: "own_reward", name: "own", tone: "own" }, { key: "foreign_reward", name: "others'", tone: "foreign" }],
+  },
+  {
+    title: "What became of others' samples", note: "Importance: mean of min(ρ, 2). Filtered: of their negatives. Loss: part of Σ |Â|·w·tokens.", floor: 0, ceiling: 1, format: two,
+    empty: "Importance weights, filter and weight in the loss appear here once groups of others are trained on.",
+    series: [
+      { key: "importance", name: "importance", tone: "third" },
+      { key: "filtered", name: "filtered", tone: "foreign", format: percent },
+      { key: "foreign_share", name: "loss", tone: "own", format: percent },
+    ],
+  },
+  {
+    title: "Groups of a step", note: "Those that it was taken on.", kind: "stack", floor: 0, whole: true, format: number, empty: `Own groups and those of others ${SOON}`,
+    series: [{ key: "own_groups", name: "own", tone: "own" }, { key: "foreign_groups", name: "others'", tone: "foreign" }],
+  },
+  {
+    title: "Time of a step", note: "Evaluation is not in it.", kind: "stack", floor: 0, format: seconds, axis: (value) => `${number(value, value < 10 && value % 1 ? 1 : 0)}\u202fs`,
+    empty: `How long generating, waiting and training take ${SOON}`,
+    series: [
+      { key: "generate", name: "generating", tone: "own" },
+      { key: "wait", name: "waiting", tone: "third" },
+      { key: "train", name: "training", tone: "foreign" },
+    ],
+  },
+  {
+    size: "half", title: "Peers and pool", floor: 0, whole: true, format: number, empty: `Peers, and how many groups of theirs wait, ${SOON}`,
+    series: [{ key: "peers", name: "peers", tone: "own" }, { key: "pool", name: "groups waiting", tone: "foreign" }],
+  },
+  {
+    size: "half", title: "Traffic", floor: 0, format: rate, axis: (value) => bytes(value, "/s", 0), empty: `What comes in and goes out ${SOON}`,
+    series: [{ key: "in_rate", name: "in", tone: "own" }, { key: "out_rate", name: "out", tone: "foreign" }],
+  },
+].map((spec) => ({ of: "steps", chart: new Chart(spec), ...spec }));
+
+const latest = { status: {}, peers: {}, history: {}, completions: {} };
+const texts = {};
+let answered = null;
+
+async function ask(what) {
+  const response = await fetch(`/api/${what}`, { signal: AbortSignal.timeout(PATIENCE) });
+  if (!response.ok) throw Object.assign(new Error(`The node answered ${response.status}.`), { status: response.status });
+  const text = await response.text();
+  const changed = texts[what] !== text;
+  texts[what] = text;
+  if (changed) latest[what] = JSON.parse(text);
+  return changed;
+}
+
+async function poll() {
+  if (document.hidden) return;
+  let changed;
+  try {
+    changed = await Promise.all(["status", "peers", "history", "completions"].map(ask));
+  } catch (error) {
+    return showTrouble(error);
+  }
+  const [status, peers, history, completions] = changed;
+  answered = new Date();
+  find("banner").hidden = true;
+  document.body.classList.remove("stale");
+  if (status) showStatus();
+  if (history) showHistory();
+  if (status || peers || history) showPeers();
+  if (completions) showTexts();
+}
+
+/** One round after another, never two at once. */
+async function go() {
+  try {
+    await poll();
+  } finally {
+    setTimeout(go, POLL);
+  }
+}
+
+function showTrouble(error) {
+  const since = answered ? ` What you see is from ${answered.toLocaleTimeString("en-GB")}.` : "";
+  const told =
+    error.status === 401
+      ? "This link is no longer valid. Run ftis-node page on the node's machine for a new one."
+      : error.status
+        ? `${error.message} Its node.log says why.${since}`
+        : `The node does not answer: it has ended, or this machine cannot reach it. ftis-node join starts it again.${since}`;
+  const banner = find("banner");
+  if (banner.textContent !== told) banner.textContent = told; // said once, not every two seconds
+  banner.hidden = false;
+  document.body.classList.add("stale");
+  find("state").className = "state offline";
+  find("state").textContent = "✕ NO ANSWER";
+  texts.status = null; // so that the state comes back with the node
+}
+
+function showStatus() {
+  const status = latest.status;
+  const name = status.name || "ftis-node";
+  find("name").textContent = name;
+  const step = "step" in status ? ` · step ${number(status.step)}` : "";
+  document.title = `${name} · ${status.state.toLowerCase()}${step} – ftis-node`;
+  const state = find("state");
+  state.className = `state ${status.state.toLowerCase()}`;
+  state.textContent = `${MARKS[status.state] ?? "●"} ${status.state}`;
+  const waiting = status.waiting_for ? ` Waiting for ${status.waiting_for}.` : "";
+  show(find("reason"), el("span", null, `${status.reason}${waiting} `), el("span", { class: "advice" }, ADVICE[status.state] ?? ""));
+  const id = (status.addresses?.[0] ?? "").split("/p2p/").pop();
+  const facts = [
+    ["Model", status.kind ? `${status.model} (${status.kind})` : status.model],
+    ["Step", number(status.step)],
+    ["Run", status.run ? el("code", { title: status.run }, status.run.slice(0, 12)) : "–"],
+    ["Node", id ? el("code", { title: id }, short(id)) : "–"],
+    ["Up", lasting(status.uptime)],
+  ];
+  show(find("facts"), facts.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told))));
+  showTiles(status);
+  showNetwork(status);
+}
+
+function showTiles(status) {
+  const authors = Object.keys(status.foreign_groups_used ?? {}).length;
+  const foreign = Object.values(status.foreign_groups_used ?? {}).reduce((sum, groups) => sum + groups, 0);
+  const begun = "step" in status;
+  const gained = status.pass_at_1 - status.pass_at_1_before;
+  const sign = gained < 0 ? "−" : "+";
+  const measured = typeof status.pass_at_1 === "number";
+  const trained = status.own_groups_used + foreign > 0;
+  const tiles = [
+    ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : "soon, before any training"],
+    ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
+    ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
+    ["Others' loss share", trained ? percent(status.foreign_weight_share) : "–", "of Σ |Â|·w·tokens"],
+    ["Filtered last step", percent(status.filtered_fraction), "of negative samples"],
+    ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent`],
+    ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
+    ["A step takes", status.step_seconds ? seconds(status.step_seconds) : "–", `groups waiting: ${number(status.pool?.waiting)}`],
+  ];
+  show(find("tiles"), tiles.map(([label, value, sub]) =>
+    el("li", { class: "tile" }, el("span", { class: "label" }, label), el("strong", null, value), el("span", { class: "sub" }, sub))));
+}
+
+function counts(of) {
+  const told = Object.entries(of ?? {}).filter(([, count]) => count).map(([name, count]) => `${name.replaceAll("_", " ")} ${number(count)}`);
+  return told.length ? told.join(", ") : "none";
+}
+
+function showNetwork(status) {
+  const rows = [
+    ["Addresses", status.addresses?.length ? status.addresses.map((address) => el("code", null, address)) : "none yet"],
+    ["Reachability", status.network?.reachability ?? "–"],
+    ["Packets refused", counts(status.refused_packets)],
+    ["Own groups refused", number(status.own_groups_refused)],
+    ["Announcements", counts(status.announcements)],
+    ["Pool", status.pool ? counts(status.pool) : "–"],
+    ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
+    ["Memory", bytes(status.process?.memory_bytes)],
+  ];
+  show(find("network"), el("h3", null, "Network"),
+    el("dl", { class: "rows" }, rows.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told)))));
+}
+
+function showHistory() {
+  for (const { of, chart } of CHARTS) chart.update(latest.history[of]);
+  const joined = latest.history.joined > 1 ? ` A point is the mean of ${latest.history.joined} steps.` : "";
+  find("joined").textContent = `By step.${joined} Point at a curve, or focus it and use the arrow keys, to read values.`;
+}
+
+function showPeers() {
+  const { teachers } = latest.history;
+  const peers = everybody(latest.peers, latest.status, teachers);
+  const whole = Object.values(teachers ?? {}).reduce((sum, book) => sum + (book.loss_weight ?? 0), 0);
+  show(find("peers"), peersTable(peers, whole ? (teachers.own?.loss_weight ?? 0) / whole : null));
+  show(find("swarm"), swarmPicture(peers, latest.status.name));
+  show(find("traffic"), trafficTable(peers, latest.status));
+}
+
+function showTexts() {
+  const groups = latest.completions.groups ?? [];
+  const own = groups.filter((group) => group.author === null);
+  const foreign = groups.filter((group) => group.author !== null);
+  const none = (what) => el("p", { class: "empty card" }, what);
+  show(find("texts-own"), own.length ? own.map(groupCard) : none("What this node's model writes appears here with the first step."));
+  show(find("texts-foreign"), foreign.length ? foreign.map(groupCard) : none("What other nodes' models write appears here once a step has used groups of theirs."));
+}
+
+/** Equal completions once, with how many there are; the most frequent first. */
+function together(completions) {
+  const found = new Map();
+  for (const one of completions) {
+    const key = JSON.stringify([one.text, one.reward, one.finished]);
+    found.set(key, { ...one, times: (found.get(key)?.times ?? 0) + 1 });
+  }
+  return [...found.values()].sort((one, other) => other.times - one.times);
+}
+
+function groupCard(group) {
+  const by = group.author === null ? "this node" : el("code", { title: group.author }, short(group.author));
+  const right = group.completions.filter(({ reward }) => reward >= 1).length;
+  const sample = ({ text, reward, tokens, finished, times }) =>
+    el("li", { class: reward >= 1 ? "right" : "wrong" },
+      el("span", { class: "reward" }, `${reward >= 1 ? "✓" : reward > 0 ? "~" : "✗"} ${number(reward, Number.isInteger(reward) ? 0 : 2)}`),
+      el("span", { class: "text", dir: "auto" }, text || "(nothing)"),
+      el("small", null, `${times > 1 ? `${times} alike, ` : ""}${number(tokens)}\u202ftokens${finished ? "" : ", not finished"}`));
+  return el("article", { class: "card group" },
+    el("header", null,
+      el("p", { class: "question", dir: "auto" }, group.question),
+      el("p", { class: "meta" }, "answer ", el("b", { dir: "auto" }, group.answer), ` · ${right} of ${group.completions.length} right · step ${number(group.step)} · by `, by)),
+    el("ol", { tabindex: "0", "aria-label": "Completions" }, together(group.completions).map(sample)));
+}
+
+show(find("curves"), CHARTS.map(({ chart }) => chart.element));
+showPeers();
+showTexts();
+document.addEventListener("visibilitychange", poll);
+go();

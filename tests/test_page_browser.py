@@ -1,0 +1,194 @@
+"""The page in a real browser: whole at a desk and on a phone, light and dark, and strangers' text stays text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis_node.observe.history import History
+from ftis_node.observe.web import Web, json_route, link
+from tests.browser import Browser, missing
+from tests.test_web import step
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
+
+TOKEN = "t" * 43
+EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+LONG = "W" * 300
+PEERS = [f"12D3KooW{number:044d}" for number in range(20)]
+
+
+def peer(number: int, standing: str) -> dict[str, Any]:
+    return {
+        "id": PEERS[number],
+        "agent": EVIL if number == 0 else LONG[:64],
+        "standing": standing,
+        "record": 20 + number,
+        "accepted": 30 + number,
+        "mean_reward": 0.5,
+        "mean_importance": None if number % 2 else 0.97,
+        "bytes_in": 10**number,
+        "bytes_out": 5,
+        "delivered": 1,
+        "fetch_failures": 0,
+    }
+
+
+def status() -> dict[str, Any]:
+    return {
+        "name": EVIL,
+        "state": "ONLINE",
+        "reason": f"Training with 20 peers. {EVIL}",
+        "model": LONG,
+        "kind": "full",
+        "addresses": [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEERS[-1]}"],
+        "run": "ab" * 16,
+        "uptime": 93784.0,
+        "step": 123456,
+        "pass_at_1_before": 0.25,
+        "pass_at_1": 0.75,
+        "own_groups_used": 1234567,
+        "foreign_groups_used": {PEERS[0]: 100, PEERS[1]: 10, EVIL: 1},
+        "foreign_weight_share": 0.5,
+        "filtered_fraction": math.nan,
+        "step_seconds": 61.0,
+        "waiting_for": None,
+        "peers": 20,
+        "bytes_in": 123456789012,
+        "bytes_out": 1,
+        "network": {"reachability": "direct", "p2pd_restarts": 0},
+        "pool": {"waiting": 1, "no_signal": 2, "expired": 0},
+        "refused_packets": {EVIL: 3},
+    }
+
+
+async def all_peers() -> dict[str, Any]:
+    words = [
+        "established",
+        "newcomer",
+        "doubted: its claimed probabilities look too low",
+        f"banned as an author: {EVIL}",
+    ]
+    peers = [peer(number, words[number % 4]) for number in range(20)]
+    return {"peers": peers, "left_out": [{"id": PEERS[5], "reason": EVIL + LONG}]}
+
+
+async def completions() -> dict[str, Any]:
+    texts = [{"text": text, "reward": 1.0, "tokens": 9, "finished": True} for text in (EVIL, LONG, "\u202eabc", "")]
+    group = {"step": 3, "author": None, "question": EVIL, "answer": EVIL, "completions": texts}
+    return {"step": 3, "groups": [group, group | {"author": EVIL}]}
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Web]:
+    log, counts = tmp_path / "metrics.jsonl", {"own_groups": 8, "foreign_groups": 16, "peers": 2, "pool": 3}
+    with log.open("w") as file:
+        for number in range(600):
+            file.write(json.dumps({"time": 1e9 + number, "event": "step", **step(number), **counts}) + "\n")
+            if number % 100 == 0:
+                figures = {"pass_at_1": 0.5, "low": 0.4, "high": 0.6}
+                file.write(json.dumps({"time": 1e9, "event": "evaluation", "step": number, **figures}) + "\n")
+    curves = History(log)
+    curves.follow()
+
+    async def history() -> dict[str, Any]:
+        return curves.facts()
+
+    async def now() -> dict[str, Any]:
+        return status()
+
+    answers = {"status": now, "peers": all_peers, "history": history, "completions": completions}
+    server = Web(TOKEN, [json_route(f"/api/{name}", answer) for name, answer in answers.items()])
+    await server.start("127.0.0.1", 0)
+    yield server
+    await server.close()
+
+
+async def looked_at(page: Web, look: Callable[[Browser], None], width: int = 1280, *, dark: bool = False) -> None:
+    """Opens the page in a thread, for this one serves it."""
+
+    def work() -> None:
+        with Browser(width, 900, dark=dark) as browser:
+            browser.open(link(page.address, TOKEN))
+            browser.wait("return document.querySelectorAll('.group').length > 1")
+            look(browser)
+
+    await asyncio.to_thread(work)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (820, False), (360, True), (360, False)])
+async def test_it_is_drawn_whole_at_any_width_and_fits_into_it(page: Web, width: int, dark: bool) -> None:
+    def look(browser: Browser) -> None:
+        assert browser.run("return document.querySelectorAll('.plot > svg').length") == 7
+        assert browser.run("return [...document.querySelectorAll('path.line')].every(p => p.getTotalLength() > 50)")
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        wider = (
+            "return [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth)"
+        )
+        assert browser.run(f"{wider}.map(e => e.outerHTML.slice(0, 80))") == []
+        ground = browser.run("return getComputedStyle(document.body).backgroundColor")
+        assert (sum(json.loads(ground.replace("rgb(", "[").replace(")", "]"))) < 200) == dark
+        assert browser.errors() == []
+
+    await looked_at(page, look, width, dark=dark)
+
+
+async def test_text_of_strangers_is_shown_and_never_run(page: Web) -> None:
+    def look(browser: Browser) -> None:
+        for place in ("#name", "#reason", "#peers", "#texts-own", "#texts-foreign", "#network"):
+            assert EVIL in browser.run("return document.querySelector(arguments[0]).textContent", place), place
+        assert browser.run("return document.querySelectorAll('img, script').length") == 2, "the page's own"
+        assert browser.run("return window.hacked") is None
+        assert EVIL in browser.run("return document.title")
+        assert browser.errors() == []
+
+    await looked_at(page, look)
+
+
+async def test_a_curve_is_read_with_the_keys(page: Web) -> None:
+    def look(browser: Browser) -> None:
+        browser.run("document.querySelector('.plot').focus()")
+        press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0]}))"
+        browser.run(press, "Home")
+        told = "return document.querySelector('.tip').textContent"
+        assert browser.run(told).startswith("Step 0") and "0.50" in browser.run(told)
+        browser.run(press, "ArrowRight")
+        assert browser.run(told).startswith("Step 100")
+        browser.run(press, "Escape")
+        assert browser.run("return document.querySelector('.tip').hidden")
+
+    await looked_at(page, look)
+
+
+async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page: Web) -> None:
+    loop = asyncio.get_running_loop()
+    port = int(page.address.split(":")[-1].rstrip("/"))
+
+    def look(browser: Browser) -> None:
+        assert browser.run("return document.getElementById('banner').hidden")
+        asyncio.run_coroutine_threadsafe(page.close(), loop).result(10)
+        browser.wait("return !document.getElementById('banner').hidden")
+        assert "does not answer" in browser.run("return document.getElementById('banner').textContent")
+        assert "NO ANSWER" in browser.run("return document.getElementById('state').textContent")
+        asyncio.run_coroutine_threadsafe(again.start("127.0.0.1", port), loop).result(10)
+        browser.wait("return document.getElementById('banner').hidden")
+        assert "ONLINE" in browser.run("return document.getElementById('state').textContent")
+
+    async def now() -> dict[str, Any]:
+        return status()
+
+    async def nothing() -> dict[str, Any]:
+        return {}
+
+    others = [json_route(f"/api/{name}", nothing) for name in ("peers", "history", "completions")]
+    again = Web(TOKEN, [json_route("/api/status", now), *others])
+    try:
+        await looked_at(page, look)
+    finally:
+        await again.close()
