@@ -389,6 +389,7 @@ class Node:
 
     async def _save_last(self, rooms: Rooms) -> None:
         progress = rooms.stepper.progress
+        await rooms.saving.settle()
         if progress.pass_at_1 is not None and rooms.saving.saved_step != progress.step:
             await rooms.saving.checkpoint(self._compute.worker, progress)
         await rooms.saving.settle()
@@ -416,7 +417,8 @@ class Node:
         """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
         self._set_apart(State.LOADING, "The compute process failed and is being started again.")
         while True:
-            await rooms.saving.settle()
+            with contextlib.suppress(WorkerDied, WorkerFault):
+                await rooms.saving.settle()
             older = await self._compute.failed(fault)
             try:
                 return await self._renew(rooms, older=older)

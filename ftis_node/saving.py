@@ -41,7 +41,7 @@ class Saving:
         self._optimiser = optimiser
         self._metrics = metrics
         self._checkpoints = Checkpoints(path)
-        self._commit: asyncio.Task[Path] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._saved_at = 0.0
         self._saved_bytes = 0
         self._good_step = 0  # the last one with a finite gradient
@@ -105,24 +105,34 @@ class Saving:
             await self._go_back(worker, progress)
 
     async def checkpoint(self, worker: Worker, progress: Progress) -> None:
-        """Has the worker write its state; checksums, fsync and rename go on beside the next step."""
+        """Has the worker copy its state into main memory; writing it, checksums, fsync and rename go on beside the next
+        step."""
         await self.settle()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await worker.call("save", directory=str(directory))
-        self._saved_bytes = sum(file.stat().st_size for file in directory.iterdir())
+        await worker.call("snapshot")
         self._saved_at = time.monotonic()
-        self.saved_step = progress.step
         facts = {"model": self._model, "optimiser": self._optimiser, "progress": progress.facts()}
-        self._commit = asyncio.create_task(asyncio.to_thread(self._checkpoints.commit, directory, facts))
+        self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
+
+    async def _write(self, worker: Worker, directory: Path, step: int, facts: dict[str, Any]) -> None:
+        await worker.call("write", directory=str(directory))
+        self._saved_bytes = await asyncio.to_thread(_size, directory)
+        await asyncio.to_thread(self._checkpoints.commit, directory, facts)
+        self.saved_step = step
 
     def next_bytes(self) -> int:
         """What the next checkpoint takes on disk, as far as known; it is written before an older one goes."""
         return self._saved_bytes
 
     async def settle(self) -> None:
-        """Waits until the latest checkpoint is on disk."""
-        if self._commit is not None:
-            await self._commit
+        """Waits until the latest checkpoint is on disk.
+
+        Raises:
+            WorkerDied, WorkerFault, OSError: it could not be written, which is told once; the one before stands.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
@@ -149,6 +159,10 @@ class Saving:
             "The training gives no finite numbers any more, and older checkpoints did not help.",
             f"Start again with a smaller learning_rate; the checkpoints under {self._path} stand.",
         )
+
+
+def _size(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.iterdir())
 
 
 def settled(checkpoints: Path, model: str) -> dict[str, Any]:

@@ -78,6 +78,7 @@ async def test_after_too_many_bad_steps_the_weights_before_the_last_good_step_co
     after = await three_steps(worker, saving, tmp_path)
     for step in (4, 5, 6, 7):
         await saving.after_step(worker, Progress(step=step), BAD)
+    await saving.settle()
     assert saving.saved_step == 3, "bad steps write no checkpoint"
     await saving.after_step(worker, Progress(step=8), DIVERGED)
     assert same(await weights(worker, tmp_path), after[1])

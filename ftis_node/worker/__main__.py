@@ -16,30 +16,33 @@ from ftis_node.errors import UserError
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import pack, receive
 
-# Scoring and reading need no GPU and are wanted while a long step or generation runs: they have a thread of their own.
-_SIDE_OPS = frozenset({"score", "texts"})
+# These need no GPU and are wanted while a long step or generation runs. Each set has a thread of its own: scoring must
+# not wait for a checkpoint of gigabytes.
+_ASIDE = (frozenset({"score", "texts"}), frozenset({"write"}))
 
 
 class _Server:
-    """Reads requests, hands them to one of two threads, writes the answers."""
+    """Reads requests, hands them to one of three threads, writes the answers."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._engine = Engine()
         self._write_lock = threading.Lock()
         self._main: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._side: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._aside: list[queue.Queue[dict[str, Any]]] = [queue.Queue() for _ in _ASIDE]
 
     def serve(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
-        threading.Thread(target=self._work, args=(self._side,), daemon=True).start()
+        for requests in self._aside:
+            threading.Thread(target=self._work, args=(requests,), daemon=True).start()
         self._work(self._main)
 
     def _read(self) -> None:
         """The end of the stream means that the network process is gone: then nobody needs this process either."""
         try:
             while (request := receive(self._connection)) is not None:
-                (self._side if request["op"] in _SIDE_OPS else self._main).put(request)
+                aside = (queue for queue, ops in zip(self._aside, _ASIDE, strict=True) if request["op"] in ops)
+                next(aside, self._main).put(request)
         finally:
             os._exit(0)
 

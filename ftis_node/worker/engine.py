@@ -61,6 +61,7 @@ class Engine:
         self.random: torch.Generator
         self._generation_batch: int
         self.prompts: list[list[int]] = []
+        self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
         self._exams: dict[str | None, _Exam] = {}  # by what `look_at` calls them; None: of the run's own task
 
     def load(
@@ -219,13 +220,30 @@ class Engine:
 
     def save(self, directory: str) -> dict[str, Any]:
         """Writes trainable weights, optimiser and random states into an existing directory."""
-        weights, optimiser = self.learner.state()
-        told = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
-        save_file(weights, Path(directory) / WEIGHTS, metadata=told)
-        save_file(optimiser, Path(directory) / OPTIMISER)
-        random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state().cpu()}
-        save_file(random, Path(directory) / _RANDOM)
+        self._write(self._state(), directory)
         return {"steps": self.learner.steps}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copies all that `write` writes into main memory."""
+        self._snapshot = self._state()
+        return {"steps": self.learner.steps}
+
+    def write(self, directory: str) -> dict[str, Any]:
+        """Writes the latest snapshot, once, into an existing directory; from any thread."""
+        snapshot, self._snapshot = self._snapshot, {}
+        self._write(snapshot, directory)
+        return {}
+
+    def _state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of everything that the next step depends on, by the name of their file."""
+        weights, optimiser = self.learner.state()
+        random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state().cpu()}
+        return {WEIGHTS: weights, OPTIMISER: optimiser, _RANDOM: random}
+
+    def _write(self, state: dict[str, dict[str, torch.Tensor]], directory: str) -> None:
+        told = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
+        for name, tensors in state.items():
+            save_file(tensors, Path(directory) / name, metadata=told if name == WEIGHTS else None)
 
     def restore(self, directory: str, steps: int) -> dict[str, Any]:
         """Puts back what `save` wrote.
