@@ -19,7 +19,7 @@ from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.report import peers_report, training_status
-from ftis_node.run import RunFile, check_fit, dump_run_file, load_run_file, run_for
+from ftis_node.run import CODE, RunFile, check_fit, check_named, dump_run_file, load_run_file, run_for
 from ftis_node.saving import Books, LearnedSizes, Saving, settled
 from ftis_node.settings import Settings
 from ftis_node.stepping import Progress, Stepper
@@ -61,6 +61,7 @@ class JoinOptions:
     task: str | None = None
     data: Path | None = None
     eval_data: Path | None = None
+    reward: str | None = None
     peers: tuple[str, ...] = ()
     run: Path | None = None
     name: str = ""
@@ -236,7 +237,10 @@ class Node:
             self.reason = "Asking the peers for their run."
             given = await fetch_run(transport, bootstraps, self.settings.patience)
             logger.info("The peers' run is %s:\n%s", given.run.id.hex(), dump_run_file(given))
-        return given or known
+        found = given or known
+        if found is not None:
+            check_named(found.run, task=self.options.task, reward=self.options.reward, ours=known is not None)
+        return found
 
     def _check_peers(self, bootstraps: Sequence[str]) -> None:
         """Peers that all belong to another run than the home's are not what the person wanted."""
@@ -260,6 +264,8 @@ class Node:
             settings=self.settings.model_dump(mode="json"),
             task=self._task(),
             **self._data(),
+            reward=self._reward(),
+            code=self.options.task is not None,
             caps=self._caps(),
             remembered=self._learned.sizes | settled(self.home.checkpoints, self.settings.model),
         )
@@ -281,6 +287,11 @@ class Node:
         if self.options.task is not None:
             return self.options.task
         return self._run_file.run.task if self._run_file is not None else "arithmetic"
+
+    def _reward(self) -> str | None:
+        """The rule that the owner or the run names; code comes with the task."""
+        run = self._run_file.run if self._run_file is not None else None
+        return self.options.reward or (None if run is None or run.reward.startswith(CODE) else run.reward)
 
     def _go_on_from(self, restored: Progress | None) -> None:
         """Takes up a checkpoint's progress, and writes down all that `lab replay` must know of this start."""

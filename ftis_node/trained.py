@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ _NO_CHECKPOINT = "Name a checkpoint (HOME/checkpoints/step-…), a node's home, 
 class Checkpoint:
     """A sound checkpoint: of which model, at which step (None: it does not say), and of which task, if that is known.
 
-    `shapes` are those of the trained tensors; `skipped` are newer checkpoints that are damaged.
+    `shapes` are those of the trained tensors; `skipped` are newer checkpoints that are damaged; `progress` is what the
+    node had done by then (`stepping.Progress.facts`), as far as it says so.
     """
 
     path: Path
@@ -41,6 +42,13 @@ class Checkpoint:
     shapes: Mapping[str, tuple[int, ...]]
     alpha: int | None
     skipped: tuple[Path, ...] = ()
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path | None:
+        """The node's home that it lies in, if it lies in one."""
+        home = self.path.resolve().parent.parent
+        return home if (home / "run.toml").is_file() else None
 
     @property
     def lora(self) -> bool:
@@ -144,8 +152,16 @@ def _restore(policy: Policy, checkpoint: Checkpoint) -> None:
             for name, parameter in trainable.items():  # one at a time: all may be as large as the model
                 value: Tensor = file.get_tensor(name)
                 parameter.copy_(value)
-    except (OSError, SafetensorError) as error:  # a running daemon removes older ones
-        raise UserError(f"The checkpoint {checkpoint.path} cannot be read: {error}.", "Try again.") from error
+    except (OSError, SafetensorError) as error:
+        raise gone(checkpoint, error) from error
+
+
+def gone(checkpoint: Checkpoint, error: Exception) -> UserError:
+    """What to tell of a checkpoint that was sound a moment ago: a running daemon removes older ones."""
+    return UserError(
+        f"The checkpoint {checkpoint.path} cannot be read any more: {error}.",
+        "Try again: a running node keeps its newest checkpoints only.",
+    )
 
 
 def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
@@ -170,6 +186,7 @@ def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
         shapes=shapes,
         alpha=int(alpha) if alpha is not None and alpha.isdecimal() else None,
         skipped=skipped,
+        progress=progress if isinstance(progress, dict) else {},
     )
 
 
