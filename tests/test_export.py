@@ -29,7 +29,7 @@ from ftis_node.run import RunFile, dump_run_file, make_run
 from ftis_node.stepping import Progress
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
-from ftis_node.trained import Checkpoint, find_checkpoint, load_trained, settings_for
+from ftis_node.trained import Checkpoint, find_checkpoint, hold, load_trained, settings_for
 from ftis_node.worker.engine import Engine
 from tests.daemons import ENVIRONMENT
 from tests.helpers_models import arithmetic_run, arithmetic_settings, plain_logprobs
@@ -280,9 +280,14 @@ def test_a_checkpoint_that_is_removed_meanwhile_says_try_again(
 ) -> None:
     home = shutil.copytree(homes["lora"], tmp_path / "home")
     found = checkpoint_of(home)
-    shutil.rmtree(found.path)
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
+    with hold(found) as held:
+        shutil.rmtree(found.path)
+        assert export(held, settings, tmp_path / "held", adapter=adapter)["step"] == 12, "in hand, it stays"
+    shutil.rmtree(tmp_path / "held")
     with pytest.raises(UserError) as caught:
         exporting.export(found, settings, tmp_path / "out", adapter=adapter)
     assert not isinstance(caught.value, UsageError) and "Try again" in caught.value.fix
+    with pytest.raises(UserError, match="Try again"), hold(found):
+        pass
     assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1

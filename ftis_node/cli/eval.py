@@ -80,8 +80,8 @@ def evaluate(
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()  # of transformers, for it has one even for what takes no time
-        first = _choose(checkpoint, model, flags, chosen.name)
-        second = _other(first, base, flags, chosen.name) if compare else None
+        first = _choose(stack, checkpoint, model, flags, chosen.name)
+        second = _other(stack, first, base, flags, chosen.name) if compare else None
         cap = completion_tokens or chosen.completion_tokens
         exam = _Exam(chosen, examples, scorer, cap, batch)
         advance = stack.enter_context(_progress(len(examples) * (2 if compare else 1)))
@@ -131,10 +131,11 @@ class _Result:
     facts: Mapping[str, Any]
 
 
-def _choose(name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
-    from ftis_node.trained import find_checkpoint, settings_for
+def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
+    from ftis_node.trained import find_checkpoint, hold, settings_for
 
     found = find_checkpoint(name)
+    found = stack.enter_context(hold(found)) if found is not None else None
     if found is None and model is not None:
         raise UsageError(f"{name} is a model and no checkpoint, so --model says nothing.", "Leave out --model.")
     name = model or (found.model if found else name)
@@ -143,7 +144,9 @@ def _choose(name: str, model: str | None, flags: Mapping[str, Any], task: str) -
     return _Chosen(name, found, settings)
 
 
-def _other(first: _Chosen, base: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
+def _other(
+    stack: contextlib.ExitStack, first: _Chosen, base: str | None, flags: Mapping[str, Any], task: str
+) -> _Chosen:
     """What `first` is compared with, in the same dtype."""
     if base is None and first.found is None:
         raise UsageError(
@@ -151,7 +154,7 @@ def _other(first: _Chosen, base: str | None, flags: Mapping[str, Any], task: str
         )
     from ftis_node.policy.names import resolve
 
-    chosen = _choose(base or first.name, None, {"dtype": first.settings.dtype, **flags}, task)
+    chosen = _choose(stack, base or first.name, None, {"dtype": first.settings.dtype, **flags}, task)
     resolve(chosen.name)  # a wrong name is told before the first is evaluated
     return chosen
 

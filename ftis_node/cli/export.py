@@ -34,7 +34,7 @@ def export(
     from transformers.utils.logging import disable_progress_bar
 
     from ftis_node.export import export as write
-    from ftis_node.trained import find_checkpoint, settings_for
+    from ftis_node.trained import find_checkpoint, hold, settings_for
 
     found = find_checkpoint(checkpoint)
     if found is None:
@@ -42,12 +42,13 @@ def export(
             f"{checkpoint} is a model and no checkpoint: there is nothing trained in it to export.",
             "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.",
         )
-    # On the CPU, for the GPU is the running node's.
-    flags = parse_pairs(set_ or []) | {"dtype": dtype, "device": "cpu"}
-    settings, origins = settings_for(found, model or found.model, flags, "")
-    tell_choice(found, settings, origins)
-    disable_progress_bar()
-    told = write(found, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
+    with hold(found) as held:
+        # On the CPU, for the GPU is the running node's.
+        flags = parse_pairs(set_ or []) | {"dtype": dtype, "device": "cpu"}
+        settings, origins = settings_for(held, model or held.model, flags, "")
+        tell_choice(held, settings, origins)
+        disable_progress_bar()
+        told = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
     if json:
         print_json(told)
         return

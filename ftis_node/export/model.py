@@ -20,7 +20,6 @@ from ftis_node.policy.names import BUILT_IN_DIR, resolve
 from ftis_node.policy.tokenizer import end_ids
 from ftis_node.settings import Settings
 from ftis_node.trained import Checkpoint, gone, load_trained
-from ftis_node.worker.engine import WEIGHTS
 
 SHARD_BYTES = 4 << 30
 _ADAPTER = "adapter_model.safetensors"
@@ -116,7 +115,7 @@ def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, bas
     wanted = getattr(torch, settings.dtype) if settings.dtype else None
     tensors = {}
     try:
-        with safe_open(checkpoint.path / WEIGHTS, "pt") as file:
+        with safe_open(checkpoint.weights, "pt") as file:
             for name in checkpoint.shapes:
                 value = file.get_tensor(name)  # under the name that peft saves it by
                 tensors[name.replace(".default.", ".")] = value if wanted is None else value.to(wanted)
