@@ -62,6 +62,8 @@ class ComputeProcess:
             settings=settings.model_dump(mode="json"),
             task=self._options.task_of(run_file),
             **self._options.files(),
+            reward=self._options.reward_of(run_file),
+            code=self._options.task is not None,
             caps={name: getattr(run, name) for name in caps},
             remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
         )

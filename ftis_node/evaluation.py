@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,56 @@ def wilson(correct: int, count: int, level: float = 0.95) -> tuple[float, float]
         return 0.0, 1.0
     interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Two policies' answers to the same questions, counted: right by both, by one of them only, by neither."""
+
+    both: int
+    first: int
+    second: int
+    neither: int
+
+    @classmethod
+    def of(cls, first: Sequence[Judged], second: Sequence[Judged]) -> Paired:
+        """Of verdicts on the same questions in the same order."""
+        pairs = [(one.score.reward == 1.0, two.score.reward == 1.0) for one, two in zip(first, second, strict=True)]
+        return cls(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
+
+    def figures(self) -> dict[str, Any]:
+        """The difference of pass@1, first minus second, its 95 % interval, p by McNemar's exact test, the counts."""
+        from scipy import stats
+
+        count, discordant = self.both + self.first + self.second + self.neither, self.first + self.second
+        low, high = self._interval()
+        p = stats.binomtest(self.first, discordant).pvalue if discordant else 1.0
+        return {
+            "difference": (self.first - self.second) / max(1, count),
+            "low": low,
+            "high": high,
+            "p": float(p),
+            "both": self.both,
+            "only_checkpoint": self.first,
+            "only_base": self.second,
+            "neither": self.neither,
+        }
+
+    def _interval(self) -> tuple[float, float]:
+        """Newcombe's interval of a difference of paired proportions (1998, Stat. Med. 17:2635, method 10)."""
+        a, b, c, d = self.both, self.first, self.second, self.neither
+        n = a + b + c + d
+        if n == 0:
+            return -1.0, 1.0
+        p1, p2, difference = (a + b) / n, (a + c) / n, (b - c) / n
+        (l1, u1), (l2, u2) = wilson(a + b, n), wilson(a + c, n)
+        margins = (a + b) * (c + d) * (a + c) * (b + d)
+        product = a * d - b * c
+        corrected = max(product - n / 2, 0) if product > 0 else product
+        phi = corrected / math.sqrt(margins) if margins else 0.0
+        below, above = (p1 - l1, u2 - p2), (u1 - p1, p2 - l2)
+        reach = [math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y)) for x, y in (below, above)]
+        return difference - reach[0], difference + reach[1]
 
 
 def evaluate(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ftis_node.errors import UsageError
 from ftis_node.observe.metrics import MetricsLog
-from ftis_node.run import Run, RunFile, load_run_file
+from ftis_node.run import CODE, Run, RunFile, check_named, dump_run_file, load_run_file
 from ftis_node.saving import Books, Saving
 from ftis_node.settings import Settings
 from ftis_node.stepping import Stepper
@@ -39,6 +39,7 @@ class JoinOptions:
     task: str | None = None
     data: Path | None = None
     eval_data: Path | None = None
+    reward: str | None = None
     peers: tuple[str, ...] = ()
     run: Path | None = None
     name: str = ""
@@ -52,6 +53,11 @@ class JoinOptions:
     def task_of(self, run_file: RunFile | None) -> str:
         """The task that was named, or the run's."""
         return self.task or (run_file.run.task if run_file is not None else "arithmetic")
+
+    def reward_of(self, run_file: RunFile | None) -> str | None:
+        """The rule that was named, or the run's; code comes with the task."""
+        run = run_file.run if run_file is not None else None
+        return self.reward or (None if run is None or run.reward.startswith(CODE) else run.reward)
 
 
 @dataclass(frozen=True)
@@ -133,16 +139,16 @@ def furnish(
 
 
 async def find_run(
-    home: Home, given: Path | None, transport: Transport, bootstraps: Sequence[str], patience: float
+    home: Home, options: JoinOptions, transport: Transport, bootstraps: Sequence[str], patience: float
 ) -> RunFile | None:
-    """The run of a previous start, of the file that was `given`, or of a peer; None if this node is to start one.
+    """The run of a previous start, of the file that was named, or of a peer; None if this node is to start one.
 
     Raises:
-        UsageError: the home belongs to another run than the file.
+        UsageError: the home belongs to another run than the file, or the run names what only its owner may.
         UserError: no peer gave its run within `patience` seconds.
     """
     known = load_run_file(home.run_file) if home.run_file.exists() else None
-    named = load_run_file(given) if given is not None else None
+    named = load_run_file(options.run) if options.run is not None else None
     if known is not None and named is not None and known.run.id != named.run.id:
         raise UsageError(
             f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}.",
@@ -150,7 +156,11 @@ async def find_run(
         )
     if known is None and named is None and bootstraps:
         named = await fetch_run(transport, bootstraps, patience)
-    return named or known
+        logger.info("The peers' run is %s: %s", named.run.id.hex(), dump_run_file(named))
+    found = named or known
+    if found is not None:
+        check_named(found.run, task=options.task, reward=options.reward, ours=known is not None)
+    return found
 
 
 def check_daemon_can(run: Run) -> None:

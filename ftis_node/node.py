@@ -242,10 +242,7 @@ class Node:
 
     async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
         self._set_apart(State.LOADING, "Asking the peers for their run." if bootstraps else "Looking for its run.")
-        found = await find_run(self.home, self.options.run, transport, bootstraps, self.settings.patience)
-        if found is not None and bootstraps and self.options.run is None and not self.home.run_file.exists():
-            logger.info("The peers' run is %s:\n%s", found.run.id.hex(), dump_run_file(found))
-        return found
+        return await find_run(self.home, self.options, transport, bootstraps, self.settings.patience)
 
     async def _load(self) -> None:
         self._set_apart(State.LOADING, f"Loading {self.settings.model}.")

@@ -31,6 +31,9 @@ _QUOTED_OR_COMMENT = re.compile(
 # What a run has where nobody says otherwise; the paper's group size.
 RUN_DEFAULTS: dict[str, Any] = {"group": 12, "slots": 32, "temperature": 1.0}
 
+CODE = "code:"
+"""What the `reward` of a run begins with where it is code of its owners', followed by 40 hex digits of its sha256."""
+
 # packet.MAX_PACKET_BYTES once more: neighbours of this layer do not import one another, and a test holds them equal.
 _PACKET_BYTES_MAX = 4 << 20
 
@@ -167,6 +170,37 @@ def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
             f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
             f"not {run.data[:16]}….",
             "Pass the very same file with --task or --data, or start a run of your own without --peers.",
+        )
+
+    if run.reward != facts["reward"]:
+        told = "code that judges answers" if run.reward.startswith(CODE) else "reward rule"
+        raise UsageError(
+            f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}.",
+            "Use the very same files as the others in the run, or start a run of your own without --peers.",
+        )
+
+
+def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool) -> None:
+    """Refuses a run that asks for what the owner of this node has to ask for: code, or a large parser.
+
+    Args:
+        task, reward: what the owner named at this start. ours: the run is the home's own, joined or begun before.
+
+    Raises:
+        UsageError: it was not named, or another rule was.
+    """
+    if task is None and ":" in run.task and not run.task.endswith(".jsonl"):
+        raise UsageError(
+            f"The run's task is Python code, {run.task!a}, which is imported only if you name it yourself.",
+            f"Get that code from someone you trust, read it, and start with --task {run.task}.",
+        )
+    if reward is not None and reward != run.reward:
+        raise UsageError(f"The run's reward rule is {run.reward!a}, not {reward!a}.", "Leave out --reward.")
+    if run.reward == "math" and reward is None and not ours:
+        raise UsageError(
+            "The run judges answers by the rule 'math', which gives what peers write to a large parser, in a process "
+            "with limits of its own.",
+            "If that is acceptable to you, start with --reward math.",
         )
 
 

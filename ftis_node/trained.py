@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ _NO_CHECKPOINT = "Name a checkpoint (HOME/checkpoints/step-…), a node's home, 
 class Checkpoint:
     """A sound checkpoint: of which model, at which step (None: it does not say), and of which task, if that is known.
 
-    `shapes` are those of the trained tensors; `skipped` are newer checkpoints that are damaged.
+    `shapes` are those of the trained tensors; `skipped` are newer checkpoints that are damaged; `progress` is what the
+    node had done by then (`stepping.Progress.facts`), as far as it says so. `held` are the weights where they cannot be
+    removed (see `hold`).
     """
 
     path: Path
@@ -41,6 +44,19 @@ class Checkpoint:
     shapes: Mapping[str, tuple[int, ...]]
     alpha: int | None
     skipped: tuple[Path, ...] = ()
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    held: Path | None = None
+
+    @property
+    def weights(self) -> Path:
+        """The file with its trained tensors."""
+        return self.held or self.path / WEIGHTS
+
+    @property
+    def home(self) -> Path | None:
+        """The node's home that it lies in, if it lies in one."""
+        home = self.path.resolve().parent.parent
+        return home if (home / "run.toml").is_file() else None
 
     @property
     def lora(self) -> bool:
@@ -85,6 +101,21 @@ def find_checkpoint(name: str) -> Checkpoint | None:
     if directory != path or (path / "run.toml").exists():
         raise UserError(f"The home {path} has no checkpoint yet.", "Wait for the first step, or name the model itself.")
     raise UsageError(f"The folder {path} holds neither a model nor a checkpoint.", _NO_CHECKPOINT)
+
+
+@contextmanager
+def hold(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    """The checkpoint with weights that stay while the context lasts: a running node soon removes older ones.
+
+    Raises:
+        UserError: it is gone already.
+    """
+    try:
+        file = checkpoint.weights.open("rb")
+    except OSError as error:
+        raise gone(checkpoint, error) from error
+    with file:  # what is open stays, whoever removes its name
+        yield replace(checkpoint, held=Path(f"/proc/self/fd/{file.fileno()}"))
 
 
 def settings_for(
@@ -140,12 +171,20 @@ def _restore(policy: Policy, checkpoint: Checkpoint) -> None:
             "Name the model it was trained from with --model, and leave LoRA's rank and targets to the checkpoint.",
         )
     try:
-        with safe_open(checkpoint.path / WEIGHTS, "pt") as file, torch.no_grad():
+        with safe_open(checkpoint.weights, "pt") as file, torch.no_grad():
             for name, parameter in trainable.items():  # one at a time: all may be as large as the model
                 value: Tensor = file.get_tensor(name)
                 parameter.copy_(value)
-    except (OSError, SafetensorError) as error:  # a running daemon removes older ones
-        raise UserError(f"The checkpoint {checkpoint.path} cannot be read: {error}.", "Try again.") from error
+    except (OSError, SafetensorError) as error:
+        raise gone(checkpoint, error) from error
+
+
+def gone(checkpoint: Checkpoint, error: Exception) -> UserError:
+    """What to tell of a checkpoint that was sound a moment ago: a running daemon removes older ones."""
+    return UserError(
+        f"The checkpoint {checkpoint.path} cannot be read any more: {error}.",
+        "Try again: a running node keeps its newest checkpoints only.",
+    )
 
 
 def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
@@ -170,6 +209,7 @@ def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
         shapes=shapes,
         alpha=int(alpha) if alpha is not None and alpha.isdecimal() else None,
         skipped=skipped,
+        progress=progress if isinstance(progress, dict) else {},
     )
 
 

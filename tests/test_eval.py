@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
+from ftis_node.cli.common import escaped
 from ftis_node.errors import FtisError, UsageError, UserError
-from ftis_node.evaluation import Judged, batch_that_fits, evaluate, judge, tokenised, wilson
+from ftis_node.evaluation import Judged, Paired, batch_that_fits, evaluate, judge, tokenised, wilson
 from ftis_node.packet import Completion
 from ftis_node.policy.generate import Sampling
 from ftis_node.policy.policy import Policy
@@ -227,6 +228,59 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert output == "" and "Traceback" not in errors
+
+
+# Beside the base model
+
+
+def test_a_checkpoint_is_compared_with_its_base_model(home: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    flags = ("--task", "arithmetic", "--prompts", "60")
+    out = tmp_path / "out.jsonl"
+    figures = run_eval("--checkpoint", str(home[0]), *flags, "--compare", "--out", str(out), "--show", "4")
+    base = run_eval("--checkpoint", "tiny-a", *flags)
+    assert "examples" not in base and "paired" not in base
+    assert (figures["base"]["model"], figures["base"]["checkpoint"]) == ("tiny-a", None)
+    shared = ("pass_at_1", "low", "high", "correct", "prompts")
+    assert {key: figures["base"][key] for key in shared} == {key: base[key] for key in shared}
+    paired = figures["paired"]
+    assert paired["difference"] == pytest.approx(figures["pass_at_1"] - base["pass_at_1"])
+    assert paired["low"] <= paired["difference"] <= paired["high"] and 0 <= paired["p"] <= 1
+    assert paired["both"] + paired["only_checkpoint"] == figures["correct"]
+    assert paired["both"] + paired["only_base"] == base["correct"]
+    assert sum(paired[key] for key in ("both", "only_checkpoint", "only_base", "neither")) == 60
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["of"] for row in rows] == ["checkpoint"] * 60 + ["base"] * 60
+    assert len(figures["examples"]) == 4
+    for example in figures["examples"]:
+        one, other = (next(r for r in rows if (r["of"], r["question"]) == (of, example["question"])) for of in KINDS)
+        assert [example[of]["completion"] for of in KINDS] == [one["completion"], other["completion"]]
+    differ = paired["only_checkpoint"] + paired["only_base"]
+    assert all(e["checkpoint"]["reward"] != e["base"]["reward"] for e in figures["examples"][:differ])
+
+
+KINDS = ("checkpoint", "base")
+
+
+def test_it_is_compared_with_what_a_person_names_and_shown_harmlessly() -> None:
+    line = ["eval", "--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "8", "--device", "cpu", "--compare"]
+    ended = CliRunner().invoke(app, [*line, "tiny-b"], catch_exceptions=False)
+    assert ended.exit_code == 0
+    assert "beside it tiny-b" in ended.stdout and "McNemar" in ended.stdout
+    assert ended.stdout.count("  question   ") == 3 == ended.stdout.count("  base       ")
+    assert escaped("a\x1b[2J\n\u202eé") == "a\\x1b[2J\\n\\u202eé"
+    assert "no base model" in refused(*line[1:7], "--compare").what
+    assert "What 'tiny-b' is for" in refused(*line[1:7], "tiny-b").what
+
+
+def test_pairs_are_counted_and_tested() -> None:
+    """Intervals worked out by Newcombe's formula (1998, method 10): one with discordance, one with a margin of zero."""
+    for cells, low, high in (((1, 1, 7, 12), -0.507, -0.026), ((36, 12, 2, 0), 0.0569, 0.3404)):
+        figures, other = Paired(*cells).figures(), Paired(cells[0], cells[2], cells[1], cells[3]).figures()
+        assert (figures["low"], figures["high"]) == (pytest.approx(low, abs=6e-4), pytest.approx(high, abs=6e-4))
+        assert (other["low"], other["high"]) == (pytest.approx(-figures["high"]), pytest.approx(-figures["low"]))
+    assert Paired(36, 12, 2, 0).figures()["p"] == pytest.approx(2 * (1 + 14 + 91) / 2**14)
+    assert Paired(5, 0, 0, 5).figures()["p"] == 1.0
+    assert Paired(0, 0, 0, 0).figures()["difference"] == 0.0
 
 
 # The parts

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import LOCAL_RULES, RULES, judge, load_evaluation, load_task, math500, score, scoring
+from ftis_node.tasks import JUDGED_RULES, PURE_RULES, RULES, judge, load_evaluation, load_task, math500, score, scoring
 from ftis_node.tasks.judge import ANSWER_CHARACTERS, Judge
 from ftis_node.tasks.mathematics import score_mathematics
 
@@ -118,10 +118,11 @@ def test_nothing_is_made_of_what_is_empty_too_long_or_open(patient: Judge, text:
     assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, False)
 
 
-def test_no_run_can_have_the_rule() -> None:
-    assert not set(RULES) & set(LOCAL_RULES)
-    with pytest.raises(UsageError, match="own evaluation"):
-        score("math", "", "")
+def test_rules_that_need_a_process_are_not_scored_without_one() -> None:
+    assert (*PURE_RULES, *JUDGED_RULES) == RULES
+    for rule in JUDGED_RULES:
+        with pytest.raises(UsageError, match="process of its own"):
+            score(rule, "", "")
     with pytest.raises(UsageError, match="no reward rule"), scoring("eval"):
         pass
 
@@ -274,6 +275,46 @@ def test_it_ends_when_its_parent_is_killed(answer: str) -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     child.wait(timeout=BOUND)
+
+
+# Regular expressions
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        (r"\d{4}-\d\d", "2024-05", True),
+        (r"\d{4}-\d\d", " 2024-05\n", True),
+        (r"\d{4}-\d\d", "2024-05-06", False),
+        (r"a|b", "ab", False),
+        (r"(?i)yes", "YES", True),
+        (r"caf\u00e9", "cafe\u0301", True),
+        (r".*", "", False),
+        (r"(", "(", False),
+        (r".", "\ud800", True),
+    ],
+)
+def test_the_whole_answer_has_to_match(gold: str, answer: str, right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(judge.SECONDS, "regex", BOUND)
+    with scoring("regex") as rate:
+        verdict = rate(f"<think></think><answer>{answer}</answer>", gold)
+    assert (verdict.reward, verdict.lenient) == (float(right), right)
+
+
+def test_an_expression_that_backtracks_for_ever_stalls_nobody() -> None:
+    with Judge("regex", seconds=0.15) as one:
+        began = time.monotonic()
+        assert not one.same(r"(a+)+b", "a" * 60)
+        assert time.monotonic() - began < BOUND
+        assert one.same(r"(a+)+b", "aab")
+        assert (one.started, one.unanswered) == (2, 1)
+
+
+@pytest.mark.parametrize("answer", ["a" * 1_000_000, "\u0301\u0323" * 400_000])
+def test_an_answer_too_long_to_match_is_not_asked_about(answer: str) -> None:
+    with Judge("regex") as one, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_start", None)
+        assert not one.same(".*", answer)
 
 
 # The task

@@ -156,3 +156,41 @@ def test_no_text_raises_and_a_reward_means_the_integer(text: str, gold: str) -> 
 def test_every_integer_is_recognised(number: int, commas: bool) -> None:
     written = f"{number:,}" if commas and abs(number) < 10**28 else str(number)
     assert score("integer", f"<think>?</think><answer>{written}</answer>", str(number)).reward == 1.0
+
+
+# The rule `exact`
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("Paris", "Paris", True),
+        ("\n Paris\t", "Paris", True),
+        ("cafe\u0301", "caf\u00e9", True),
+        ("paris", "Paris", False),
+        ("Paris.", "Paris", False),
+        ("", "Paris", False),
+        ("two\nlines", "two\nlines", True),
+        ("x" * 4096, "x" * 4096, True),
+        ("x" * 4097, "x" * 4097, False),
+    ],
+)
+def test_exact_wants_the_very_text_in_the_right_format(answer: str, gold: str, right: bool) -> None:
+    verdict = score("exact", f"<think>so</think><answer>{answer}</answer>", gold)
+    assert (verdict.reward, verdict.lenient) == (float(right), right)
+    assert verdict.formatted == bool(0 < len(answer.strip()) <= 4096)
+
+
+@pytest.mark.parametrize("text", ["It is\nParis", "<answer>Rome</answer><answer>Paris", "x <answer> Paris </answer> y"])
+def test_the_last_answer_is_enough_to_be_lenient_about_a_text(text: str) -> None:
+    verdict = score("exact", text, "Paris")
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (0.0, False, True)
+    assert not score("exact", text, "Rome").lenient
+
+
+@pytest.mark.parametrize("unit", ["a", "\u0301\u0323", "<answer>", "\n", " "])
+def test_a_megabyte_of_hostile_text_is_compared_at_once(unit: str) -> None:
+    for text in (unit * (1_000_000 // len(unit)), f"<think></think><answer>{unit * 500_000}</answer>"):
+        started = time.perf_counter()
+        assert score("exact", text, "Paris").reward == 0.0
+        assert time.perf_counter() - started < 0.5

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, config, demo, doctor, eval, fit, join, keys, lab, life, local, logs, run, top
+from ftis_node.cli import bench, config, demo, doctor, eval, export, fit, join, keys, lab, life, local, logs, run, top
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ def root(
 
 app.command("demo")(demo.demo)
 app.command("eval")(eval.evaluate)
+app.command("export")(export.export)
 app.command("fit")(fit.fit)
 app.command("join")(join.join)
 app.command("status")(local.status)

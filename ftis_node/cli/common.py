@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftis_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from ftis_node.settings import Settings
+    from ftis_node.trained import Checkpoint
 
 DEFAULT_HOME = Path("~/.ftis-node")
 
@@ -17,6 +22,12 @@ HomeOption = Annotated[
     Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
+RewardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reward", help="How answers of a .jsonl file are judged: integer (default), exact, regex or math (LaTeX)."
+    ),
+]
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -37,3 +48,24 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set {pair} has no value.", "Write --set KEY=VALUE.")
         values[key] = text
     return values
+
+
+def note(text: str) -> None:
+    """What a person should know, on stderr."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[str, str]) -> None:
+    """Notes what was not as one would expect when a checkpoint was chosen and its settings were read."""
+    for path in found.skipped if found else ():
+        note(f"{path} is damaged; an older checkpoint is used.")
+    if settings.lora and origins["lora_alpha"] not in ("checkpoint", "flags"):
+        note(
+            f"The checkpoint does not say LoRA's alpha; {settings.lora_alpha} is taken ({origins['lora_alpha']}). "
+            "For another: --set lora_alpha=…"
+        )
+
+
+def escaped(text: str) -> str:
+    """Text of a model, or of a peer, on one line: it must not drive the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import JsonOption, parse_pairs, print_json
+from ftis_node.cli.common import JsonOption, RewardOption, escaped, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
 
 if TYPE_CHECKING:
-    from ftis_node.evaluation import Judged
+    from ftis_node.evaluation import Judged, Outcome
+    from ftis_node.settings import Settings
+    from ftis_node.tasks import Example, Scorer, Task
+    from ftis_node.trained import Checkpoint
 
 _QUIET_SECONDS = 2.0
+_SHOWN = 3
+_SHOWN_CHARACTERS = 600
 
 
 def evaluate(
     checkpoint: Annotated[
         str, typer.Option(help="A checkpoint, a node's home (its newest one), or a model: short name, hub id, folder.")
     ],
-    task: Annotated[str, typer.Option(help="gsm8k, math500, arithmetic, or a .jsonl file (the tenth it holds out).")],
+    task: Annotated[
+        str,
+        typer.Option(
+            help="gsm8k, math500, arithmetic, a .jsonl file (the tenth it holds out), or package.module:function."
+        ),
+    ],
+    base: Annotated[
+        str | None,
+        typer.Argument(metavar="[BASE]", help="With --compare: what to compare with; default: the checkpoint's model."),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="The base model on the same questions, too, and the paired difference.")
+    ] = False,
+    show: Annotated[
+        int | None, typer.Option(min=0, help=f"Show so many questions with their answers; {_SHOWN} with --compare.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="A local copy of the questions; all of them are used.")] = None,
+    reward: RewardOption = None,
     model: Annotated[str | None, typer.Option(help="Where the model of a checkpoint is now.")] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, the first ones.")] = None,
     completion_tokens: Annotated[
@@ -42,94 +64,236 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Greedy pass@1 with its 95 % interval; beside it the rate of right formats, and accuracy whatever the format."""
+    if base is not None and not compare:
+        raise UsageError(f"What {base!r} is for is not said.", "Write --compare before it, or leave it out.")
     flags = parse_pairs(set_ or []) | {"device": device}
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ftis_node.tasks import load_evaluation, scoring
 
-    chosen = load_evaluation(task, data=data)
+    chosen = load_evaluation(task, data=data, reward=reward, code=True)
     examples = chosen.held_out[:prompts]
     with contextlib.ExitStack() as stack:
-        scorer = stack.enter_context(scoring(chosen.reward))  # what is missing is told before a model is loaded
+        scorer = stack.enter_context(
+            scoring(chosen.reward, chosen.scorer)
+        )  # what is missing is told before a model is loaded
         lines = stack.enter_context(_writing(out)) if out is not None else None
         from transformers.utils.logging import disable_progress_bar
 
-        from ftis_node.evaluation import batch_that_fits, tokenised
-        from ftis_node.evaluation import evaluate as measure
-        from ftis_node.policy.generate import Sampling
-        from ftis_node.policy.tokenizer import end_ids
-        from ftis_node.trained import find_checkpoint, load_trained, settings_for
-        from ftis_node.worker.planning import memory_budget
-
-        found = find_checkpoint(checkpoint)
-        if found is None and model is not None:
-            raise UsageError(
-                f"{checkpoint} is a model and no checkpoint, so --model says nothing.", "Leave out --model."
-            )
-        name = model or (found.model if found else checkpoint)
-        settings, origins = settings_for(found, name, flags, chosen.name)
-        for path in found.skipped if found else ():
-            _note(f"{path} is damaged; an older checkpoint is used.")
-        if settings.lora and origins["lora_alpha"] not in ("checkpoint", "flags"):
-            _note(
-                f"The checkpoint does not say LoRA's alpha; {settings.lora_alpha} is taken ({origins['lora_alpha']}). "
-                "For another: --set lora_alpha=…"
-            )
         disable_progress_bar()  # of transformers, for it has one even for what takes no time
-        policy = load_trained(settings, found)
+        first = _choose(stack, checkpoint, model, flags, chosen.name)
+        second = _other(stack, first, base, flags, chosen.name) if compare else None
         cap = completion_tokens or chosen.completion_tokens
-        ids = tokenised(policy, chosen, examples, cap)
-        budget = memory_budget(settings, policy.device)
-        side_by_side = batch or batch_that_fits(policy, max(map(len, ids)), cap, budget)
-        advance = stack.enter_context(_progress(len(examples)))
+        exam = _Exam(chosen, examples, scorer, cap, batch)
+        advance = stack.enter_context(_progress(len(examples) * (2 if compare else 1)))
+        of = {"of": "checkpoint"} if compare else {}
+        ours = _measure(first, exam, _teller(advance, lines, of))
+        theirs = _measure(second, exam, _teller(advance, lines, {"of": "base"})) if second is not None else None
+    figures = _figures(first, exam, ours)
+    if second is not None and theirs is not None:
+        from ftis_node.evaluation import Paired
 
-        def tell(judged: Sequence[Judged]) -> None:
-            advance(len(judged))
-            if lines is not None:
-                lines.writelines(_line(one) for one in judged)
-                lines.flush()
-
-        sampling = Sampling(cap, 1.0, end_ids(policy.tokenizer), greedy=True)
-        outcome = measure(policy, ids, examples, scorer, sampling, batch=side_by_side, tell=tell)
-    figures = {
-        "checkpoint": str(found.path) if found else None,
-        "step": found.step if found else None,
-        "model": name,
-        "trained": policy.kind if found else None,
-        "task": chosen.name,
-        "data": chosen.data,
-        "reward": chosen.reward,
-        "completion_tokens": cap,
-        "device": str(policy.device),
-        "dtype": str(policy.dtype).removeprefix("torch."),
-        "lora_alpha": settings.lora_alpha if settings.lora else None,
-        **outcome.figures(),
-    }
+        figures["base"] = second.told() | theirs.outcome.figures()
+        figures["paired"] = Paired.of(ours.judged, theirs.judged).figures()
+    shown = _examples(ours, theirs, show if show is not None else _SHOWN if compare else 0)
     if json:
-        print_json(figures)
+        print_json(figures | ({"examples": shown} if compare or show else {}))
     else:
         _print(figures)
+        _print_examples(shown)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What is to be evaluated: a model by its name, or a checkpoint of it."""
+
+    name: str
+    found: Checkpoint | None
+    settings: Settings
+
+    def told(self) -> dict[str, Any]:
+        step = self.found.step if self.found else None
+        return {"checkpoint": str(self.found.path) if self.found else None, "step": step, "model": self.name}
+
+
+@dataclass(frozen=True)
+class _Exam:
+    task: Task
+    examples: Sequence[Example]
+    scorer: Scorer
+    cap: int
+    batch: int | None
+
+
+@dataclass(frozen=True)
+class _Result:
+    outcome: Outcome
+    judged: Sequence[Judged]
+    facts: Mapping[str, Any]
+
+
+def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
+    from ftis_node.trained import find_checkpoint, hold, settings_for
+
+    found = find_checkpoint(name)
+    found = stack.enter_context(hold(found)) if found is not None else None
+    if found is None and model is not None:
+        raise UsageError(f"{name} is a model and no checkpoint, so --model says nothing.", "Leave out --model.")
+    name = model or (found.model if found else name)
+    settings, origins = settings_for(found, name, flags, task)
+    tell_choice(found, settings, origins)
+    return _Chosen(name, found, settings)
+
+
+def _other(
+    stack: contextlib.ExitStack, first: _Chosen, base: str | None, flags: Mapping[str, Any], task: str
+) -> _Chosen:
+    """What `first` is compared with, in the same dtype."""
+    if base is None and first.found is None:
+        raise UsageError(
+            f"{first.name} is a model and no checkpoint, so it has no base model.", "Name one: --compare MODEL."
+        )
+    from ftis_node.policy.names import resolve
+
+    chosen = _choose(stack, base or first.name, None, {"dtype": first.settings.dtype, **flags}, task)
+    resolve(chosen.name)  # a wrong name is told before the first is evaluated
+    return chosen
+
+
+def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], None]) -> _Result:
+    """The model is gone again afterwards: two may be too many for the memory."""
+    from ftis_node.evaluation import batch_that_fits, evaluate, tokenised
+    from ftis_node.policy.generate import Sampling
+    from ftis_node.policy.tokenizer import end_ids
+    from ftis_node.trained import load_trained
+    from ftis_node.worker.planning import memory_budget
+
+    _release()
+    policy = load_trained(chosen.settings, chosen.found)
+    ids = tokenised(policy, exam.task, exam.examples, exam.cap)
+    budget = memory_budget(chosen.settings, policy.device)
+    batch = exam.batch or batch_that_fits(policy, max(map(len, ids)), exam.cap, budget)
+    judged: list[Judged] = []
+
+    def told(some: Sequence[Judged]) -> None:
+        judged.extend(some)
+        tell(some)
+
+    sampling = Sampling(exam.cap, 1.0, end_ids(policy.tokenizer), greedy=True)
+    outcome = evaluate(policy, ids, exam.examples, exam.scorer, sampling, batch=batch, tell=told)
+    facts = {
+        "trained": policy.kind if chosen.found else None,
+        "device": str(policy.device),
+        "dtype": str(policy.dtype).removeprefix("torch."),
+    }
+    return _Result(outcome, judged, facts)
+
+
+def _release() -> None:
+    """Gives back what a model held that is gone."""
+    import torch
+
+    gc.collect()  # models hold themselves in cycles
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _teller(
+    advance: Callable[[int], None], lines: IO[str] | None, of: Mapping[str, str]
+) -> Callable[[Sequence[Judged]], None]:
+    def tell(judged: Sequence[Judged]) -> None:
+        advance(len(judged))
+        if lines is not None:
+            lines.writelines(json.dumps({**of, **_row(one)}, ensure_ascii=False) + "\n" for one in judged)
+            lines.flush()
+
+    return tell
+
+
+def _figures(chosen: _Chosen, exam: _Exam, result: _Result) -> dict[str, Any]:
+    return {
+        **chosen.told(),
+        **result.facts,
+        "task": exam.task.name,
+        "data": exam.task.data,
+        "reward": exam.task.reward,
+        "completion_tokens": exam.cap,
+        "lora_alpha": chosen.settings.lora_alpha if chosen.settings.lora else None,
+        **result.outcome.figures(),
+    }
+
+
+def _examples(ours: _Result, theirs: _Result | None, count: int) -> list[dict[str, Any]]:
+    """The first questions of which the verdicts differ, in the order of the questions, and then the first others."""
+    others: Sequence[Judged | None] = theirs.judged if theirs is not None else [None] * len(ours.judged)
+    pairs = list(zip(ours.judged, others, strict=True))
+    pairs.sort(key=lambda pair: pair[1] is None or pair[0].score.reward == pair[1].score.reward)  # stable
+    return [
+        {
+            "question": one.example.question,
+            "gold": one.example.answer,
+            "checkpoint": _said(one),
+            **({"base": _said(other)} if other is not None else {}),
+        }
+        for one, other in pairs[:count]
+    ]
+
+
+def _said(one: Judged) -> dict[str, Any]:
+    row = _row(one)
+    return {key: row[key] for key in ("completion", "finished", "reward", "formatted", "lenient")}
 
 
 def _print(figures: dict[str, Any]) -> None:
     step = "" if figures["step"] is None else f", step {figures['step']}"
     trained = f" ({figures['trained']}{step})" if figures["trained"] else ""
     print(f"{figures['model']}{trained} on {figures['task']}, {figures['prompts']} questions, greedy\n")
-    print(
-        f"  pass@1     {_percent(figures['pass_at_1'])}  95 % between {_percent(figures['low']).strip()} and ", end=""
-    )
-    print(_percent(figures["high"]).strip())
+    print(f"  pass@1     {_rate(figures)}")
     print(f"  formatted  {_percent(figures['formatted'])}  <think>…</think><answer>…</answer>, and nothing else")
     print(f"  lenient    {_percent(figures['lenient'])}  the last answer is right, whatever the format")
     print(f"  finished   {_percent(figures['finished'])}  within {figures['completion_tokens']} tokens")
+    if "paired" in figures:
+        _print_comparison(figures["base"], figures["paired"])
     print(f"\n{figures['mean_tokens']:.0f} tokens a completion, {figures['seconds']:.1f} s on {figures['device']}")
+
+
+def _print_comparison(base: dict[str, Any], paired: dict[str, Any]) -> None:
+    step = "" if base["step"] is None else f", step {base['step']}"
+    print(f"\nbeside it {base['model']}{step} on the same questions\n")
+    print(f"  pass@1     {_rate(base)}")
+    low, high = (f"{100 * paired[key]:+.1f}" for key in ("low", "high"))
+    print(f"  difference {100 * paired['difference']:+5.1f} points  95 % between {low} and {high}, ", end="")
+    print(f"p = {paired['p']:.2g} (McNemar's exact test)")
+    print(
+        f"  right      both {paired['both']}, only the first {paired['only_checkpoint']}, only the other "
+        f"{paired['only_base']}, neither {paired['neither']}"
+    )
+
+
+def _print_examples(examples: Sequence[dict[str, Any]]) -> None:
+    for example in examples:
+        print(f"\n  question   {_short(example['question'])}\n  gold       {_short(example['gold'])}")
+        for who in ("checkpoint", "base"):
+            if who in example:
+                verdict = "right" if example[who]["reward"] == 1.0 else "wrong"
+                print(f"  {who:10} {verdict}: {_short(example[who]['completion'])}")
+
+
+def _short(text: str) -> str:
+    cut = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return escaped(cut)
+
+
+def _rate(figures: Mapping[str, Any]) -> str:
+    low, high = (_percent(figures[key]).strip() for key in ("low", "high"))
+    return f"{_percent(figures['pass_at_1'])}  95 % between {low} and {high}"
 
 
 def _percent(rate: float) -> str:
     return f"{100 * rate:5.1f} %"
 
 
-def _line(one: Judged) -> str:
-    row = {
+def _row(one: Judged) -> dict[str, Any]:
+    return {
         "question": one.example.question,
         "gold": one.example.answer,
         "completion": one.text,
@@ -139,11 +303,6 @@ def _line(one: Judged) -> str:
         "formatted": one.score.formatted,
         "lenient": one.score.lenient,
     }
-    return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager

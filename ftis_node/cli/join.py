@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, parse_pairs
+from ftis_node.cli.common import DEFAULT_HOME, HomeOption, RewardOption, parse_pairs
 from ftis_node.observe.logs import Tail, log_to
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import Home
@@ -38,9 +38,12 @@ def join(
         str, typer.Option(help="Addresses of nodes to join, separated by commas; none: start a run of one's own.")
     ] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
-    task: Annotated[str | None, typer.Option(help="arithmetic, gsm8k, or the path of a .jsonl file.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="arithmetic, gsm8k, a .jsonl file, or Python: package.module:function.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
+    reward: RewardOption = None,
     home: HomeOption = DEFAULT_HOME,
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything; default: what fits.")
@@ -133,6 +136,7 @@ def join(
         task=task,
         data=data,
         eval_data=eval_data,
+        reward=reward,
         peers=tuple(part.strip() for part in peers.split(",") if part.strip()),
         run=run,
         name=name,

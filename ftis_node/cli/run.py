@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.cli.common import JsonOption, RewardOption, print_json
 from ftis_node.errors import UsageError
 from ftis_node.run import RUN_DEFAULTS, Hints, RunFile, dump_run_file, load_run_file, make_run
 
@@ -27,9 +27,12 @@ def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOp
 @app.command("new")
 def new(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the run file.")],
-    task: Annotated[str, typer.Option(help="arithmetic, gsm8k, or the path of a .jsonl file.")] = "arithmetic",
+    task: Annotated[
+        str, typer.Option(help="arithmetic, gsm8k, a .jsonl file, or Python: package.module:function.")
+    ] = "arithmetic",
     model: Annotated[str, typer.Option(help="Any model of the family whose tokenizer the run shall use.")] = "tiny-a",
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
+    reward: RewardOption = None,
     group: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
     completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
@@ -42,7 +45,7 @@ def new(
     from ftis_node.policy.tokenizer import end_ids, fingerprint
     from ftis_node.tasks import load_task
 
-    chosen = load_task(task, data=data)
+    chosen = load_task(task, data=data, reward=reward, code=True)
     tokenizer = load_tokenizer(model)
     run = make_run(
         slots=RUN_DEFAULTS["slots"],

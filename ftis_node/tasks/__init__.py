@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, cast
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks.arithmetic import arithmetic
@@ -17,11 +17,13 @@ from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.math500 import load_math500
 from ftis_node.tasks.mathematics import score_mathematics
-from ftis_node.tasks.rewards import LOCAL_RULES, RULES, Score, score
+from ftis_node.tasks.own import load_own, make_task, names_code
+from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES, Score, Scorer, check_rule, score, score_text
 from ftis_node.tasks.task import Example, Task
 
 __all__ = [
-    "LOCAL_RULES",
+    "JUDGED_RULES",
+    "PURE_RULES",
     "RULES",
     "Example",
     "Score",
@@ -29,6 +31,7 @@ __all__ = [
     "Task",
     "load_evaluation",
     "load_task",
+    "make_task",
     "score",
     "scoring",
 ]
@@ -38,17 +41,28 @@ _ARITHMETIC = {"arithmetic": 3, "arithmetic-4": 4}
 
 logger = logging.getLogger(__name__)
 
-Scorer: TypeAlias = Callable[[str, str], Score]
-"""The verdict on a text, given the gold answer."""
 
-
-def load_task(name: str, *, data: Path | None = None, eval_data: Path | None = None) -> Task:
-    """The task `arithmetic` or `gsm8k`, or the one of a `.jsonl` file, to train on.
+def load_task(
+    name: str,
+    *,
+    data: Path | None = None,
+    eval_data: Path | None = None,
+    reward: str | None = None,
+    code: bool = False,
+) -> Task:
+    """The task `arithmetic` or `gsm8k`, the one of a `.jsonl` file, or of `package.module:function`, to train on.
 
     `data` is a local training file (for `gsm8k`, or where a `.jsonl` of that name lies elsewhere on this machine),
-    `eval_data` a file of the same layout to hold out. Raises UsageError for an unknown name, for a task that cannot be
-    trained on, and for unusable files.
+    `eval_data` a file of the same layout to hold out, `reward` the rule of a `.jsonl` file (by default `integer`).
+    `code` says that the owner of this machine wrote the name, so that what it names may be imported. Raises UsageError
+    for an unknown name, for a task that cannot be trained on, and for unusable files.
     """
+    if name.endswith(".jsonl"):
+        return load_jsonl(data or Path(name), eval_data, reward or "integer")
+    return _with_rule(_named(name, data, eval_data, code=code), reward)
+
+
+def _named(name: str, data: Path | None, eval_data: Path | None, *, code: bool) -> Task:
     if name in _ARITHMETIC:
         if data is not None or eval_data is not None:
             raise UsageError(f"The task {name} makes its own data.", "Leave out --data and --eval-data.")
@@ -60,42 +74,68 @@ def load_task(name: str, *, data: Path | None = None, eval_data: Path | None = N
             "The task math500 is a test: it has nothing to train on, and its verdicts cannot be shared by a run.",
             "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.",
         )
-    if name.endswith(".jsonl"):
-        return load_jsonl(data or Path(name), eval_data)
-    raise UsageError(f"There is no task {name!r}.", "Use arithmetic, gsm8k or the path of a .jsonl file.")
+    if names_code(name):
+        if data is not None or eval_data is not None:
+            raise UsageError(f"The task {name} makes its own data.", "Leave out --data and --eval-data.")
+        return load_own(name, code=code)
+    raise UsageError(
+        f"There is no task {name!r}.",
+        "Use arithmetic, gsm8k, the path of a .jsonl file, or a Python function, package.module:function.",
+    )
 
 
-def load_evaluation(name: str, *, data: Path | None = None) -> Task:
+def _with_rule(task: Task, reward: str | None) -> Task:
+    """The task, whose rule is its own business."""
+    if reward is not None and reward != task.reward:
+        check_rule(reward)
+        raise UsageError(
+            f"The task {task.name} has the reward rule {task.reward!r}, not {reward!r}.",
+            "Leave out --reward, which is for a .jsonl file.",
+        )
+    return task
+
+
+def load_evaluation(name: str, *, data: Path | None = None, reward: str | None = None, code: bool = False) -> Task:
     """The task to evaluate on; its `train` is empty, and no training file is looked for.
 
     `data` is a local file of the questions, all of which are used; by default the tests of `gsm8k` and `math500` are
-    downloaded once, and of a `.jsonl` file the tenth is used that training on it leaves out. Raises UsageError for an
-    unknown name and for unusable files.
+    downloaded once, and of a `.jsonl` file the tenth is used that training on it leaves out. `reward` and `code` as for
+    `load_task`. Raises UsageError for an unknown name and for unusable files.
     """
-    if name in _ARITHMETIC:
-        return replace(load_task(name, data=data), train=())
+    if name in _ARITHMETIC or names_code(name):
+        return replace(load_task(name, data=data, reward=reward, code=code), train=())
     if name == "gsm8k":
-        return gsm8k_to_be_tested(data)
+        return _with_rule(gsm8k_to_be_tested(data), reward)
     if name == "math500":
-        return load_math500(data)
+        return _with_rule(load_math500(data), reward)
     if name.endswith(".jsonl"):
-        return replace(load_jsonl(Path(name), data), train=())
+        return replace(load_jsonl(Path(name), data, reward or "integer"), train=())
     raise UsageError(
-        f"There is no task {name!r}.", "Use arithmetic, arithmetic-4, gsm8k, math500 or the path of a .jsonl file."
+        f"There is no task {name!r}.",
+        "Use arithmetic, arithmetic-4, gsm8k, math500, the path of a .jsonl file, or package.module:function.",
     )
 
 
 @contextmanager
-def scoring(rule: str) -> Iterator[Scorer]:
-    """What scores by a rule of `RULES` or `LOCAL_RULES`, as long as the context lasts; for one thread at a time.
+def scoring(rule: str, own: Scorer | None = None) -> Iterator[Scorer]:
+    """What scores by a rule of `RULES`, as long as the context lasts; for one thread at a time.
 
-    Raises UsageError for a rule that is none, and where it needs what is not installed.
+    `own` is a task's own scorer, which then is the rule. The process that some rules need starts with the first answer
+    and ends with the context. Raises UsageError for a rule that is none, and where it needs what is not installed.
     """
-    if rule == "math":
-        with Judge() as judge:
-            yield functools.partial(score_mathematics, judge)
-        if judge.unanswered:
-            logger.warning("%d answers were given no verdict within a second; they count as wrong.", judge.unanswered)
+    if own is not None:
+        yield own
         return
-    score(rule, "", "")  # an unknown rule is told now
+    check_rule(rule)
+    if rule in JUDGED_RULES:
+        with Judge(cast(Literal["math", "regex"], rule)) as judge:
+            yield functools.partial(score_mathematics if rule == "math" else _score_expression, judge)
+        if judge.unanswered:
+            logger.warning("%d answers were given no verdict in time; they count as wrong.", judge.unanswered)
+        return
     yield functools.partial(score, rule)
+
+
+def _score_expression(judge: Judge, text: str, gold: str) -> Score:
+    """Whether the whole answer, stripped and in NFC, matches the regular expression `gold`."""
+    return score_text(functools.partial(judge.same, gold), text)

@@ -1,4 +1,6 @@
-"""Questions of one's own: a JSONL file with `question` (or `prompt`) and an integer `answer` in every line.
+"""Questions of one's own: a JSONL file with `question` (or `prompt`) and an `answer` in every line.
+
+What an answer may be depends on the rule: by default it is an integer.
 
 A tenth of the rows, chosen by the hash of their question, is never trained on. It is held out where no other
 evaluation file is named, and stays out of training where one is: what a node evaluates on is its own business and must
@@ -9,28 +11,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks.rewards import parse_integer
-from ftis_node.tasks.task import PLAIN, REASONING, Example, Task
+from ftis_node.tasks.judge import ANSWER_CHARACTERS
+from ftis_node.tasks.rewards import TEXT_CHARACTERS, check_rule, normal, parse_integer
+from ftis_node.tasks.task import PLAIN, TEMPLATES, Example, Task
 
 _HELD_OUT = 0.1
+_EXPRESSION_CHARACTERS = 1000
 _FIELDS = ("question", "prompt")
 
 
-def load_jsonl(path: Path, eval_data: Path | None = None) -> Task:
+def load_jsonl(path: Path, eval_data: Path | None = None, reward: str = "integer") -> Task:
     """The task of a local file; raises UsageError, with the line number, for what cannot be used.
 
     A `question` is put into the reasoning template; a `prompt` is given to the model as it is. A file uses one of them.
     """
-    data, rows, field = read_rows(path, plain_answer)
+    check_rule(reward)
+    answer_of, wanted = GOLDS[reward]
+    data, rows, field = read_rows(path, answer_of, wanted=wanted)
     train, held_out = split(path, rows)
     if eval_data is not None:
-        held_out, eval_field = read_rows(eval_data, plain_answer)[1:]
+        held_out, eval_field = read_rows(eval_data, answer_of, wanted=wanted)[1:]
         if eval_field != field:
             raise UsageError(
                 f"{path} has the field {field!r} but {eval_data} has {eval_field!r}.",
@@ -41,14 +48,14 @@ def load_jsonl(path: Path, eval_data: Path | None = None) -> Task:
         train=train,
         held_out=held_out,
         data=hashlib.sha256(data).hexdigest(),
-        template=REASONING if field == "question" else PLAIN,
-        reward="integer",
+        template=TEMPLATES[reward] if field == "question" else PLAIN,
+        reward=reward,
         completion_tokens=256,
         prompt_tokens=512,
     )
 
 
-def split(path: Path, rows: tuple[Example, ...]) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+def split(path: Path | str, rows: tuple[Example, ...]) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """(train, held out): about a tenth of the questions is held out, at least one; equal questions stay together."""
     places = {row.question: _place(row.question) for row in rows}
     lowest = min(places.values())
@@ -103,6 +110,36 @@ def plain_answer(value: Any) -> str | None:
         return None
     number = parse_integer(str(value))
     return None if number is None else str(number)
+
+
+def latex_answer(value: Any) -> str | None:
+    """An answer of mathematics, as it stands."""
+    return value if isinstance(value, str) and 0 < len(value.strip()) <= ANSWER_CHARACTERS else None
+
+
+def _text_answer(value: Any) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = plain_answer(value)
+    return (normal(value) or None) if isinstance(value, str) else None
+
+
+def _expression(value: Any) -> str | None:
+    if not isinstance(value, str) or not 0 < len(value) <= _EXPRESSION_CHARACTERS:
+        return None
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError):
+        return None
+    return value
+
+
+GOLDS: Mapping[str, tuple[Callable[[Any], str | None], str]] = {
+    "integer": (plain_answer, "an integer of at most 40 characters"),
+    "exact": (_text_answer, f"a text of 1 to {TEXT_CHARACTERS} characters"),
+    "regex": (_expression, f"a regular expression of 1 to {_EXPRESSION_CHARACTERS} characters"),
+    "math": (latex_answer, f"a text of 1 to {ANSWER_CHARACTERS} characters"),
+}
+"""By the rule: what makes a gold answer of a row's (None: it is none), and what that may be."""
 
 
 @dataclass(frozen=True)

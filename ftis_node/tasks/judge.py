@@ -1,8 +1,9 @@
-"""Whether two pieces of mathematics mean the same, told by math-verify in a process that can be killed.
+"""Whether an answer is right, told in a process that can be killed: by math-verify, or by a regular expression.
 
-math-verify builds and simplifies whatever the text says: `9^{9^9}` takes all memory or for ever, and holds the GIL all
-the while. So it runs in a process of its own, with limits on memory and time; one that fails to answer is killed, its
-answer is wrong, and the next answer gets a new process.
+A regular expression may backtrack for longer than anybody lives, and holds the GIL all the while. math-verify builds
+and simplifies whatever the text says: `9^{9^9}` takes all memory or for ever, and holds the GIL all the while. So
+they run in processes of their own, with limits on memory and time; one that fails to answer is killed, its answer is
+wrong, and the next answer gets a new process.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.tasks.rewards import TEXT_CHARACTERS
 
-SECONDS = 1.0
+SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5}
 MEMORY_BYTES = 1 << 30
-ANSWER_CHARACTERS = 300  # the longest gold of MATH-500 has 53
+ANSWER_CHARACTERS = 300  # of mathematics; the longest gold of MATH-500 has 53
+_LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTERS}
 
 _START_SECONDS = 60.0
 _CHILD = Path(__file__).with_name("judge_child.py")
@@ -32,22 +37,25 @@ _KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 class Judge:
     """Owns the process, which starts with the first answer and ends with `close`. For one thread at a time."""
 
-    def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, rule: Literal["math", "regex"] = "math", *, seconds: float | None = None, memory: int = MEMORY_BYTES
+    ) -> None:
         """
         Args:
-            seconds: of wall time that an answer may take.
+            seconds: of wall time that an answer may take; by default those of `SECONDS`.
             memory: bytes of address space of the process.
 
         Raises:
             UsageError: math-verify is not installed.
         """
-        if importlib.util.find_spec("math_verify") is None:
+        if rule == "math" and importlib.util.find_spec("math_verify") is None:
             raise UsageError(
                 "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
             )
         self.started = 0  # processes, up to now
         self.unanswered = 0  # answers that are wrong because nothing was said of them
-        self._seconds = seconds
+        self._rule = rule
+        self._seconds = SECONDS[rule] if seconds is None else seconds
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
@@ -66,7 +74,7 @@ class Judge:
         return None if self._process is None else self._process.pid
 
     def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
-        """Whether `answer` is worth what `gold`, an expression in LaTeX, is.
+        """Whether `answer` is worth what `gold`, an expression in LaTeX, is, or matches the regular expression `gold`.
 
         False for what is too long, takes too long or too much memory, or ends the process.
 
@@ -76,7 +84,7 @@ class Judge:
         Raises:
             UserError: the process cannot be started.
         """
-        if len(answer) > ANSWER_CHARACTERS:
+        if len(answer) > _LONGEST[self._rule]:
             return False
         connection = self._connection or self._start()
         request = json.dumps([gold, answer, loose]).encode() + b"\n"
@@ -121,9 +129,10 @@ class Judge:
             raise
         if ready != b"R":
             self.close()
+            library = {"math": "math_verify", "regex": "re"}[self._rule]
             raise UserError(
-                "The process that runs math-verify did not start.",
-                f"Try whether Python can `import math_verify`, within {self._memory >> 20} MiB of memory.",
+                f"The process that judges answers by the rule {self._rule} did not start.",
+                f"Try whether Python can `import {library}`, within {self._memory >> 20} MiB of memory.",
             )
         return ours
 
@@ -131,7 +140,7 @@ class Judge:
         # -P: neither the script's folder nor the one a person happens to be in has modules for it. A session of its
         # own: Ctrl-C is for the parent.
         return subprocess.Popen(
-            [sys.executable, "-P", str(_CHILD), str(os.getpid()), str(self._seconds), str(self._memory)],
+            [sys.executable, "-P", str(_CHILD), str(os.getpid()), str(self._seconds), str(self._memory), self._rule],
             stdin=connection.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The process that reads mathematics written by strangers; `judge` runs this file as a script and kills it at will.
+"""The process that judges answers written by strangers; `judge` runs this file as a script and kills it at will.
 
 It knows nothing of this package: stdlib and math-verify only. Requests come as JSON lines `[gold, answer, loose]` over
 the socket that is its stdin, verdicts leave as single letters: 1 right, 0 wrong; y and n say the same and that this
@@ -24,18 +24,19 @@ _BRACKETS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed
 _BRACKET = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\fbox")  # not \$, which is money
 
 
-def main(parent: int, seconds: float, memory: int) -> None:
+def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     """Serves until the other end is closed, the process `parent` is gone, or an answer takes twice `seconds`.
 
     Args:
         memory: bytes of address space, for imports and answers together.
+        rule: `math` or `regex`.
     """
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The kernel ends this process at the alarm whatever Python is busy with, and even if nobody is left to kill it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    verdict = _load()
+    verdict = _load() if rule == "math" else _matches
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     connection = socket.socket(fileno=os.dup(0))
     connection.sendall(b"R")
@@ -66,6 +67,14 @@ def _next_line(connection: socket.socket, parent: int) -> bytes | None:
             return None
         line += part
     return bytes(line)
+
+
+def _matches(gold: str, answer: str, _: bool) -> bool:
+    """Whether the whole answer matches the regular expression `gold`; one that is none matches nothing."""
+    try:
+        return re.fullmatch(gold, answer) is not None
+    except (re.error, RecursionError, OverflowError):
+        return False
 
 
 def _load() -> Callable[[str, str, bool], bool]:
@@ -110,4 +119,4 @@ def _bare(answer: str) -> str | None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,16 +1,14 @@
 """MATH-500: the 500 problems of MATH (Hendrycks et al. 2021, arXiv 2103.03874) that Lightman et al. (2023, arXiv
-2305.20050) tested on. For evaluation only: it is one test, without a training half, judged by the local rule `math`.
+2305.20050) tested on. For evaluation only: it is one test, without a training half, judged by the rule `math`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached
-from ftis_node.tasks.jsonl import read_rows
-from ftis_node.tasks.judge import ANSWER_CHARACTERS
+from ftis_node.tasks.jsonl import GOLDS, read_rows
 from ftis_node.tasks.task import MATHEMATICS, Task
 
 TEST = Remote(
@@ -32,9 +30,8 @@ def load_math500(data: Path | None = None) -> Task:
     Raises UsageError for a file that cannot be read and for a download that fails.
     """
     path = data if data is not None else cached(TEST, cache_dir() / "math500-test.jsonl", fix=LOCAL_COPY)
-    content, rows, _ = read_rows(
-        path, _gold_answer, fields=("problem",), wanted=f"a text of 1 to {ANSWER_CHARACTERS} characters"
-    )
+    answer_of, wanted = GOLDS["math"]
+    content, rows, _ = read_rows(path, answer_of, fields=("problem",), wanted=wanted)
     return Task(
         name="math500",
         train=(),
@@ -45,7 +42,3 @@ def load_math500(data: Path | None = None) -> Task:
         completion_tokens=COMPLETION_TOKENS,
         prompt_tokens=PROMPT_TOKENS,
     )
-
-
-def _gold_answer(value: Any) -> str | None:
-    return value if isinstance(value, str) and 0 < len(value.strip()) <= ANSWER_CHARACTERS else None

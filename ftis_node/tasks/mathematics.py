@@ -1,7 +1,7 @@
 """The rule `math`: the strict format of `rewards`, around an answer that `judge` compares with the gold one.
 
-For a node's own evaluation only. math-verify is lenient (50 % = 0.5 = 50) and what it has no time for is wrong, so two
-nodes may disagree, and no shared verdict may hang on it.
+math-verify is lenient (50 % = 0.5 = 50) and what it has no time for is wrong, so two nodes may disagree. In a run every
+node rewards by its own verdict. It is a large parser for strangers' text: a node uses it only if its owner says so.
 """
 
 from __future__ import annotations

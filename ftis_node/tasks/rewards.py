@@ -1,21 +1,31 @@
 """Scores of text that strangers wrote: pure string work, linear in its length, the same verdict on every node.
 
-Nothing is evaluated, no number longer than 40 characters is converted, and only ASCII whitespace and digits count, so
-that neither the text nor the Unicode tables of a Python version can make two nodes disagree.
+Nothing is evaluated, no number longer than 40 characters is converted, and for integers only ASCII whitespace and
+digits count, so that neither the text nor the Unicode tables of a Python version can make two nodes disagree. `exact`
+compares in NFC, which Unicode promises not to change for characters that it has.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ftis_node.errors import UsageError
 
-RULES = ("integer",)
-"""The names that `score` knows, and that a run may name: rules whose verdict is the same on every node."""
+PURE_RULES = ("integer", "exact")
+"""The names that `score` knows: rules whose verdict is the same on every node."""
 
-LOCAL_RULES = ("math",)
-"""Rules of a node's own evaluation (see `mathematics`): lenient, bound to a wall clock, and thus no shared verdict."""
+JUDGED_RULES = ("regex", "math")
+"""Rules that need a process of their own (see `judge`): bound to a wall clock, so that two nodes may disagree."""
+
+RULES = PURE_RULES + JUDGED_RULES
+"""The names that a run may have."""
+
+TEXT_CHARACTERS = 4096
+"""The longest answer under `exact` and `regex`; NFC takes time with the square of a text of nothing but accents."""
 
 _MAX_ANSWER = 40
 _WINDOW = 2 * _MAX_ANSWER  # enough to see that a number is too long to be read
@@ -42,22 +52,56 @@ class Score:
     lenient: bool
 
 
+Scorer: TypeAlias = Callable[[str, str], Score]
+"""The verdict on a text, given the gold answer."""
+
+
+def check_rule(rule: str) -> None:
+    """Raises UsageError for a rule that is none."""
+    if rule not in RULES:
+        raise UsageError(f"There is no reward rule {rule[:40]!a}.", f"Use one of: {', '.join(RULES)}.")
+
+
 def score(rule: str, text: str, answer: str) -> Score:
-    """Score `text` against the gold `answer` by a rule of `RULES`; raises UsageError for a rule that is none.
+    """Score `text` against the gold `answer` by a rule of `PURE_RULES`; raises UsageError for any other.
 
     Never raises on account of `text` or `answer`: a gold that is no integer is simply never matched.
     """
-    if rule in LOCAL_RULES:
-        raise UsageError(
-            f"The reward rule {rule!r} is for a node's own evaluation, and no run can have it.",
-            f"Use one of: {', '.join(RULES)}.",
-        )
-    if rule not in RULES:
-        raise UsageError(f"There is no reward rule {rule!r}.", f"Use one of: {', '.join(RULES)}.")
+    check_rule(rule)
+    if rule not in PURE_RULES:
+        raise UsageError(f"The reward rule {rule!r} needs a process of its own.", "Use `ftis_node.tasks.scoring`.")
+    if rule == "exact":
+        return score_text(lambda given: given == answer, text)
     gold = parse_integer(answer)
     given = _strict(text)
     right = gold is not None and given == gold
     return Score(float(right), given is not None, gold is not None and _last_integer(text) == gold)
+
+
+def score_text(right: Callable[[str], bool], text: str) -> Score:
+    """Scores `text` by whether its answer, stripped and in NFC, is `right`, which is asked once at most.
+
+    An answer may have 1 to `TEXT_CHARACTERS` characters. `lenient` is of the last answer anywhere: after the last
+    `<answer>` or, in a text without one, its last line.
+    """
+    answer = answer_of(text)
+    given = "" if answer is None else normal(answer)
+    if given:
+        verdict = right(given)
+        return Score(float(verdict), formatted=True, lenient=verdict)
+    last = normal(_last_text(text))
+    return Score(0.0, formatted=False, lenient=bool(last) and right(last))
+
+
+def normal(text: str) -> str:
+    """Without whitespace around it, in NFC; empty if it is longer than `TEXT_CHARACTERS`."""
+    text = text.strip()
+    return unicodedata.normalize("NFC", text) if len(text) <= TEXT_CHARACTERS else ""
+
+
+def _last_text(text: str) -> str:
+    _, opened, rest = text.rpartition("<answer>")
+    return rest.partition("</answer>")[0] if opened else text.rstrip().rpartition("\n")[2]
 
 
 def parse_integer(text: str) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ftis_node.tasks.rewards import Scorer
 
 # Longest prompt and completion of the tasks that come with the package and can be trained on, in tokens.
 CAPS: Mapping[str, tuple[int, int]] = {"arithmetic": (16, 16), "gsm8k": (512, 256)}
@@ -22,13 +24,19 @@ REASONING = (
 MATHEMATICS = REASONING.replace("a single integer", "a mathematical expression in LaTeX")
 """The same for answers that need not be integers."""
 
+ANSWERED = REASONING.replace(", a single integer,", "")
+"""The same for answers of any kind."""
+
+TEMPLATES: Mapping[str, str] = {"integer": REASONING, "math": MATHEMATICS, "exact": ANSWERED, "regex": ANSWERED}
+"""What a question is put into, by the rule."""
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """A question and its gold answer.
 
     Under the rule `integer` that is an integer in canonical decimal digits (`-1234`, never `-1,234`), under `math` an
-    expression in LaTeX.
+    expression in LaTeX, under `exact` a text without whitespace around it in NFC, under `regex` a regular expression.
     """
 
     question: str
@@ -41,7 +49,8 @@ class Task:
 
     `data` is the sha256 (hex) of what makes the prompts: of the training file's bytes, or of the canonical JSON of the
     rows where there is no file; `train` is empty, and `data` of the file evaluated on, in a task loaded for evaluation
-    only. `reward` names a rule of `ftis_node.tasks.rewards`. The caps are defaults, in tokens.
+    only. `reward` names a rule of `ftis_node.tasks.rewards`, or the code of its `scorer`, if it has one (see `own`).
+    The caps are defaults, in tokens.
     """
 
     name: str
@@ -52,6 +61,7 @@ class Task:
     reward: str
     completion_tokens: int
     prompt_tokens: int
+    scorer: Scorer | None = field(default=None, compare=False)
 
     def prompt(self, example: Example) -> str:
         """The text that a model is given; braces in a question stay what they are."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from ftis_node.run import RUN_DEFAULTS, Run
 from ftis_node.settings import Settings
-from ftis_node.tasks import Example, Score, Task, load_evaluation, load_task, score, scoring
+from ftis_node.tasks import Example, Score, Scorer, Task, load_evaluation, load_task, scoring
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
 
@@ -38,12 +38,14 @@ TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # of one completion, for people to read
 
 @dataclass(frozen=True, eq=False)
 class _Exam:
-    """What an evaluation is on: prompts, their examples, by which rule they are scored, the cap in tokens."""
+    """What an evaluation is on: prompts, their examples, by which rule they are scored (`scorer`: their task's own, see
+    `tasks.scoring`), the cap in tokens."""
 
     prompts: list[list[int]]
     examples: Sequence[Example]
     reward: str
     completion_tokens: int
+    scorer: Scorer | None = None
 
 
 class Engine:
@@ -62,6 +64,10 @@ class Engine:
         self._generation_batch: int
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
+        # Of the run's rule, one for each thread: some rules are processes, which can be asked by one at a time.
+        self._scorer: Scorer
+        self._side_scorer: Scorer
+        self._scorers = ExitStack()
         self._exams: dict[str | None, _Exam] = {}  # by what `look_at` calls them; None: of the run's own task
 
     def load(
@@ -72,17 +78,21 @@ class Engine:
         eval_data: str | None,
         caps: dict[str, int] | None = None,
         remembered: dict[str, Any] | None = None,
+        reward: str | None = None,
+        code: bool = False,
     ) -> dict[str, Any]:
         """Loads task, then plans, then loads the model; answers what a run must know of task and model, and the plan.
 
         Args:
             caps: prompt_tokens, completion_tokens and group of the run, where it is known already.
             remembered: see `planning.settle`.
+            reward, code: see `tasks.load_task`.
 
         Raises:
             UserError: the data or the model cannot be loaded.
         """
-        self.task = load_task(task, data=Path(data) if data else None, eval_data=Path(eval_data) if eval_data else None)
+        files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
+        self.task = load_task(task, **files, reward=reward, code=code)
         asked = Settings(**settings)
         workload = self._workload(asked, caps or {})
         # Told before a model is loaded, and before a home belongs to a run.
@@ -122,13 +132,17 @@ class Engine:
         and whether the objective trains on the node's own samples only.
 
         Raises:
-            UsageError: a prompt is longer than the run allows, or the objective is unknown.
+            UsageError: a prompt is longer than the run allows, the rule cannot be had, or the objective is unknown.
         """
         self.run = Run(**run)
+        self.close()
+        self._scorer, self._side_scorer = (
+            self._scorers.enter_context(scoring(self.run.reward, self.task.scorer)) for _ in range(2)
+        )
         self.prompts = self._prompts(self.run.template, self.task.train)
         held_out = self.task.held_out[: self._settings.eval_prompts]
         prompts = self._prompts(self.run.template, held_out)
-        self._exams[None] = _Exam(prompts, held_out, self.run.reward, self.run.completion_tokens)
+        self._exams[None] = _Exam(prompts, held_out, self.run.reward, self.run.completion_tokens, self.task.scorer)
         longest = max(len(ids) for ids in self.prompts)
         if longest > self.run.prompt_tokens:
             raise UsageError(
@@ -148,15 +162,20 @@ class Engine:
         groups = self._sample([self.prompts[row] for row in rows], self.run.completions)
         answers = []
         for row, completions in zip(rows, groups, strict=True):
-            scores = self._scores(row, completions)
+            scores = self._scores(row, completions, self._scorer)
             answer = pack_completions(completions)
             answers.append(answer | {"rewards": [s.reward for s in scores], "prompt_ids": self.prompts[row]})
         seconds = time.perf_counter() - began
         return {"groups": answers, "seconds": seconds, "generation_batch": self._generation_batch}
 
     def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
-        """Rewards [G] of a foreign group, by this node's own reading of its text."""
-        return {"rewards": [s.reward for s in self._scores(row, unpack_completions(completions))]}
+        """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own."""
+        scores = self._scores(row, unpack_completions(completions), self._side_scorer)
+        return {"rewards": [s.reward for s in scores]}
+
+    def close(self) -> None:
+        """Ends the processes that score, if there are some; `open` makes others."""
+        self._scorers.close()
 
     def texts(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Groups ``{row, ids, lengths}`` as people read them; of a very long completion the beginning."""
@@ -203,7 +222,7 @@ class Engine:
         """
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
-        with scoring(exam.reward) as scorer:
+        with scoring(exam.reward, exam.scorer) as scorer:
             outcome = evaluation.evaluate(
                 self.policy, exam.prompts, exam.examples, scorer, sampling, batch=self._generation_batch
             )
@@ -215,7 +234,7 @@ class Engine:
         loaded = load_evaluation(task, data=Path(data) if data else None)
         examples = _spread(loaded.held_out, prompts)
         cap = max(loaded.completion_tokens, self.run.completion_tokens)
-        self._exams[name] = _Exam(self._prompts(loaded.template, examples), examples, loaded.reward, cap)
+        self._exams[name] = _Exam(self._prompts(loaded.template, examples), examples, loaded.reward, cap, loaded.scorer)
         return {"prompts": len(examples)}
 
     def save(self, directory: str) -> dict[str, Any]:
@@ -286,8 +305,8 @@ class Engine:
         )
         return groups
 
-    def _scores(self, row: int, completions: Sequence[Completion]) -> list[Score]:
-        example, scorer = self.task.train[row], functools.partial(score, self.run.reward)
+    def _scores(self, row: int, completions: Sequence[Completion], scorer: Scorer) -> list[Score]:
+        example = self.task.train[row]
         return [evaluation.judge(self.policy.tokenizer, c, example, scorer).score for c in completions]
 
 

@@ -27,7 +27,7 @@ from ftis_node.observe.provenance import versions
 from ftis_node.packet import Group
 from ftis_node.pool import Scored
 from ftis_node.progress import Progress as Taken
-from ftis_node.run import Run, load_run_file
+from ftis_node.run import CODE, Run, load_run_file
 from ftis_node.stepping import OwnGroup, describe, messages
 from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
@@ -171,9 +171,10 @@ class _Replay:
             settings["model"] = str(relative)
         data = start.data or (str(Path(start.directory) / start.task) if start.task.endswith(".jsonl") else None)
         caps = {name: getattr(self._run, name) for name in ("prompt_tokens", "completion_tokens", "group")}
+        reward = None if self._run.reward.startswith(CODE) else self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
         self._engine = Engine()
-        facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps)
+        facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps, reward=reward)
         if facts["data"] != self._run.data or facts["tokenizer"] != self._run.tokenizer:
             raise UserError(
                 f"The data of {start.task} or the tokenizer of {start.settings.model} are not what they were.",

@@ -1,0 +1,58 @@
+"""``ftis-node export``: a checkpoint as a model for everything else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ftis_node.cli.common import JsonOption, parse_pairs, print_json, tell_choice
+from ftis_node.errors import UsageError
+
+
+def export(
+    checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a node's home, for its newest one.")],
+    to: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet, or be empty.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter/--merged", help="LoRA layers alone, for peft, or merged into the model.")
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, typer.Option(help="Of the weights; default: as they were trained.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that lies there.")] = False,
+    model: Annotated[str | None, typer.Option(help="Where the model of the checkpoint is now.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="lora_alpha=…, if the checkpoint lacks it.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Writes a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.
+
+    The node may be running. What is written is complete: weights (safetensors), tokenizer, generation config, card.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils.logging import disable_progress_bar
+
+    from ftis_node.export import export as write
+    from ftis_node.trained import find_checkpoint, hold, settings_for
+
+    found = find_checkpoint(checkpoint)
+    if found is None:
+        raise UsageError(
+            f"{checkpoint} is a model and no checkpoint: there is nothing trained in it to export.",
+            "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.",
+        )
+    with hold(found) as held:
+        # On the CPU, for the GPU is the running node's.
+        flags = parse_pairs(set_ or []) | {"dtype": dtype, "device": "cpu"}
+        settings, origins = settings_for(held, model or held.model, flags, "")
+        tell_choice(held, settings, origins)
+        disable_progress_bar()
+        told = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
+    if json:
+        print_json(told)
+        return
+    what = {"full": "model", "merged": "model with its LoRA layers merged", "adapter": "LoRA adapter"}[told["kind"]]
+    step = "" if told["step"] is None else f" of step {told['step']}"
+    print(f"{to}: {what}{step}, {told['dtype']}, {told['bytes'] / 1e6:,.1f} MB")
+    print(f"What it is and how to load it: {to / 'README.md'}")

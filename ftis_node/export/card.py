@@ -1,0 +1,166 @@
+"""The model card: what a model is and how it came about, with front matter for the hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from ftis_node.export.history import History
+from ftis_node.observe.provenance import versions
+from ftis_node.progress import OTHERS
+from ftis_node.settings import OBJECTIVE_PARTS, Settings
+from ftis_node.trained import Checkpoint
+
+PAPER = "2605.22537"
+_LOAD = {
+    "adapter": """import transformers, peft
+
+base = transformers.AutoModelForCausalLM.from_pretrained({base})
+model = peft.PeftModel.from_pretrained(base, FOLDER)
+tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)""",
+    "model": """import transformers
+
+model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)
+tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)""",
+}
+
+
+def card(checkpoint: Checkpoint, settings: Settings, history: History, *, base: str, kind: str, dtype: str) -> str:
+    """Markdown.
+
+    Args:
+        settings: what the checkpoint was loaded with; base: the base model's public name; kind: full, merged, adapter.
+    """
+    task = history.run.task if history.run else checkpoint.task
+    rows = dict(_rows(checkpoint, settings, history, base=base, kind=kind, dtype=dtype))
+    load = _LOAD["adapter" if kind == "adapter" else "model"].replace("{base}", json.dumps(base))
+    parts = [
+        _front_matter(base, kind),
+        f"# {_cell(base)}, trained with F-TIS{f' on {_cell(task)}' if task else ''}",
+        "A node of a peer-to-peer swarm trained this model by reinforcement learning, on completions of its own and of "
+        f"other people's different models, with F-TIS ([arXiv {PAPER}](https://arxiv.org/abs/{PAPER})).",
+        "| | |\n|---|---|\n" + "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items()),
+        "## Loading it",
+        _fenced(load, "python"),
+        *_prompt(history),
+        "## Licence",
+        f"These weights are derived from {_cell(base)}: the licence of that model applies to them too. What its "
+        "outputs, or the data of the task, were licensed under may add to that.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(base: str, kind: str) -> str:
+    tags = ["f-tis", "reinforcement-learning", "ftis-node", *(["lora"] if kind != "full" else []), f"arxiv:{PAPER}"]
+    facts = {
+        "base_model": base,
+        "base_model_relation": "adapter" if kind == "adapter" else "finetune",
+        "library_name": "peft" if kind == "adapter" else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": tags,
+    }
+    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in facts.items()), "---"])  # JSON is YAML
+
+
+def _rows(
+    checkpoint: Checkpoint, settings: Settings, history: History, *, base: str, kind: str, dtype: str
+) -> Iterator[tuple[str, str]]:
+    run, progress = history.run, checkpoint.progress
+    yield "base model", base
+    yield "trained", _trained(settings, kind)
+    yield "dtype of these weights", dtype
+    if run is not None:
+        yield "run", run.id.hex()
+        yield "task", f"{run.task}; reward `{run.reward}`; sha256 of the data {run.data[:16]}…"
+    elif checkpoint.task:
+        yield "task", checkpoint.task
+    if checkpoint.step is not None:
+        yield "steps", f"{checkpoint.step:,}"
+    if "own_groups_used" in progress:
+        yield "groups trained on", _groups(progress)
+    if (told := _pass_at_1(checkpoint, history)) is not None:
+        yield "greedy pass@1, held-out questions", told
+    yield from _settings(history, run.task if run else checkpoint.task, lora=checkpoint.lora)
+    if run is not None:
+        yield "sampling", f"{run.group} completions a prompt, temperature {run.temperature:g}"
+    if history.versions:
+        yield "trained by", _versions(history.versions)
+    yield "exported by", _versions(versions())
+
+
+def _trained(settings: Settings, kind: str) -> str:
+    if kind == "full":
+        return "in full"
+    targets = ", ".join(sorted({name.rpartition(".")[2] for name in settings.lora_targets}))
+    place = "as an adapter" if kind == "adapter" else "merged into the base model"
+    return f"LoRA layers on {targets}, rank {settings.lora_rank}, alpha {settings.lora_alpha}; {place}"
+
+
+def _groups(progress: Mapping[str, Any]) -> str:
+    foreign: Mapping[str, int] = progress.get("foreign_groups_used") or {}
+    authors = f"at least {len(foreign)}" if OTHERS in foreign else str(len(foreign))
+    whose = f", of {authors} other author{'' if authors == '1' else 's'}" if foreign else ""
+    return f"{progress['own_groups_used']:,} of its own, {sum(foreign.values()):,} foreign{whose}"
+
+
+def _pass_at_1(checkpoint: Checkpoint, history: History) -> str | None:
+    """By the home's log, which has intervals, or by the checkpoint's own facts."""
+    if history.evaluations:
+        first, last = history.evaluations[0], history.evaluations[-1]
+        told = f"{_rate(first)} at step {first['step']}"
+        return told if first is last else f"{told}; {_rate(last)} at step {last['step']}"
+    before, now = (checkpoint.progress.get(key) for key in ("pass_at_1_before", "pass_at_1"))
+    if before is None or now is None:
+        return None
+    return f"{before:.1%} before; {now:.1%} at step {checkpoint.progress.get('pass_at_1_step', '?')}"
+
+
+def _rate(evaluation: Mapping[str, Any]) -> str:
+    told = f"{evaluation.get('pass_at_1', 0.0):.1%}"
+    if evaluation.keys() >= {"low", "high", "prompts"}:
+        told += f" (95 %: {evaluation['low']:.1%} to {evaluation['high']:.1%}, n = {evaluation['prompts']})"
+    return told
+
+
+def _settings(history: History, task: str, *, lora: bool) -> Iterator[tuple[str, str]]:
+    try:
+        settings = Settings(**history.settings) if history.settings else None
+    except ValidationError:  # of another version
+        settings = None
+    if settings is None:
+        return
+    parts = [f"{name} {value}" for name in OBJECTIVE_PARTS if (value := getattr(settings, name)) is not None]
+    yield "objective", settings.objective + (f" with {', '.join(parts)}" if parts else "")
+    rate = settings.effective_learning_rate(task, lora=lora)
+    yield (
+        "optimiser",
+        f"{settings.optimiser or 'adamw'}, learning rate {rate:g}, {settings.batch_groups} groups a step, weights in "
+        f"{settings.dtype or 'float32'}, seed {settings.seed}",
+    )
+
+
+def _prompt(history: History) -> list[str]:
+    if history.run is None:
+        return []
+    return ["The questions were put to it in this form:", _fenced(history.run.template)]
+
+
+def _versions(of: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in of.items())
+
+
+def _cell(text: object) -> str:
+    """Plain text in Markdown, on one line."""
+    line = "".join(character if character.isprintable() else "?" for character in str(text))
+    return re.sub(r"([|<>\[\]*\\])", r"\\\1", line)
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """As it is: the fence is longer than any in the text, which may be a stranger's template."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -1,0 +1,51 @@
+"""What a home tells of the training that led to a checkpoint: its run, its settings, its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftis_node.errors import UsageError
+from ftis_node.observe.metrics import read_events
+from ftis_node.run import Run, load_run_file
+from ftis_node.store.home import Home
+from ftis_node.trained import Checkpoint
+
+
+@dataclass(frozen=True)
+class History:
+    """Nothing of it need be known: a checkpoint may lie outside the home it is from.
+
+    `settings` and `versions` are of the last start before the checkpoint; `evaluations` are those up to its step.
+    """
+
+    run: Run | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    evaluations: Sequence[Mapping[str, Any]] = ()
+
+
+def history_of(checkpoint: Checkpoint) -> History:
+    """What the home that the checkpoint lies in tells; nothing is changed there, and a daemon may be at work."""
+    if checkpoint.home is None:
+        return History()
+    home = Home(checkpoint.home)
+    try:
+        run = load_run_file(home.run_file).run
+    except UsageError:
+        run = None
+    try:
+        events = read_events(home.metrics, "started", "evaluation")
+    except (OSError, UnicodeDecodeError):
+        events = []
+    step = checkpoint.step
+    events = [event for event in events if step is not None and event.get("step", step + 1) <= step]
+    started = [event for event in events if event["event"] == "started"]
+    last = started[-1] if started else {}
+    return History(
+        run=run,
+        settings=last.get("settings", {}),
+        versions=last.get("versions", {}),
+        evaluations=[event for event in events if event["event"] == "evaluation"],
+    )

@@ -1,0 +1,186 @@
+"""The weights of a checkpoint in the formats of transformers and peft, with tokenizer, generation config and card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.export.card import card
+from ftis_node.export.folder import appearing, check_target
+from ftis_node.export.history import History, history_of
+from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
+from ftis_node.policy.names import BUILT_IN_DIR, resolve
+from ftis_node.policy.tokenizer import end_ids
+from ftis_node.settings import Settings
+from ftis_node.trained import Checkpoint, gone, load_trained
+
+SHARD_BYTES = 4 << 30
+_ADAPTER = "adapter_model.safetensors"
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def export(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    to: Path,
+    *,
+    adapter: bool = False,
+    overwrite: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+) -> dict[str, Any]:
+    """Writes the folder `to`, whole or not at all, and tells what is in it.
+
+    Args:
+        settings: as `trained.settings_for` gives them. Without a dtype: an adapter keeps the checkpoint's; a model
+            has the one that it was trained in or, where that is not known, fp32 after full training and its base
+            model's after LoRA.
+        adapter: the LoRA layers alone, for peft; else the whole model.
+        overwrite: replaces a model that lies at `to`.
+        shard_bytes: no file of weights is larger, unless one tensor is.
+
+    Raises:
+        UsageError: the checkpoint has no LoRA layers, is of another model, or `to` must not be written.
+        UserError: weights cannot be read, or the folder cannot be written.
+    """
+    if adapter and not checkpoint.lora:
+        raise UsageError(
+            f"{checkpoint.path} is of a model that was trained in full, so there is no adapter.", "Leave out --adapter."
+        )
+    check_target(to, overwrite=overwrite, source=checkpoint.path)
+    history = history_of(checkpoint)
+    base = public_name(settings.model)
+    kind = "adapter" if adapter else "merged" if checkpoint.lora else "full"
+    with appearing(to) as folder:
+        if adapter:
+            dtype = _write_adapter(folder, checkpoint, settings, base)
+        else:
+            dtype = _write_model(folder, checkpoint, settings, history, shard_bytes)
+        tokenizer = load_tokenizer(settings.model)
+        tokenizer.save_pretrained(folder)
+        _generation(settings.model, tokenizer).save_pretrained(folder)
+        text = card(checkpoint, settings, history, base=base, kind=kind, dtype=dtype)
+        (folder / "README.md").write_text(text, encoding="utf-8")
+        files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    return {
+        "to": str(to),
+        "kind": kind,
+        "checkpoint": str(checkpoint.path),
+        "step": checkpoint.step,
+        "base_model": base,
+        "dtype": dtype,
+        "lora_alpha": settings.lora_alpha if checkpoint.lora else None,
+        "bytes": sum(files.values()),
+        "files": files,
+    }
+
+
+def public_name(model: str) -> str:
+    """The model's hub id, or the last part of a folder's path: paths of this machine are nobody else's business."""
+    source = Path(resolve(model))
+    return model if source.parent == BUILT_IN_DIR else source.name if source.is_dir() else str(source)
+
+
+def _write_model(folder: Path, checkpoint: Checkpoint, settings: Settings, history: History, shard_bytes: int) -> str:
+    dtype = settings.dtype or history.settings.get("dtype") or _unknown_dtype(checkpoint, settings.model)
+    policy = load_trained(settings.model_copy(update={"dtype": dtype}), checkpoint)
+    model: Any = policy.model
+    if checkpoint.lora:
+        try:
+            model = model.merge_and_unload(safe_merge=True)
+        except ValueError as error:
+            raise UserError(
+                f"The LoRA layers of {checkpoint.path} cannot be merged: {error}.", "Use an earlier checkpoint."
+            ) from error
+    model.set_attn_implementation("sdpa")  # not the package's own, which nobody else has
+    model.config._name_or_path = ""
+    model.generation_config = GenerationConfig()  # some that transformers loads it refuses to save; `export` writes it
+    model.save_pretrained(folder, max_shard_size=shard_bytes)
+    return str(policy.dtype).removeprefix("torch.")
+
+
+def _unknown_dtype(checkpoint: Checkpoint, model: str) -> str:
+    return "bfloat16" if checkpoint.lora and _config(model).dtype in _NARROW else "float32"
+
+
+def _write_adapter(folder: Path, checkpoint: Checkpoint, settings: Settings, base: str) -> str:
+    """The LoRA layers; of the base model only its shapes are looked at."""
+    targets = _targets(checkpoint, settings.model)
+    wanted = getattr(torch, settings.dtype) if settings.dtype else None
+    tensors = {}
+    try:
+        with safe_open(checkpoint.weights, "pt") as file:
+            for name in checkpoint.shapes:
+                value = file.get_tensor(name)  # under the name that peft saves it by
+                tensors[name.replace(".default.", ".")] = value if wanted is None else value.to(wanted)
+    except (OSError, SafetensorError) as error:
+        raise gone(checkpoint, error) from error
+    save_file(tensors, folder / _ADAPTER, metadata={"format": "pt"})
+    lora = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
+    lora.save_pretrained(folder)
+    return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+
+
+def _targets(checkpoint: Checkpoint, model: str) -> list[str]:
+    """The modules with LoRA layers; by the last part of their names, if no others end so.
+
+    Raises:
+        UsageError: the base model has no such modules.
+    """
+    try:
+        with torch.device("meta"):
+            skeleton: Any = AutoModelForCausalLM.from_config(_config(model))
+    except ValueError as error:
+        raise unloadable(model, resolve(model), error) from error
+    modules = dict(skeleton.named_modules())
+    trained = checkpoint.lora_settings()["lora_targets"]
+    for name in trained:
+        prefix, module = f"base_model.model.{name}.lora_", modules.get(name)
+        down, up = (checkpoint.shapes.get(f"{prefix}{part}.default.weight", (0, 0)) for part in "AB")
+        found = (getattr(module, "out_features", None), getattr(module, "in_features", None))
+        if found != (up[0], down[1]):
+            raise UsageError(
+                f"The checkpoint {checkpoint.path} does not fit {model}: they differ in {name}.",
+                "Name the model it was trained from with --model.",
+            )
+    last = {name.rpartition(".")[2] for name in trained}
+    alike = {name for name in modules if name.rpartition(".")[2] in last}
+    return sorted(last) if alike == set(trained) else list(trained)
+
+
+def _config(model: str) -> Any:
+    source = resolve(model)
+    try:
+        return AutoConfig.from_pretrained(source, **where_to_look(source))
+    except Exception as error:  # transformers raises a dozen kinds
+        raise unloadable(model, source, error) from error
+
+
+def _generation(model: str, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    """The base model's, with every token that ended a completion in training."""
+    source = resolve(model)
+    try:
+        generation = GenerationConfig.from_pretrained(source, **where_to_look(source))
+    except OSError:
+        generation = GenerationConfig.from_model_config(_config(model))
+    ends = list(end_ids(tokenizer))
+    generation.eos_token_id = ends[0] if len(ends) == 1 else ends
+    try:
+        generation.validate(strict=True)
+    except ValueError:  # sampling parameters beside do_sample=False, as many a hub's model has: it would not be saved
+        generation.do_sample = True
+    return generation

@@ -1,0 +1,227 @@
+"""Tasks that are Python code of the owner's: `package.module:function`, a function that returns a `Task`.
+
+Such code is imported only because the owner of this machine has named it; what peers name is never imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import math
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import UsageError
+from ftis_node.run import CODE
+from ftis_node.tasks.jsonl import GOLDS, split
+from ftis_node.tasks.rewards import Score, Scorer, check_rule
+from ftis_node.tasks.task import TEMPLATES, Example, Task
+
+_NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
+_NAME_CHARACTERS = 64  # of a task in a run
+_WRONG = Score(0.0, formatted=False, lenient=False)
+
+logger = logging.getLogger(__name__)
+
+
+def names_code(name: str) -> bool:
+    """Whether a task's name is that of a Python function."""
+    return ":" in name and not name.endswith(".jsonl")
+
+
+def make_task(
+    rows: Iterable[tuple[str, str | int]],
+    *,
+    reward: str | Scorer = "integer",
+    held_out: Iterable[tuple[str, str | int]] | None = None,
+    template: str | None = None,
+    completion_tokens: int = 256,
+    prompt_tokens: int = 512,
+) -> Task:
+    """A task of these questions with their gold answers, for a function that `--task package.module:function` names.
+
+    Args:
+        rows: to train on, in an order that is the same on every node.
+        reward: a rule (integer, exact, regex, math), or what gives the verdict on a text, given the gold answer: it is
+            called with whatever peers wrote, in one thread at a time.
+        held_out: to be evaluated on; by default about a tenth of the rows, chosen by hash, which is not trained on.
+        template: the prompt, with {question} in it once; by default a reasoning prompt that fits the rule.
+        completion_tokens, prompt_tokens: longest completion and prompt.
+
+    Raises:
+        UsageError: a row cannot be used, there are too few, or there is no such rule.
+    """
+    rule = reward if isinstance(reward, str) else "exact"
+    check_rule(rule)
+    judged = isinstance(reward, str)
+    train, rest = _examples(rows, rule, judged=judged), _examples(held_out or (), rule, judged=judged)
+    if not train:
+        raise UsageError("The task has no rows.", "Give it two different questions at least.")
+    if held_out is None:
+        train, rest = split("The task", train)
+    text = TEMPLATES[rule] if template is None else template
+    if text.count("{question}") != 1:
+        raise UsageError("The template does not contain {question} exactly once.", "Write it there, once.")
+    return Task(
+        name="",
+        train=train,
+        held_out=rest,
+        data=_digest([[e.question, e.answer] for e in train]),
+        template=text,
+        reward=reward if isinstance(reward, str) else "",
+        completion_tokens=completion_tokens,
+        prompt_tokens=prompt_tokens,
+        scorer=None if isinstance(reward, str) else reward,
+    )
+
+
+def load_own(name: str, *, code: bool) -> Task:
+    """The task that the function of that name returns, called by this name in a run.
+
+    Its data digest is of the rows it trains on. Where it has a scorer of its own, `reward` names that by the sha256 of
+    the source files of the function and the scorer, so that nodes whose code differs notice.
+
+    Args:
+        code: the owner of this machine wrote the name; else nothing is imported.
+
+    Raises:
+        UsageError: it was not the owner, or the code cannot be used.
+    """
+    if not code:
+        raise UsageError(
+            f"The task {name!a} is Python code, which is imported only if the owner of this node names it.",
+            "Get that code from someone you trust, and start with --task and that name.",
+        )
+    if not _NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS:
+        raise UsageError(
+            f"The task {name!a} cannot be a run's name of a Python function.",
+            f"Write package.module:function, a letter first, of at most {_NAME_CHARACTERS} characters.",
+        )
+    function = _function(name)
+    try:
+        task = function()
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"The function {name} failed: {_told(error)}.", "Mend that code.") from error
+    if not isinstance(task, Task):
+        raise UsageError(
+            f"The function {name} returns {type(task).__name__}, not a Task.",
+            "Return what ftis_node.tasks.make_task makes.",
+        )
+    if not task.train:
+        raise UsageError(f"The task {name} has nothing to train on.", "Give it rows.")
+    data = _digest([[e.question, e.answer] for e in task.train])
+    if task.scorer is None:
+        check_rule(task.reward)
+        return replace(task, name=name, data=data)
+    reward = f"{CODE}{_code_digest(name, function, task.scorer)[:40]}"
+    return replace(task, name=name, data=data, reward=reward, scorer=Guarded(name, task.scorer))
+
+
+class Guarded:
+    """A person's reward function, which may fail but not take the node down; one call at a time, from any thread."""
+
+    def __init__(self, name: str, function: Scorer) -> None:
+        self._name = name
+        self._function = function
+        self._lock = threading.Lock()
+        self._warned = False
+
+    def __call__(self, text: str, answer: str) -> Score:
+        """The function's verdict; nothing where it fails or gives no `Score` with a reward from 0 to 1."""
+        with self._lock:
+            try:
+                return _sound(self._function(text, answer))
+            except (Exception, SystemExit) as error:
+                if not self._warned:
+                    logger.warning(
+                        "The reward function of %s failed (%s): such answers count as wrong; this is told once.",
+                        *(self._name, _told(error)),
+                    )
+                self._warned = True
+                return _WRONG
+
+
+def _sound(verdict: Any) -> Score:
+    if not isinstance(verdict, Score):
+        raise TypeError(f"it gave {type(verdict).__name__}, not a Score")
+    reward = float(verdict.reward)
+    if not (math.isfinite(reward) and 0 <= reward <= 1):
+        raise ValueError(f"its reward is {reward}, not from 0 to 1")
+    return Score(reward, bool(verdict.formatted), bool(verdict.lenient))
+
+
+def _function(name: str) -> Callable[[], Any]:
+    module_name, _, function_name = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` has it, which the compute process is run by
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"There is no Python module {module_name}, neither in {here} nor installed.",
+                "Start in the folder that holds it, or install it.",
+            ) from error
+        raise UsageError(f"The module {module_name} cannot be imported: {_told(error)}.", "Mend that code.") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(
+            f"The module {module_name} ({getattr(module, '__file__', None)}) has no function {function_name}.",
+            "Name a function in it.",
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _examples(rows: Iterable[tuple[str, str | int]], rule: str, *, judged: bool) -> tuple[Example, ...]:
+    answer_of, wanted = GOLDS[rule] if judged else (_any_text, "a text")
+    examples = []
+    for number, (question, answer) in enumerate(rows, start=1):
+        gold = answer_of(answer)
+        if not isinstance(question, str) or not question.strip():
+            raise UsageError(f"Row {number} of the task has no question that is a text.", "Correct that row.")
+        if gold is None:
+            raise UsageError(f"Row {number} of the task has an answer that is not {wanted}.", "Correct that row.")
+        examples.append(Example(question, gold))
+    return tuple(examples)
+
+
+def _any_text(value: Any) -> str | None:
+    return str(value) if isinstance(value, str | int) else None
+
+
+def _code_digest(name: str, *functions: object) -> str:
+    """sha256 (hex) over the source files that the functions are in, in the order of their contents' own digests.
+
+    Raises:
+        UsageError: one has no source file.
+    """
+    digests: set[str] = set()
+    for function in functions:
+        module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
+        path = getattr(module, "__file__", None)
+        if path is None or not path.endswith(".py") or not os.path.isfile(path):
+            raise UsageError(
+                f"The code of the task {name} has no source file that others could be compared with.",
+                "Write the function and its reward as plain functions in .py files.",
+            )
+        digests.add(hashlib.sha256(Path(path).read_bytes()).hexdigest())
+    return _digest(sorted(digests))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300] if str(error) else type(error).__name__

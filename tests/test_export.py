@@ -1,0 +1,293 @@
+"""Exported models: what plain transformers and peft make of them is what the node trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from ftis_node import export as exporting
+from ftis_node.cli import app
+from ftis_node.errors import UsageError, UserError
+from ftis_node.export import export
+from ftis_node.observe.metrics import MetricsLog
+from ftis_node.policy.names import BUILT_IN_DIR
+from ftis_node.run import RunFile, dump_run_file, make_run
+from ftis_node.stepping import Progress
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.tasks import load_evaluation, score
+from ftis_node.trained import Checkpoint, find_checkpoint, hold, load_trained, settings_for
+from ftis_node.worker.engine import Engine
+from tests.daemons import ENVIRONMENT
+from tests.helpers_models import arithmetic_run, arithmetic_settings, plain_logprobs
+
+QUESTIONS = load_evaluation("arithmetic").held_out[:60]
+BASE = BUILT_IN_DIR / "tiny-a"
+
+
+def make_home(path: Path, *, lora: bool) -> Path:
+    """A home with the checkpoint of an engine whose weights were changed, and a log as a daemon writes it."""
+    engine = Engine()
+    facts = engine.load(arithmetic_settings(lora=lora, eval_prompts=60), "arithmetic", None, None)
+    run = arithmetic_run(facts)
+    engine.open(run)
+    before = engine.evaluate()
+    with torch.no_grad():
+        torch.manual_seed(1)
+        for name, parameter in engine.policy.model.named_parameters():
+            if parameter.requires_grad and ("lora_B" in name or "v_proj" in name):
+                parameter += torch.randn_like(parameter) * 0.05
+    checkpoints = Checkpoints(path / "checkpoints")
+    directory = checkpoints.begin(12)
+    engine.save(str(directory))
+    progress = Progress(step=12, own_groups_used=200)
+    progress.foreign_groups_used.update({"12D3KooWa": 50, "12D3KooWb": 38})
+    checkpoints.commit(directory, {"model": f"tiny-a ({facts['kind']})", "progress": progress.facts()})
+    (path / "run.toml").write_text(dump_run_file(RunFile(run=make_run(**run | {"eos": tuple(run["eos"])}))))
+    log = MetricsLog(path / "metrics.jsonl")
+    log.write("started", step=0, settings=facts["settings"], versions={"torch": "1.2.3"})
+    log.write("evaluation", step=0, **before)
+    log.write("evaluation", step=12, **engine.evaluate())
+    log.write("evaluation", step=99, **before)
+    log.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {kind: make_home(tmp_path_factory.mktemp(kind), lora=kind == "lora") for kind in ("full", "lora")}
+
+
+def checkpoint_of(home: Path) -> Checkpoint:
+    found = find_checkpoint(str(home))
+    assert found is not None
+    return found
+
+
+def exported(home: Path, to: Path, *flags: str) -> dict[str, Any]:
+    """What `export --json` prints."""
+    line = ["export", "--checkpoint", str(home), "--to", str(to), "--json", *flags]
+    ended = CliRunner().invoke(app, line, catch_exceptions=False)
+    assert ended.exit_code == 0
+    return dict(json.loads(ended.stdout))
+
+
+def refused(*flags: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        CliRunner().invoke(app, ["export", *flags], catch_exceptions=False, standalone_mode=False)
+    assert caught.value.fix
+    return caught.value
+
+
+def plain(folder: Path) -> Any:
+    """Loaded without any of this package's code."""
+    if (folder / "adapter_config.json").exists():
+        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), folder).eval()
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@torch.no_grad()
+def logprobs(model: Any, ids: list[list[int]]) -> Tensor:
+    return torch.cat([model(input_ids=torch.tensor([row])).logits[0].float().log_softmax(-1) for row in ids])
+
+
+KINDS = [("full", ()), ("lora", ()), ("lora", ("--merged",)), ("lora", ("--adapter",))]
+
+
+@pytest.mark.parametrize(("kind", "flags"), KINDS)
+def test_plain_libraries_compute_what_the_policy_does(
+    homes: dict[str, Path], kind: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    told = exported(homes[kind], tmp_path / "out", *flags)
+    assert (told["kind"], told["step"], told["base_model"], told["dtype"]) == (
+        *("full" if kind == "full" else "adapter" if "--adapter" in flags else "merged", 12),
+        *("tiny-a", "float32"),
+    )
+    found = checkpoint_of(homes[kind])
+    policy = load_trained(settings_for(found, "tiny-a", {"device": "cpu"}, "")[0], found)
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path / "out"), plain(tmp_path / "out")
+    prompts = [tokenizer(example.question)["input_ids"] for example in QUESTIONS[:8]]
+    completions = [tokenizer(f"<think></think><answer>{i}</answer>")["input_ids"] + [1] for i in range(8)]
+    ours = plain_logprobs(policy, prompts, completions, 1.0)
+    rows = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
+    theirs = [
+        logprobs(model, [row])[len(prompt) - 1 : -1].gather(1, torch.tensor(row[len(prompt) :])[:, None])[:, 0]
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
+    assert torch.allclose(ours, torch.cat(theirs), atol=1e-5)
+    assert not torch.allclose(
+        logprobs(AutoModelForCausalLM.from_pretrained(BASE), rows), logprobs(model, rows), atol=0.01
+    )
+
+
+SCRIPT = """
+import sys, torch, transformers
+folder, base, questions = sys.argv[1], sys.argv[2], sys.argv[3:]
+if base:
+    import peft
+    model = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), folder)
+else:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+batch = tokenizer(questions, return_tensors="pt", add_special_tokens=False, padding=True)
+answers = model.generate(**batch, max_new_tokens=16, do_sample=False)[:, batch["input_ids"].shape[1]:]
+for text in tokenizer.batch_decode(answers, skip_special_tokens=False):
+    print(text.replace("<|pad|>", ""))
+assert not any(name.split(".")[0] == "ftis_node" for name in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("kind", "flags"), [KINDS[0], pytest.param(*KINDS[3], marks=pytest.mark.slow)])
+def test_greedy_pass_at_1_by_plain_generate_is_what_eval_says(
+    homes: dict[str, Path], kind: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """In a process that has none of this package's code."""
+    exported(homes[kind], tmp_path / "out", *flags)
+    line = ["eval", "--checkpoint", str(homes[kind]), "--task", "arithmetic", "--prompts", "60", "--device", "cpu"]
+    said = json.loads(CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False).stdout)
+    base = str(BASE) if "--adapter" in flags else ""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "out"), base, *(e.question for e in QUESTIONS)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | ENVIRONMENT,
+    )
+    texts = ended.stdout.splitlines()
+    assert len(texts) == 60
+    finished = [text.removesuffix("<|end|>") if text.endswith("<|end|>") else "" for text in texts]
+    right = sum(score("integer", text, e.answer).reward for text, e in zip(finished, QUESTIONS, strict=True))
+    assert right / 60 == said["pass_at_1"]
+
+
+def test_a_folder_is_complete_and_tells_nothing_of_this_machine(homes: dict[str, Path], tmp_path: Path) -> None:
+    for flags, weights in (((), "model.safetensors"), (("--adapter",), "adapter_model.safetensors")):
+        out = tmp_path / weights
+        told = exported(homes["lora"], out, *flags)
+        assert told["files"] == {file.name: file.stat().st_size for file in out.iterdir()}
+        assert told["files"].keys() >= {weights, "tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+        assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == 1
+        with safe_open(out / weights, "pt") as file:
+            assert file.metadata() == {"format": "pt"}
+        for file in out.iterdir():
+            assert file.suffix in (".safetensors", ".json", ".md")
+            assert not any(str(place).encode() in file.read_bytes() for place in (homes["lora"], BASE, tmp_path))
+    adapter = json.loads((tmp_path / "adapter_model.safetensors" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == "tiny-a"
+    assert set(adapter["target_modules"]) == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    }
+
+
+def test_the_card_tells_how_the_model_came_about(homes: dict[str, Path], tmp_path: Path) -> None:
+    exported(homes["lora"], tmp_path / "out", "--adapter")
+    text = (tmp_path / "out" / "README.md").read_text()
+    front = text.split("---\n")[1]
+    assert 'base_model: "tiny-a"' in front and 'library_name: "peft"' in front and '"arxiv:2605.22537"' in front
+    run = (homes["lora"] / "run.toml").read_text()
+    assert "arithmetic" in text and run
+    for told in (
+        "200 of its own, 88 foreign, of 2 other authors",
+        "| steps | 12 |",
+        "rank 16, alpha 16",
+        "torch 1.2.3",
+    ):
+        assert told in text
+    assert "at step 0 (95 %:" in text or "at step 0" in text
+    assert "at step 12" in text and "at step 99" not in text
+    assert "| objective | ftis |" in text and "learning rate 0.003" in text
+    assert "licence of that model applies" in text
+
+
+def test_a_stranger_s_template_stays_in_its_fence(homes: dict[str, Path], tmp_path: Path) -> None:
+    home = shutil.copytree(homes["full"], tmp_path / "home")
+    run = (home / "run.toml").read_text()
+    (home / "run.toml").write_text(run.replace('"{question}"', '"```\\n# Buy {question}"'))
+    exported(home, tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "````\n```\n# Buy {question}\n````" in text
+
+
+def test_a_checkpoint_far_from_its_home_is_enough(homes: dict[str, Path], tmp_path: Path) -> None:
+    place = shutil.copytree(homes["full"] / "checkpoints" / "step-00000012", tmp_path / "step-00000012")
+    told = exported(place, tmp_path / "out", "--dtype", "bfloat16")
+    assert told["dtype"] == "bfloat16"
+    assert plain(tmp_path / "out").dtype == torch.bfloat16
+    assert "| steps | 12 |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_large_models_are_cut(homes: dict[str, Path], tmp_path: Path) -> None:
+    found = checkpoint_of(homes["full"])
+    settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
+    told = export(found, settings, tmp_path / "out", shard_bytes=100_000)
+    shards = [name for name in told["files"] if name.startswith("model-0")]
+    assert len(shards) > 2 and "model.safetensors.index.json" in told["files"]
+    export(found, settings, tmp_path / "whole")
+    ids = [[3, 4, 5]]
+    assert torch.equal(logprobs(plain(tmp_path / "out"), ids), logprobs(plain(tmp_path / "whole"), ids))
+
+
+def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    exported(homes["full"], out)  # an empty one is as good as none
+    before = (out / "model.safetensors").read_bytes()
+    error = refused("--checkpoint", str(homes["lora"]), "--to", str(out))
+    assert "not empty" in error.what and "--overwrite" in error.fix
+    assert (out / "model.safetensors").read_bytes() == before
+    exported(homes["lora"], out, "--overwrite", "--adapter")
+    assert not (out / "model.safetensors").exists() and (out / "adapter_config.json").exists()
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "to-mother.txt").write_text("dear")
+    error = refused("--checkpoint", str(homes["full"]), "--to", str(tmp_path / "letters"), "--overwrite")
+    assert "does not look like a model" in error.what
+    error = refused("--checkpoint", str(homes["full"]), "--to", str(homes["full"]), "--overwrite")
+    assert "checkpoint itself" in error.what
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["letters", "out"]
+
+
+def test_mistakes_are_told_before_anything_is_written(homes: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    full = ("--checkpoint", str(homes["full"]), "--to", str(out))
+    assert "trained in full" in refused(*full, "--adapter").what
+    assert "is a model" in refused("--checkpoint", "tiny-a", "--to", str(out)).what
+    lora = ("--checkpoint", str(homes["lora"]), "--to", str(out))
+    assert "does not fit tiny-b" in refused(*lora, "--adapter", "--model", "tiny-b").what
+    assert "does not fit tiny-b" in refused(*lora, "--model", "tiny-b").what
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in refused("--checkpoint", str(homes["full"]), "--to", str(tmp_path / "file" / "o")).what
+    assert "not a directory" in refused("--checkpoint", str(homes["full"]), "--to", str(tmp_path / "file")).what
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_checkpoint_that_is_removed_meanwhile_says_try_again(
+    homes: dict[str, Path], tmp_path: Path, adapter: bool
+) -> None:
+    home = shutil.copytree(homes["lora"], tmp_path / "home")
+    found = checkpoint_of(home)
+    settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
+    with hold(found) as held:
+        shutil.rmtree(found.path)
+        assert export(held, settings, tmp_path / "held", adapter=adapter)["step"] == 12, "in hand, it stays"
+    shutil.rmtree(tmp_path / "held")
+    with pytest.raises(UserError) as caught:
+        exporting.export(found, settings, tmp_path / "out", adapter=adapter)
+    assert not isinstance(caught.value, UsageError) and "Try again" in caught.value.fix
+    with pytest.raises(UserError, match="Try again"), hold(found):
+        pass
+    assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,311 @@
+"""Tasks of one's own: rules of a JSONL file, Python functions, what a run says of them and what it may not ask for."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from ftis_node.cli import app
+from ftis_node.errors import UsageError
+from ftis_node.packet import Completion
+from ftis_node.run import CODE, check_fit, check_named, load_run_file, make_run
+from ftis_node.tasks import Score, judge, load_evaluation, load_task, make_task, score
+from ftis_node.tasks.own import Guarded
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import pack_completions
+from tests.helpers_models import arithmetic_run, arithmetic_settings, tiny_tokenizer
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "tasks.md"
+PLAIN = """
+from ftis_node.tasks import Score, make_task
+
+def judge(text, answer):
+    if "boom" in text:
+        raise RuntimeError("boom")
+    return Score(0.5 if answer in text else 0.0, True, answer in text)
+
+def build():
+    return make_task([(f"{i}+{i}=", str(2 * i)) for i in range(20)], reward=judge, template="{question}",
+                     completion_tokens=16, prompt_tokens=16)
+
+def ruled():
+    return make_task([(f"say {i}", f"no. {i}") for i in range(20)], reward="exact")
+
+def broken():
+    raise ValueError("no data today")
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A person's current directory, with a module in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = set(sys.modules)
+    (tmp_path / "mine.py").write_text(PLAIN)
+    (tmp_path / "broken_module.py").write_text("import nothing_of_that_name")
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def jsonl(path: Path, *answers: object, field: str = "question") -> Path:
+    path.write_text("".join(json.dumps({field: f"q{i}", "answer": a}) + "\n" for i, a in enumerate(answers)))
+    return path
+
+
+# Rules of a JSONL file
+
+
+@pytest.mark.parametrize(
+    ("rule", "answers", "words"),
+    [
+        ("integer", (1, "2", 3), "a single integer"),
+        ("exact", ("Paris", " cafe\u0301 ", 3), "and the answer in <answer>"),
+        ("regex", (r"\d+", "(?i)yes", "a|b"), "and the answer in <answer>"),
+        ("math", (r"\frac{1}{2}", "x+1", "3"), "a mathematical expression in LaTeX"),
+    ],
+)
+def test_a_file_has_the_rule_that_is_named(tmp_path: Path, rule: str, answers: tuple[Any, ...], words: str) -> None:
+    file = jsonl(tmp_path / "t.jsonl", *answers)
+    task = load_task(str(file), reward=rule)
+    assert task.reward == rule and words in task.template
+    assert load_task(str(file), reward=rule).data == task.data
+    assert load_evaluation(str(file), reward=rule).reward == rule
+    if rule == "exact":
+        assert {e.answer for e in (*task.train, *task.held_out)} == {"Paris", "caf\u00e9", "3"}
+    prompts = load_task(str(jsonl(tmp_path / "p.jsonl", *answers, field="prompt")), reward=rule)
+    assert prompts.template == "{question}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "answer", "what"),
+    [
+        ("exact", " ", "a text of 1 to 4096"),
+        ("exact", "x" * 4097, "a text of 1 to 4096"),
+        ("exact", True, "a text of 1 to 4096"),
+        ("regex", "(", "a regular expression"),
+        ("regex", "x" * 1001, "a regular expression"),
+        ("regex", 3, "a regular expression"),
+        ("math", 3, "a text of 1 to 300"),
+        ("integer", "x", "an integer"),
+        ("chess", "x", "no reward rule 'chess'"),
+    ],
+)
+def test_an_answer_that_the_rule_cannot_use_says_where(tmp_path: Path, rule: str, answer: object, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        load_task(str(jsonl(tmp_path / "t.jsonl", answer)), reward=rule)
+
+
+def test_other_tasks_keep_their_rule() -> None:
+    with pytest.raises(UsageError, match="has the reward rule 'integer', not 'exact'"):
+        load_task("arithmetic", reward="exact")
+    assert load_task("arithmetic", reward="integer") == load_task("arithmetic")
+
+
+def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path: Path) -> None:
+    file, run = jsonl(tmp_path / "t.jsonl", "a", "b", "c"), tmp_path / "run.toml"
+    line = ["run", "new", "--task", str(file), "--reward", "exact", "-o", str(run)]
+    assert CliRunner().invoke(app, line, catch_exceptions=False).exit_code == 0
+    assert load_run_file(run).run.reward == "exact"
+
+
+# The compute process
+
+
+def engine_on(task: str, **load: Any) -> Engine:
+    engine = Engine()
+    facts = engine.load(arithmetic_settings(eval_prompts=2), task, None, None, **load)
+    engine.open(arithmetic_run(facts, prompt_tokens=1000, group=2))
+    return engine
+
+
+def group(*texts: str) -> dict[str, Any]:
+    ids = [tiny_tokenizer()(text, return_tensors="np")["input_ids"][0].astype("uint32") for text in texts]
+    return pack_completions([Completion(i, (i * 0.0).astype("float32"), True) for i in ids])
+
+
+def test_each_thread_of_an_engine_has_a_process_of_its_own_that_judges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(judge.SECONDS, "regex", 30.0)  # a loaded machine may take its time
+    rows = [json.dumps({"prompt": f"{i}+1=", "answer": r"\d"}) + "\n" for i in range(5)]
+    (tmp_path / "t.jsonl").write_text("".join(rows))
+    engine = engine_on(str(tmp_path / "t.jsonl"), reward="regex")
+    before = children()
+    assert not before, "none is started before the first answer"
+    foreign = group("<think></think><answer>7</answer>", "<think></think><answer>77</answer>")
+    found: list[Any] = []
+    side = threading.Thread(target=lambda: found.extend(engine.score(0, foreign)["rewards"] for _ in range(20)))
+    side.start()
+    for _ in range(3):
+        engine.generate([0, 1])
+        engine.evaluate()
+    side.join()
+    assert found == [[1.0, 0.0]] * 20
+    assert len(children()) == 2
+    engine.close()
+    assert not children()
+
+
+def children() -> list[int]:
+    return [child.pid for child in psutil.Process().children() if "judge_child" in " ".join(child.cmdline())]
+
+
+# Python functions
+
+
+def test_a_function_s_task_is_named_by_it_and_has_digests(folder: Path) -> None:
+    task = load_task("mine:build", code=True)
+    assert task.name == "mine:build" and len(task.train) + len(task.held_out) == 20
+    assert re.fullmatch(CODE + "[0-9a-f]{40}", task.reward)
+    assert task.scorer is not None and task.scorer("so 4", "4") == Score(0.5, True, True)
+    ruled = load_task("mine:ruled", code=True)
+    assert (ruled.reward, ruled.scorer) == ("exact", None) and ruled.data != task.data
+    assert load_evaluation("mine:ruled", code=True).held_out == ruled.held_out
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("nowhere:build", "no Python module nowhere"),
+        ("mine:nothing", "has no function nothing"),
+        ("mine:broken", "failed: ValueError: no data today"),
+        ("mine:wrong", "returns int, not a Task"),
+        ("broken_module:build", "cannot be imported: ModuleNotFoundError"),
+        ("_mine:build", "cannot be a run's name"),
+        ("mine:build()", "cannot be a run's name"),
+        (f"mine:{'x' * 64}", "cannot be a run's name"),
+    ],
+)
+def test_code_that_cannot_be_used_is_told(folder: Path, name: str, what: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(what)) as caught:
+        load_task(name, code=True)
+    assert caught.value.fix
+
+
+def test_code_that_nobody_here_named_is_not_imported(folder: Path) -> None:
+    (folder / "evil.py").write_text("open('ran', 'w')")
+    for load in (load_task, load_evaluation):
+        with pytest.raises(UsageError, match="only if the owner"):
+            load("evil:build")
+    with pytest.raises(UsageError, match="only if the owner"):
+        Engine().load(arithmetic_settings(), "evil:build", None, None)
+    assert not (folder / "ran").exists() and "evil" not in sys.modules
+
+
+def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def judge(text: str, answer: str) -> Any:
+        if text == "exit":
+            sys.exit(3)
+        if text == "fail":
+            raise ZeroDivisionError("by zero")
+        return {"float": 1.0, "nan": Score(float("nan"), True, True), "two": Score(2.0, True, True)}.get(
+            text, Score(1, True, True)
+        )
+
+    guarded = Guarded("mine:build", judge)
+    for text in ("fail", "exit", "float", "nan", "two"):
+        assert guarded(text, "") == Score(0.0, False, False)
+    assert guarded("good", "") == Score(1.0, True, True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "The reward function of mine:build failed (ZeroDivisionError: by zero): such answers count as wrong; "
+        "this is told once."
+    ]
+
+
+def test_an_engine_rewards_by_a_person_s_function(folder: Path) -> None:
+    engine = engine_on("mine:build", code=True)
+    answer = engine.task.train[0].answer
+    assert engine.score(0, group(f"<answer>{answer}", "<answer>"))["rewards"] == [0.5, 0.0]
+    assert engine.evaluate()["prompts"] == 2
+
+
+def test_eval_takes_a_function(folder: Path) -> None:
+    line = ["eval", "--checkpoint", "tiny-a", "--task", "mine:build", "--device", "cpu", "--json"]
+    figures = json.loads(CliRunner().invoke(app, line, catch_exceptions=False).stdout)
+    assert figures["task"] == "mine:build" and figures["reward"].startswith(CODE)
+
+
+# What a run says of it
+
+
+def run_of(**changes: Any) -> Any:
+    task = load_task("arithmetic")
+    fields = {"task": task.name, "data": task.data, "template": task.template, "reward": task.reward, "group": 4}
+    sizes = {"slots": 4, "prompt_tokens": 16, "completion_tokens": 16, "temperature": 1.0}
+    return make_run(**{**fields, **sizes, "eos": (1,), "tokenizer": "0" * 64, "vocabulary": 26, **changes})
+
+
+def facts_of(run: Any) -> dict[str, Any]:
+    return {key: getattr(run, key) for key in ("task", "data", "reward", "tokenizer", "vocabulary")}
+
+
+def test_nodes_whose_code_differs_are_told(folder: Path) -> None:
+    reward = load_task("mine:build", code=True).reward
+    run = run_of(task="mine:build", reward=reward)
+    check_fit(run, facts_of(run), "tiny-a")
+    del sys.modules["mine"]
+    (folder / "mine.py").write_text(PLAIN.replace("0.5", "0.7"))
+    other = load_task("mine:build", code=True).reward
+    with pytest.raises(UsageError, match="code that judges answers of mine:build is not the run's"):
+        check_fit(run, facts_of(run) | {"reward": other}, "tiny-a")
+
+
+def test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_name() -> None:
+    code, hard = run_of(task="mine:build", reward=f"{CODE}{'0' * 40}"), run_of(reward="math")
+    for ours in (False, True):
+        with pytest.raises(UsageError, match="only if you name it yourself") as caught:
+            check_named(code, task=None, reward=None, ours=ours)
+        assert "--task mine:build" in caught.value.fix and "someone you trust" in caught.value.fix
+    check_named(code, task="mine:build", reward=None, ours=False)
+    with pytest.raises(UsageError, match="large parser") as caught:
+        check_named(hard, task=None, reward=None, ours=False)
+    assert "--reward math" in caught.value.fix
+    check_named(hard, task=None, reward="math", ours=False)
+    check_named(hard, task=None, reward=None, ours=True)
+    for rule in ("integer", "exact", "regex"):
+        check_named(run_of(reward=rule), task=None, reward=None, ours=False)
+    with pytest.raises(UsageError, match="rule is 'integer', not 'exact'"):
+        check_named(run_of(), task=None, reward="exact", ours=True)
+
+
+# The documentation
+
+
+def test_the_example_of_the_documentation_works(folder: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (folder / "capitals.py").write_text(blocks[0])
+    task = load_task("capitals:task", code=True)
+    assert task.scorer is not None
+    example = task.train[0]
+    good = f"<think>so</think><answer>{example.answer}</answer>"
+    assert task.scorer(good, example.answer).reward == 1.0
+    assert task.scorer(good.lower(), example.answer).reward == 1.0
+    assert task.scorer("<think></think><answer>x</answer>", example.answer).reward == 0.0
+
+
+def test_make_task_holds_out_and_checks() -> None:
+    rows = [(f"q{i}", i) for i in range(50)]
+    task = make_task(rows)
+    assert len(task.train) + len(task.held_out) == 50 and task.held_out
+    assert score(task.reward, "<think></think><answer>3</answer>", "3").reward == 1.0
+    assert make_task(rows, held_out=[("r", 1)]).train == make_task(rows, held_out=[]).train
+    for bad, what in (([], "no rows"), ([("q", "x")], "Row 1"), ([("", 1)], "Row 1"), ([("q", 1)], "only 1 different")):
+        with pytest.raises(UsageError, match=what):
+            make_task(bad)
+    with pytest.raises(UsageError, match="exactly once"):
+        make_task(rows, template="hello")
