@@ -19,7 +19,7 @@ from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.report import peers_report, training_status
-from ftis_node.run import RunFile, check_fit, dump_run_file, load_run_file, run_for
+from ftis_node.run import Run, RunFile, check_fit, dump_run_file, load_run_file, run_for
 from ftis_node.saving import Books, LearnedSizes, Saving, settled
 from ftis_node.settings import Settings
 from ftis_node.stepping import Progress, Stepper
@@ -163,11 +163,7 @@ class Node:
         if self._run_file is None:
             self._run_file = RunFile(run=run_for(self._facts))
         run = self._run_file.run
-        if run.parts > 1:
-            raise UsageError(
-                "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
-                "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
-            )
+        refuse_horizontal(run)
         check_fit(run, self._facts, self.settings.model)
         replace_text(self.home.run_file, dump_run_file(self._run_file))
         self._note_children()
@@ -225,18 +221,12 @@ class Node:
 
     async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
         """The run of a previous start, of --run, or of a peer; None if this node is to start one."""
-        known = load_run_file(self.home.run_file) if self.home.run_file.exists() else None
-        given = load_run_file(self.options.run) if self.options.run is not None else None
-        if known is not None and given is not None and known.run.id != given.run.id:
-            raise UsageError(
-                f"The home {self.home.path} belongs to run {known.run.id.hex()}, not to {given.run.id.hex()}.",
-                "Name another --home for the other run.",
-            )
-        if known is None and given is None and bootstraps:
+        found = known_run(self.home, self.options.run)
+        if found is None and bootstraps:
             self.reason = "Asking the peers for their run."
-            given = await fetch_run(transport, bootstraps, self.settings.patience)
-            logger.info("The peers' run is %s:\n%s", given.run.id.hex(), dump_run_file(given))
-        return given or known
+            found = await fetch_run(transport, bootstraps, self.settings.patience)
+            logger.info("The peers' run is %s:\n%s", found.run.id.hex(), dump_run_file(found))
+        return found
 
     def _check_peers(self, bootstraps: Sequence[str]) -> None:
         """Peers that all belong to another run than the home's are not what the person wanted."""
@@ -482,6 +472,31 @@ class Node:
         if self._stepper is None or self._swarm is None:
             return {"peers": [], "left_out": []}
         return peers_report(self._stepper, self._swarm)
+
+
+def known_run(home: Home, file: Path | None) -> RunFile | None:
+    """The run of a file that was named, or of a previous start of the home; None if there is neither.
+
+    Raises:
+        UsageError: they are two different runs, or a file cannot be read.
+    """
+    known = load_run_file(home.run_file) if home.run_file.exists() else None
+    given = load_run_file(file) if file is not None else None
+    if known is not None and given is not None and known.run.id != given.run.id:
+        raise UsageError(
+            f"The home {home.path} belongs to run {known.run.id.hex()}, not to {given.run.id.hex()}.",
+            "Name another --home for the other run.",
+        )
+    return given or known
+
+
+def refuse_horizontal(run: Run) -> None:
+    """Raises UsageError for a run of a kind that only the lab can do."""
+    if run.parts > 1:
+        raise UsageError(
+            "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
+            "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
+        )
 
 
 def _reason(error: BaseException) -> str:

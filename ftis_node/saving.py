@@ -70,11 +70,7 @@ class Saving:
         if found is None:
             return None
         directory, facts = found
-        if facts["model"] != self._model:
-            raise UsageError(
-                f"The checkpoints in {self._path} belong to another model: {facts['model']}, not {self._model}.",
-                "Use the model and --lora/--full of the first start, or a fresh --home.",
-            )
+        refuse_other_model(self._path, facts["model"], self._model)
         progress = Progress.from_facts(facts["progress"])
         if older:
             self._checkpoints.set_aside(progress.step)
@@ -144,6 +140,15 @@ class Saving:
         return UserError(
             "The training gives no finite numbers any more, and older checkpoints did not help.",
             f"Start again with a smaller learning_rate; the checkpoints under {self._path} stand.",
+        )
+
+
+def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
+    """Raises UsageError if checkpoints are not of the model, trained in the way, that both labels name."""
+    if theirs != ours:
+        raise UsageError(
+            f"The checkpoints in {checkpoints} belong to another model: {theirs}, not {ours}.",
+            "Use the model and --lora/--full of the first start, or a fresh --home.",
         )
 
 

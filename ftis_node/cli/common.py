@@ -37,3 +37,13 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set {pair} has no value.", "Write --set KEY=VALUE.")
         values[key] = text
     return values
+
+
+def addresses_in(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def printable(text: str) -> str:
+    """Text that may hold words of peers, without anything that a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text)

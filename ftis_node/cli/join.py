@@ -8,13 +8,18 @@ import os
 import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, parse_pairs
+from ftis_node.cli.common import DEFAULT_HOME, HomeOption, addresses_in, parse_pairs, print_json, printable
+from ftis_node.errors import UsageError
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import Home
+
+if TYPE_CHECKING:
+    from ftis_node.dry_run import Settle
+    from ftis_node.node import JoinOptions
 
 LOG_BYTES = 10 << 20
 NOTICE = (
@@ -61,6 +66,8 @@ def join(
     settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
     """Trains a model together with a swarm. The same command again goes on from the last checkpoint.
 
@@ -91,10 +98,14 @@ def join(
     from ftis_node.policy.names import resolve
 
     resolve(chosen.model)
+    if json and not dry_run:
+        raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
     first = not Home(home).run_file.exists()
-    _log_to(home)
-    if first:
-        logging.getLogger(__name__).info(NOTICE, home)
+    if not dry_run:
+        _log_to(home)
+        if first:
+            logging.getLogger(__name__).info(NOTICE, home)
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     import uvloop
 
     from ftis_node.node import JoinOptions, Node
@@ -104,15 +115,37 @@ def join(
         task=task,
         data=data,
         eval_data=eval_data,
-        peers=tuple(part.strip() for part in peers.split(",") if part.strip()),
+        peers=addresses_in(peers),
         run=run,
         name=name,
     )
+    if dry_run:
+        _say(options, functools.partial(_layers, flags=flags, file=settings), json=json)
+        return
     sys.exit(uvloop.run(Node(options, settle).run()))
 
 
 def _settle(task: str, *, flags: dict[str, object], file: Path | None) -> Settings:
     return collect(task=task, flags=flags, file=file)[0]
+
+
+def _layers(task: str, *, flags: dict[str, object], file: Path | None) -> tuple[Settings, dict[str, str]]:
+    return collect(task=task, flags=flags, file=file)
+
+
+def _say(options: JoinOptions, settle: Settle, *, json: bool) -> None:
+    """What would be done; ends as `join` would if it could not be."""
+    from ftis_node.dry_run import DryRun, in_words
+
+    found = DryRun(options, settle).look()
+    if json:
+        print_json(found.report)
+    else:
+        print("\n".join(map(printable, in_words(found.report).splitlines())), flush=True)
+    for problem in found.problems[1:]:
+        print(f"also: {printable(problem.what)}\n      {printable(problem.fix)}", file=sys.stderr)
+    if found.problems:
+        raise found.problems[0]
 
 
 def _log_to(home: Path) -> None:
