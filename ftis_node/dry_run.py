@@ -84,8 +84,7 @@ class DryRun:
     def _look_at_home(self) -> None:
         facts = newest_facts(self.home.checkpoints)
         step = facts["progress"]["step"] if facts is not None else None
-        # An existing key only: asking for one would make it.
-        key = Identity.load_or_create(self.home.key).peer_id if self.home.key.exists() else None
+        key = Identity.load(self.home.key).peer_id if self.home.key.exists() else None
         self.report["home"] = {"path": str(self.home.path), "new": not self.home.path.exists(), "step": step, "id": key}
         parent = standing(self.home.path)
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
@@ -186,7 +185,7 @@ class DryRun:
             "relays": list(how.relays),
             "dials": list(self.options.peers),
         }
-        if settings.listen and settings.port != 0:
+        if settings.listen:
             check_port(settings.host, settings.port)
 
     def _leaves(self) -> str:
@@ -233,4 +232,5 @@ def in_words(report: Mapping[str, Any]) -> str:
         lines += [f"relay     {text}" for text in network["relays"]]
         lines += [f"dials     {text}" for text in network["dials"]]
     lines += [f"leaves    {report['leaves']}"]
+    lines += [f"problem   {one['what']} {one['fix']}" for one in report["problems"]]
     return "\n".join(lines)

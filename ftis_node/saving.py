@@ -185,7 +185,7 @@ class LearnedSizes:
                 return {}
             if kept.keys() <= self._LEAST.keys() and all(self._sound(name, value) for name, value in kept.items()):
                 return dict(kept)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (ValueError, TypeError, KeyError, AttributeError):
             pass

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, demo, doctor, eval, fit, join, keys, lab, local, run
+from ftis_node.cli import bench, bugreport, demo, doctor, eval, fit, join, keys, lab, local, run
+from ftis_node.cli.common import printable
 from ftis_node.errors import FtisError, UserError
 
 app = typer.Typer(
@@ -34,6 +36,7 @@ def root(
     """Different language models learn from one another, peer to peer."""
 
 
+app.command("bugreport")(bugreport.bugreport)
 app.command("demo")(demo.demo)
 app.command("eval")(eval.evaluate)
 app.command("fit")(fit.fit)
@@ -54,10 +57,22 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {error.what}\n       {error.fix}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _tell(error)
     except FtisError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # `ftis-node status | head -1`; what Python still holds back goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:  # a path that a person named, or a disk that is full, in whichever command
+        what = f"{error.filename or 'A file'} cannot be used: {error.strerror or error}."
+        _tell(UserError(what, "Check the path, its permissions, and that its disk has room."))
+
+
+def _tell(error: UserError) -> NoReturn:
+    """Two sentences on stderr; what a peer or a file put into them moves no terminal."""
+    what, fix = ("\n       ".join(map(printable, text.splitlines())) for text in (error.what, error.fix))
+    print(f"error: {what}\n       {fix}", file=sys.stderr)
+    sys.exit(error.exit_code)

@@ -142,8 +142,6 @@ def _say(options: JoinOptions, settle: Settle, *, json: bool) -> None:
         print_json(found.report)
     else:
         print("\n".join(map(printable, in_words(found.report).splitlines())), flush=True)
-    for problem in found.problems[1:]:
-        print(f"also: {printable(problem.what)}\n      {printable(problem.fix)}", file=sys.stderr)
     if found.problems:
         raise found.problems[0]
 

@@ -59,7 +59,7 @@ def _contents(case: Case) -> Iterator[Finding]:
 
     place, facts = case.home, newest_facts(case.home.checkpoints)
     if place.key.exists():
-        Identity.load_or_create(place.key)  # raises if it is damaged
+        Identity.load(place.key)  # raises if it is damaged
         if place.key.stat().st_mode & 0o077:
             text = f"Others on this machine may read the key {place.key}: whoever has it is this node."
             yield Finding("home", "warn", text, f"Run: chmod 600 {place.key}")
@@ -187,8 +187,8 @@ def _why_not(error: UserError, case: Case) -> tuple[str, str]:
     code = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
     settings = case.settings
     where = f"The port {settings.port} on {settings.host}"
-    if code == errno.EADDRNOTAVAIL:
-        return f"This machine has no address {settings.host} to listen on.", "Name one that it has, or --host 0.0.0.0."
+    if "cannot listen on" in error.what:
+        return error.what, error.fix
     if code == errno.EACCES:
         return f"{where} may not be listened on by you.", "Choose a --port from 1024."
     owner = _who_listens(settings.port)

@@ -1,0 +1,3 @@
+"""x"""
+
+COVERED: dict[str, dict[str, str]] = {}
