@@ -147,23 +147,32 @@ async def find_run(
         UsageError: the home belongs to another run than the file, or the run names what only its owner may.
         UserError: no peer gave its run within `patience` seconds.
     """
+    found, ours = known_run(home, options.run), home.run_file.exists()
+    if found is None and bootstraps:
+        found = await fetch_run(transport, bootstraps, patience)
+        logger.info("The peers' run is %s: %s", found.run.id.hex(), dump_run_file(found))
+    if found is not None:
+        check_named(found.run, task=options.task, reward=options.reward, ours=ours)
+    return found
+
+
+def known_run(home: Home, file: Path | None) -> RunFile | None:
+    """The run of a file that was named, or of a previous start of the home; None if there is neither.
+
+    Raises:
+        UsageError: they are two different runs, or a file cannot be read.
+    """
     known = load_run_file(home.run_file) if home.run_file.exists() else None
-    named = load_run_file(options.run) if options.run is not None else None
+    named = load_run_file(file) if file is not None else None
     if known is not None and named is not None and known.run.id != named.run.id:
         raise UsageError(
             f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}.",
             "Name another --home for the other run.",
         )
-    if known is None and named is None and bootstraps:
-        named = await fetch_run(transport, bootstraps, patience)
-        logger.info("The peers' run is %s: %s", named.run.id.hex(), dump_run_file(named))
-    found = named or known
-    if found is not None:
-        check_named(found.run, task=options.task, reward=options.reward, ours=known is not None)
-    return found
+    return named or known
 
 
-def check_daemon_can(run: Run) -> None:
+def refuse_horizontal(run: Run) -> None:
     """Raises UsageError for a run that only the lab can play."""
     if run.parts > 1:
         raise UsageError(

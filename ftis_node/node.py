@@ -20,7 +20,7 @@ from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, conditio
 from ftis_node.errors import FtisError, UserError
 from ftis_node.exams import Exams
 from ftis_node.files import replace_text
-from ftis_node.joining import JoinOptions, Rooms, check_daemon_can, check_peers, find_run, furnish
+from ftis_node.joining import JoinOptions, Rooms, check_peers, find_run, furnish, refuse_horizontal
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.prometheus import exposition
@@ -176,7 +176,7 @@ class Node:
         if self._run_file is None:
             self._run_file = RunFile(run=run_for(self._compute.facts))
         run = self._run_file.run
-        check_daemon_can(run)
+        refuse_horizontal(run)
         check_fit(run, self._compute.facts, self.settings.model)
         replace_text(self.home.run_file, dump_run_file(self._run_file))
         opened = await self._compute.worker.call("open", run=run.model_dump(mode="json"))

@@ -147,6 +147,15 @@ def make_run(**fields: Any) -> Run:
         raise UsageError(f"These values make no run: {key}: {first['msg']}.", "Change that value.") from None
 
 
+def make_hints(**fields: Any) -> Hints:
+    """Hints of these fields. Raises UsageError where they are too long, or too many."""
+    try:
+        return Hints(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"The hint {first['loc'][0]!r} is wrong: {first['msg']}.", "Shorten it.") from None
+
+
 def run_for(facts: Mapping[str, Any], **fields: Any) -> Run:
     """A run for the task and the tokenizer that a loaded model told of (`Engine.load`), and with these fields.
 

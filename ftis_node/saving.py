@@ -70,11 +70,7 @@ class Saving:
         if found is None:
             return None
         directory, facts = found
-        if facts["model"] != self._model:
-            raise UsageError(
-                f"The checkpoints in {self._path} belong to another model: {facts['model']}, not {self._model}.",
-                "Use the model and --lora/--full of the first start, or a fresh --home.",
-            )
+        refuse_other_model(self._path, facts["model"], self._model)
         progress = Progress.from_facts(facts["progress"])
         if older:
             self._checkpoints.set_aside(progress.step)
@@ -165,6 +161,15 @@ def _size(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.iterdir())
 
 
+def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
+    """Raises UsageError if checkpoints are not of the model, trained in the way, that both labels name."""
+    if theirs != ours:
+        raise UsageError(
+            f"The checkpoints in {checkpoints} belong to another model: {theirs}, not {ours}.",
+            "Use the model and --lora/--full of the first start, or a fresh --home.",
+        )
+
+
 def settled(checkpoints: Path, model: str) -> dict[str, Any]:
     """How the newest checkpoint of `model` was trained, and alone can go on: LoRA or not, and the optimiser."""
     facts = newest_facts(checkpoints)
@@ -198,7 +203,7 @@ class LearnedSizes:
                 return {}
             if kept.keys() <= self._LEAST.keys() and all(self._sound(name, value) for name, value in kept.items()):
                 return dict(kept)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (ValueError, TypeError, KeyError, AttributeError):
             pass

@@ -253,9 +253,10 @@ class Layers:
         except ValidationError as error:
             first = error.errors()[0]
             key = str(first["loc"][0])
+            message = first["msg"].removeprefix("Value error, ")
             choices = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
             raise UsageError(
-                f"Setting {key!r} from {self.origins[key]} is wrong: {first['msg']} (got {first['input']!r}).",
+                f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {first['input']!r}).",
                 f"{did_you_mean(str(first['input']), choices)}Give {key!r} a valid value, or leave it out for its "
                 "default.",
             ) from None

@@ -1,109 +1,382 @@
-"""Every mistake that a person can make: one sentence what, one what to do, the right exit code, no traceback."""
+"""Every mistake that a person can make at the command line: what is wrong, what to do, the right exit code.
+
+And no error without a test: each place in the code that makes a `UserError` is reached by a row of this table, or is
+one of `tests.covered_errors`, which names the test that reaches it.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from huggingface_hub import constants
 
+import ftis_node
+from ftis_node.cli import main
+from ftis_node.errors import UserError
+from ftis_node.policy.names import BUILT_IN_DIR
+from ftis_node.run import RunFile, dump_run_file
+from ftis_node.store.checkpoints import Checkpoints, labelled
+from ftis_node.swarm.identity import Identity
+from tests.covered_errors import COVERED
 from tests.daemons import Daemon, run_cli
+from tests.helpers_swarm import RUN
 
+SOURCE = Path(ftis_node.__file__).parent
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
+JOIN = "join --dry-run --device cpu --home {tmp}/home"
+
+reached: set[tuple[str, int]] = set()
+done: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command line; its exit code; the words of what is wrong, and of what to do (regular expressions).
+
+    files: written before, by their names under {tmp}; `run` is a run file's text, changed by replacing its pairs.
+    """
+
+    line: str
+    what: str
+    fix: str
+    code: int = 2
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    run: tuple[tuple[str, str], ...] | None = None
+
+
+def a_task(*rows: str) -> dict[str, Any]:
+    return {"files": {"rows.jsonl": "".join(f"{row}\n" for row in rows)}}
+
+
+EOS = f"eos = {list(RUN.eos)}", "eos = [1]"
+GOOD = '{"question": "1+1", "answer": "2"}'
+NEW = "run new -o {tmp}/run.toml"
+SHOW = "run show {tmp}/changed.toml"
+CHECK = "run show {tmp}/file"
+
+ROWS = {
+    # settings
+    "an unknown setting": Row(f"{JOIN} --set lerning_rate=1", "lerning_rate", "learning_rate"),
+    "a setting without a value": Row(f"{JOIN} --set wait", "no value", "KEY=VALUE"),
+    "a value out of range": Row(f"{JOIN} --own-share 3", "own_share.*flags", "valid value"),
+    "a value that is no number": Row(f"{JOIN} --set betas=x", "'betas' from flags is wrong: could not", "valid value"),
+    "no settings file": Row(f"{JOIN} --settings {{tmp}}/none.toml", "cannot be read", "path"),
+    "a settings file that is no TOML": Row(
+        f"{JOIN} --settings {{tmp}}/file", "not valid TOML", "line", files={"file": "="}
+    ),
+    "an unknown objective": Row(f"{JOIN} --objective ftsi", "no objective 'ftsi'", "'ftis'"),
+    "an objective that cannot be": Row(f"{JOIN} --set divergence=x", "divergence must be", "Mend"),
+    "a device that is none": Row(f"{JOIN} --device teapot", "is no device", "cpu, cuda"),
+    "a device that cannot train": Row(f"{JOIN} --device meta", "cannot train on the device 'meta'", "cpu, cuda"),
+    "8 bits without a GPU": Row(f"{JOIN} --set optimiser=adamw8bit", "8-bit AdamW needs", "adamw"),
+    "LoRA on nothing": Row(f"{JOIN} --lora --set lora_targets=x", "no module x", "q_proj.*lora_targets"),
+    "JSON from a daemon": Row("join --json --home {tmp}/home", "--dry-run", "status --json"),
+    # models
+    "an unknown model": Row(f"{JOIN} --model tiny-q", "no model 'tiny-q'", "tiny-a"),
+    "a folder without a model": Row(f"{JOIN} --model {{tmp}}", "holds no model", "save_pretrained"),
+    "a folder with half a model": Row(
+        f"{JOIN} --model {{tmp}}", "cannot be loaded", "--model FOLDER", 1, files={"config.json": "{"}
+    ),
+    "a model that is none": Row(
+        f"{JOIN} --model {{tmp}}", "no model that can be planned", "Qwen", files={"config.json": '{"model_type": "t5"}'}
+    ),
+    "no hub": Row(f"{JOIN} --model qwen2.5-3b", "cannot be loaded", "--model FOLDER", 1),
+    # the network
+    "a port that is taken": Row(f"{JOIN} --host 127.0.0.1 --port {{taken}}", "port .* is taken", "--port", 1),
+    "a host of another machine": Row(f"{JOIN} --host 192.0.2.77", "cannot listen on 192.0.2.77", "--host", 1),
+    "peers at no address": Row(f"{JOIN} --peers localhost:4001", "not a multiaddr", "ip4"),
+    "peers without an id": Row(f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001", "/p2p/ID", "ftis-node id"),
+    "a peer id that is none": Row(
+        f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001/p2p/QmFoo", "not a multiaddr", "ftis-node id"
+    ),
+    "a peer id of another kind": Row(
+        f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC",
+        "bad peer id",
+        "ftis-node id",
+    ),
+    "peers that nobody answers at": Row(
+        f"{JOIN} --peers {DEAD} --set patience=0", "None of the peers", "--run FILE", 1
+    ),
+    "nothing to announce": Row(f"{JOIN} --port 4001 --announce nonsense", "is no multiaddr", "192.0.2.7"),
+    "announced without a port": Row(f"{JOIN} --announce /ip4/1.2.3.4/tcp/1", "takes any", "--port"),
+    "a relay without an id": Row(f"{JOIN} --relay /ip4/1.2.3.4/tcp/1", "peer address", "ftis-node id"),
+    "options before net": Row("doctor --json net", "belong to `doctor`", "doctor net --json"),
+    # the home
+    "a home that is a file": Row(
+        "join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
+    ),
+    "a home that is a file, in earnest": Row(
+        "join --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
+    ),
+    "a key that is damaged": Row(f"{JOIN}", "key file .* damaged", "keys import", 1, files={"home/identity.key": "x"}),
+    "a home of another run": Row(
+        f"{JOIN} --run {{tmp}}/other.toml",
+        "belongs to run",
+        "another --home",
+        run=((f"group = {RUN.group}", "group = 7"),),
+    ),
+    "a home of another model": Row(f"{JOIN} --home {{tmp}}/begun --model tiny-b", "another model", "first start"),
+    "asking nobody": Row("status --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
+    "asking nobody for peers": Row("peers --home {tmp} --json", "No ftis-node daemon is running", "join", 1),
+    "stopping nobody": Row("stop --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
+    "the id of a home that is none": Row("id --home {tmp}/typo", "no key yet", "started before"),
+    "the key of a home that is none": Row("keys export {tmp}/key --home {tmp}/typo", "no key yet", "started before"),
+    "a key over a file": Row("keys export {tmp}/file --home {tmp}/begun", "exists", "another", files={"file": ""}),
+    "a key to nowhere": Row("keys export {tmp}/none/key --home {tmp}/begun", "cannot be written", "another file", 1),
+    "a key from nowhere": Row("keys import {tmp}/none --home {tmp}/home", "cannot be read", "path"),
+    "a key that is none": Row(
+        "keys import {tmp}/file --home {tmp}/home", "holds no key", "keys export", files={"file": "nonsense"}
+    ),
+    "a key for a home that has one": Row("keys import {tmp}/other.key --home {tmp}/begun", "key of its own", "--home"),
+    "a key into a file": Row(
+        "keys import {tmp}/other.key --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
+    ),
+    # run files
+    "a run file that is missing": Row("run show {tmp}/none.toml", "cannot be read", "path"),
+    "a run file that is no text": Row(CHECK, "not UTF-8", "UTF-8", files={"file": b"\xff\xfe"}),
+    "a run file that is no TOML": Row(CHECK, "Line 1 .*is not TOML", "line", files={"file": "run ="}),
+    "a run file without a run": Row(CHECK, r"no \[run\]", "run new", files={"file": ""}),
+    "a run that is no table": Row(CHECK, "not a table", "line of its own", files={"file": "run = 3"}),
+    "a run file too long": Row(CHECK, "longer than", "right file", files={"file": "#" * 70_000}),
+    "a run file too deep": Row(CHECK, "too deeply", "right file", files={"file": "a = " + "[" * 5_000}),
+    "a key too long": Row(CHECK, "too many parts", "right file", files={"file": "a" + ".a" * 20 + " = 1"}),
+    "an unknown key": Row(SHOW, "temprature", "temperature", run=(("temperature =", "temprature ="),)),
+    "a missing key": Row(SHOW, "`group` is missing", "Add `group", run=((f"group = {RUN.group}\n", ""),)),
+    "a wrong value": Row(SHOW, "`group` .* is wrong", "Correct", run=((f"group = {RUN.group}", "group = 1"),)),
+    "a horizontal run": Row(
+        f"{JOIN} --run {{tmp}}/changed.toml",
+        "horizontal",
+        "lab run",
+        run=(('collaboration = "vertical"', f'collaboration = "horizontal"\nparts = {RUN.group}'),),
+    ),
+    "a model of another tokenizer": Row(
+        f"{JOIN} --run {{tmp}}/changed.toml", "tokenizer", "family", run=((RUN.tokenizer, "0" * 64),)
+    ),
+    "a run that cannot be": Row(f"{NEW} --temperature 0", "temperature", "Change"),
+    "packets too large": Row(f"{NEW} --completion-tokens 1000000", "packets", "Change"),
+    "a run to nowhere": Row("run new -o {tmp}/none/run.toml", "cannot be written", "--output"),
+    "a name too long": Row(f"{NEW} --name {'n' * 300}", "hint 'name'", "Shorten"),
+    "an unknown task": Row(f"{NEW} --task poetry", "no task", "gsm8k"),
+    "a test to train on": Row(f"{NEW} --task math500", "math500 is a test", "eval --task math500"),
+    # data
+    "data for a task that makes its own": Row(f"{JOIN} --data {{tmp}}/x", "makes its own data", "Leave out"),
+    "data that are missing": Row(f"{JOIN} --task {{tmp}}/none.jsonl", "Cannot read", "exists"),
+    "data that are not the run's": Row(
+        f"{JOIN} --run {{tmp}}/changed.toml --task {{tmp}}/rows.jsonl",
+        "not the run's",
+        "same file",
+        files={"rows.jsonl": f"{GOOD}\n{GOOD.replace('1+1', '2+0')}\n"},
+        run=((RUN.tokenizer, "{tokenizer}"), (f"vocabulary = {RUN.vocabulary}", "vocabulary = 26"), EOS),
+    ),
+    "no data": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "is empty", "in every line", **a_task()),
+    "one question": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", r"only 1 different", "Add rows", **a_task(GOOD, GOOD)),
+    "a line that is no JSON": Row(
+        f"{JOIN} --task {{tmp}}/rows.jsonl", "line 2, is not JSON", "Correct", **a_task(GOOD, "not json")
+    ),
+    "a line that is no object": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "line 1, .*object", "Write", **a_task("[]")),
+    "no question": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "no text in", "Add the question", **a_task("{}")),
+    "no answer": Row(
+        f"{JOIN} --task {{tmp}}/rows.jsonl", "has no `answer`", "Add the answer", **a_task('{"question": "1"}')
+    ),
+    "an answer that is none": Row(
+        f"{JOIN} --task {{tmp}}/rows.jsonl",
+        "answer that is not",
+        "Correct",
+        **a_task('{"question": "1", "answer": []}'),
+    ),
+    "two fields in one file": Row(
+        f"{JOIN} --task {{tmp}}/rows.jsonl",
+        "where earlier lines have 'question'",
+        "Use one",
+        **a_task(GOOD, '{"prompt": "1", "answer": "2"}'),
+    ),
+    # fit, eval, bench, lab, demo
+    "a size that is none": Row("fit --model tiny-a --vram 0", "no size", "--vram 24"),
+    "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of the task 'x'", "--prompt-tokens"),
+    "a model in place of a checkpoint": Row(
+        "eval --checkpoint tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"
+    ),
+    "a checkpoint that is missing": Row(
+        "eval --checkpoint {tmp}/step-00000007 --task arithmetic", "no checkpoint", "home"
+    ),
+    "a folder of nothing": Row(
+        "eval --checkpoint {tmp}/empty --task arithmetic", "neither a model nor", ".", files={"empty/file": ""}
+    ),
+    "a home without a checkpoint": Row(
+        "eval --checkpoint {tmp}/home --task arithmetic",
+        "no checkpoint yet",
+        "first step",
+        1,
+        files={"home/run.toml": ""},
+    ),
+    "an unknown test": Row("eval --checkpoint tiny-a --task poetry", "no task 'poetry'", "math500"),
+    "verdicts to nowhere": Row(
+        "eval --checkpoint tiny-a --task arithmetic --out {tmp}/none/x", "cannot be written", "--out"
+    ),
+    "a bench of nothing": Row("bench train --lora --json", "need a model", "--model"),
+    "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
+    "an experiment into a file": Row(
+        "lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1, files={"file": ""}
+    ),
+    "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
+    "a lab file that is missing": Row("lab run {tmp}/none.toml", "cannot be read", "path"),
+    "a lab file that is no TOML": Row("lab run {tmp}/x.toml", "not valid TOML", "line", files={"x.toml": "="}),
+    "a lab file too deep": Row("lab run {tmp}/x.toml", "too deeply", "flatter", files={"x.toml": "a = " + "[" * 5_000}),
+    "a lab file without nodes": Row("lab run {tmp}/x.toml", "wrong at name", "Mend", files={"x.toml": ""}),
+    "an unknown key of a lab file": Row("lab run {tmp}/x.toml", "unknown key", ".", files={"x.toml": "nmae = 'x'"}),
+    "seeds that are none": Row("lab run quick --dry-run --seeds x", "no numbers", "0,1,2"),
+    "seeds that are not there": Row("lab run quick --dry-run --seeds 7 --json", "no seed 7", "0, 1"),
+    "a report of nothing": Row("lab report {tmp}", "no manifest", "lab run"),
+    "a report of something else": Row("lab report {tmp}", "no manifest", "lab run", files={"manifest.json": "{}"}),
+    "a replay of nothing": Row("lab replay {tmp} --json", "no home of a daemon", "another"),
+    "a replay of another time": Row("lab replay {tmp}", "no step log", "begun", 1, files={"metrics.jsonl": "{}\n"}),
+    "a replay into the home": Row(
+        "lab replay {tmp}/home --out {tmp}/home/x", "lies in the home", "outside", files={"home/metrics.jsonl": "{}\n"}
+    ),
+    "a replay over a file": Row(
+        "lab replay {tmp}/home --out {tmp}/file", "not empty", "--out", files={"home/metrics.jsonl": "{}\n", "file": ""}
+    ),
+    "numbers that are none": Row("lab simulate --nodes x", "not a list of numbers", "--nodes 10"),
+    "a demo over something else": Row(
+        "demo --output {tmp}/dir", "not a demo's", "--output", files={"dir/thesis.txt": "three years of work"}
+    ),
+    "a demo under a file": Row(
+        "demo --output {tmp}/file/x", "cannot be used: Not a dir", "path", 1, files={"file": ""}
+    ),
+    "a report to nowhere": Row(
+        "bugreport --home {tmp}/home --out {tmp}/none/x.tar.gz", "cannot be written", "--out", 1
+    ),
+    "a report over a file": Row("bugreport --home {tmp}/home --out {tmp}/file", "exists", "--out", files={"file": ""}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def recording() -> Iterator[None]:
+    """Where each error of this process was made."""
+    before = UserError.__init__
+
+    def made(self: UserError, what: str, fix: str) -> None:
+        place = sys._getframe(1)
+        path = Path(place.f_code.co_filename)
+        if path.is_relative_to(SOURCE):
+            reached.add((path.relative_to(SOURCE).as_posix(), place.f_lineno))
+        before(self, what, fix)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UserError, "__init__", made)
+        patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        yield
 
 
 @pytest.fixture(scope="module")
 def run_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("run") / "run.toml"
-    made = run_cli("run", "new", "-o", str(path))
-    assert made.returncode == 0, made.stderr
-    return path.read_text()
+    return dump_run_file(RunFile(run=RUN))
 
 
-def refused(home: Path, *flags: str, code: int, what: str, fix: str) -> None:
-    """The command ends with `code` and exactly two sentences' worth of stderr, holding `what` and `fix`."""
-    ended = run_cli("join", "--home", str(home), "--host", "127.0.0.1", *flags)
-    report = [line for line in ended.stderr.splitlines() if line.startswith(("error:", "       "))]
-    assert ended.returncode == code, ended.stderr
-    assert len(report) == 2, ended.stderr
-    assert re.search(what, report[0]), report
-    assert re.search(fix, report[1]), report
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
+Run = Callable[[str], tuple[int, str, str]]
 
 
-BEFORE_ANYTHING_STARTS = {
-    "an unknown model": (("--model", "tiny-q"), "no model 'tiny-q'", "tiny-a"),
-    "a folder without a model": (("--model", "{tmp}"), "holds no model", "save_pretrained"),
-    "an unknown setting": (("--set", "lerning_rate=1"), "lerning_rate", "learning_rate"),
-    "a setting without a value": (("--set", "wait"), "no value", "KEY=VALUE"),
-    "a value out of range": (("--own-share", "3"), "own_share.*flags", "valid value"),
-    "a settings file that is missing": (("--settings", "{tmp}/none.toml"), "cannot be read", "path"),
-    "a malformed peer address": (("--peers", "localhost:4001"), "not a multiaddr", "ip4"),
-    "a peer address without a peer": (("--peers", "/ip4/127.0.0.1/tcp/4001"), "/p2p/ID", "ftis-node id"),
-    "a peer id that is none": (("--peers", "/ip4/127.0.0.1/tcp/4001/p2p/QmFoo"), "peer", "ftis-node id"),
-    "a run file that is missing": (("--run", "{tmp}/none.toml"), "cannot be read", "path"),
-}
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """A command line in this process: exit code, stdout and stderr."""
+
+    def run_line(line: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ftis-node", *shlex.split(line)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    return run_line
 
 
-@pytest.mark.parametrize("mistake", BEFORE_ANYTHING_STARTS)
-def test_before_anything_starts(mistake: str, tmp_path: Path) -> None:
-    flags, what, fix = BEFORE_ANYTHING_STARTS[mistake]
-    refused(tmp_path / "home", *(flag.format(tmp=tmp_path) for flag in flags), code=2, what=what, fix=fix)
+def refused(ended: tuple[int, str, str], row: Row) -> None:
+    """The exit code is as it should be, stderr ends in two sentences in the form of the house, stdout is empty."""
+    code, out, err = ended
+    lines = err.splitlines()
+    assert code == row.code, err
+    assert lines[-2].startswith("error: ") and lines[-1].startswith("       "), err
+    assert sum(line.startswith("error: ") for line in lines) == 1, err
+    assert re.search(row.what, lines[-2]), lines[-2]
+    assert re.search(row.fix, lines[-1]), lines[-1]
+    assert lines[-2].rstrip()[-1] in ".!?:)…" or row.what in ("cannot be loaded",), lines[-2]
+    assert "Traceback" not in err
+    if "--dry-run" in row.line and out:  # the plan, as far as it goes, and what is wrong with it
+        assert "problem   " in out
+    else:
+        assert out == ""
 
 
-def test_a_run_file_with_an_unknown_key_names_the_nearest(tmp_path: Path, run_text: str) -> None:
-    (tmp_path / "run.toml").write_text(run_text.replace("temperature =", "temprature ="))
-    refused(tmp_path / "h", "--run", str(tmp_path / "run.toml"), code=2, what="temprature", fix="temperature")
-
-
-def test_peers_that_nobody_answers_at(tmp_path: Path) -> None:
-    refused(
-        *(tmp_path / "h", "--peers", DEAD, "--set", "patience=1"), code=1, what="None of the peers", fix="--run FILE"
-    )
-
-
-def test_a_model_of_another_tokenizer(tmp_path: Path, run_text: str) -> None:
-    other = re.sub(r'tokenizer = "[0-9a-f]{64}"', f'tokenizer = "{"0" * 64}"', run_text)
-    (tmp_path / "run.toml").write_text(other)
-    refused(tmp_path / "h", "--run", str(tmp_path / "run.toml"), code=2, what="tokenizer", fix="family")
-
-
-def test_data_that_is_not_the_runs(tmp_path: Path, run_text: str) -> None:
-    other = re.sub(r'data = "[0-9a-f]{64}"', f'data = "{"0" * 64}"', run_text)
-    (tmp_path / "run.toml").write_text(other)
-    refused(tmp_path / "h", "--run", str(tmp_path / "run.toml"), code=2, what="not the run's", fix="same file")
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (None, "Cannot read|cannot be read"),
-        ("", "empty|no rows|fewer"),
-        ('{"question": "1+1", "answer": "2"}\nnot json\n', "line 2"),
-        ('{"question": "1+1"}\n{"question": "1+2", "answer": "3"}\n', "line 1"),
-    ],
-    ids=["missing", "empty", "malformed", "without an answer"],
-)
-def test_a_data_file(content: str | None, what: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    if content is not None:
-        path.write_text(content)
-    refused(tmp_path / "h", "--task", str(path), code=2, what=what, fix=".")
-
-
-def test_a_model_on_the_hub_without_a_network(tmp_path: Path) -> None:
-    refused(tmp_path / "h", "--model", "qwen2.5-3b", code=1, what="cannot be loaded", fix="--model FOLDER")
-
-
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mistake", ROWS)
+def test_a_mistake(mistake: str, run: Run, run_text: str, tmp_path: Path) -> None:
+    row = ROWS[mistake]
+    _prepare(tmp_path, row, run_text)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        refused(tmp_path / "h", "--port", port, code=1, what=f"port {port}", fix="--port")
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        ended = run(row.line.format(tmp=tmp_path, taken=taken.getsockname()[1]))
+    refused(ended, row)
+    for path, content in before.items():
+        assert path.read_bytes() == content, f"{path} was changed"
+    done.add(mistake)
+
+
+def _prepare(tmp: Path, row: Row, run_text: str) -> None:
+    for name, content in row.files.items():
+        (tmp / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    if row.run is not None:
+        text = run_text
+        for old, new in row.run:
+            assert old in text, f"{old!r} is not in\n{text}"
+            text = text.replace(old, new.replace("{tokenizer}", _tiny_fingerprint()))
+        (tmp / "changed.toml").write_text(text)
+        (tmp / "other.toml").write_text(text)
+        if "other.toml" in row.line:
+            (tmp / "home").mkdir()
+            (tmp / "home" / "run.toml").write_text(run_text)
+    if "{tmp}/begun" in row.line:
+        Identity(b"\1" * 32).keep(tmp / "begun" / "identity.key")
+        checkpoints = Checkpoints(tmp / "begun" / "checkpoints")
+        facts = {"model": labelled("tiny-a", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
+        checkpoints.commit(checkpoints.begin(7), facts)
+    if "other.key" in row.line:
+        Identity(b"\2" * 32).keep(tmp / "other.key")
+
+
+def _tiny_fingerprint() -> str:
+    from ftis_node.policy.load import load_tokenizer
+    from ftis_node.policy.tokenizer import fingerprint
+
+    return fingerprint(load_tokenizer(str(BUILT_IN_DIR / "tiny-a")))
+
+
+@pytest.mark.parametrize("line", ["fit --model tiny-a", "fit --model tiny-a --json"])
+def test_a_gpu_that_is_not_there(line: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused(run(line), Row(line, "no GPU here", "--vram GB"))
+    row = Row(f"{JOIN} --device cuda", "no usable CUDA", "doctor")
+    refused(run(row.line.format(tmp=tmp_path)), row)
+    done.add(line)
+
+
+def test_a_mistake_that_the_compute_process_finds(run: Run, run_text: str, tmp_path: Path) -> None:
+    """What is wrong comes through the pipe as it was, exit code and all."""
+    (tmp_path / "run.toml").write_text(run_text)
+    line = f"join --host 127.0.0.1 --device cpu --home {tmp_path}/home --run {tmp_path}/run.toml"
+    refused(run(f"{line} --task arithmetic"), Row(line, "tokenizer", "family"))
+    refused(run(f"{line} --task poetry"), Row(line, "no task 'poetry'", "gsm8k"))
+    done.add("the compute process")
 
 
 @pytest.fixture
@@ -114,48 +387,84 @@ def running(tmp_path: Path) -> Iterator[Daemon]:
     daemon.clean_up()
 
 
-def test_a_home_in_use_loses_nothing(running: Daemon, tmp_path: Path) -> None:
+def test_a_home_in_use_loses_nothing(running: Daemon, run: Run) -> None:
     step = running.wait(lambda s: s.get("step", 0) >= 1, "a step")["step"]
-    refused(running.home.path, "--model", "tiny-a", code=1, what="Another ftis-node daemon", fix="ftis-node stop")
+    home = running.home.path
+    row = Row(f"join --model tiny-a --home {home}", "Another ftis-node daemon", "ftis-node stop", 1)
+    refused(run(row.line), row)
+    row = Row(f"join --dry-run --model tiny-a --home {home}", "Another ftis-node daemon", "ftis-node stop", 1)
+    refused(run(row.line), row)
     running.wait(lambda s: s["step"] > step, "the first daemon goes on")
-    other_run = tmp_path / "other.toml"
-    run_cli("run", "new", "--group", "5", "-o", str(other_run))
     assert running.stop() == 0
-    refused(running.home.path, "--run", str(other_run), code=2, what="belongs to run", fix="another --home")
-    refused(running.home.path, "--model", "tiny-b", code=2, what="another model", fix="first start")
+    row = Row(f"join --host 127.0.0.1 --model tiny-b --home {home}", "another model", "first start")
+    refused(run(row.line), row)
+    done.add("a home in use")
 
 
-@pytest.mark.parametrize("command", ["status", "peers", "stop"])
-def test_asking_a_daemon_that_does_not_run(command: str, tmp_path: Path) -> None:
-    ended = run_cli(command, "--home", str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "No ftis-node daemon is running" in ended.stderr and "ftis-node join" in ended.stderr
+def test_wrong_flags_are_wrong_usage_and_no_traceback() -> None:
+    for line in (["join", "--no-such-flag"], ["no-such-command"]):
+        ended = run_cli(*line)
+        assert (ended.returncode, ended.stdout) == (2, "") and "Traceback" not in ended.stderr
 
 
-def test_a_demo_does_not_overwrite_what_is_not_its_own(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("three years of work")
-    ended = run_cli("demo", "--output", str(tmp_path))
-    assert ended.returncode == 2 and "not a demo's" in ended.stderr
-    assert (tmp_path / "thesis.txt").read_text() == "three years of work"
+def test_who_stops_reading_is_no_error() -> None:
+    import subprocess
+
+    from tests.daemons import command
+
+    told = subprocess.Popen(command("join", "--help"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert told.stdout is not None and told.stderr is not None
+    told.stdout.close()
+    assert b"Traceback" not in told.stderr.read()
+    told.stderr.close()
+    told.wait(30)
 
 
-@pytest.mark.parametrize(
-    ("flags", "what"),
-    [
-        (("--temperature", "0"), "temperature"),
-        (("--completion-tokens", "1000000"), "packets"),
-        (("-o", "{tmp}/none/run.toml"), "cannot be written"),
-        (("--task", "poetry"), "no task"),
-    ],
-)
-def test_a_run_that_cannot_be_made(flags: tuple[str, ...], what: str, tmp_path: Path) -> None:
-    chosen = ("-o", str(tmp_path / "run.toml")) if "-o" not in flags else ()
-    ended = run_cli("run", "new", *chosen, *(flag.format(tmp=tmp_path) for flag in flags))
-    assert ended.returncode == 2 and what in ended.stderr, ended.stderr
-    assert "Traceback" not in ended.stderr and len(ended.stderr.strip().splitlines()) == 2
-    assert not (tmp_path / "run.toml").exists()
+# --- no error without a test ------------------------------------------------------------------------------------------
 
 
-def test_wrong_flags_are_wrong_usage() -> None:
-    assert run_cli("join", "--no-such-flag").returncode == 2
-    assert run_cli("no-such-command").returncode == 2
+def sites() -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Every place that makes a UserError: its file and its words (gaps are …) → its first and last lines."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("UserError", "UsageError") and node.args:
+                key = path.relative_to(SOURCE).as_posix(), _words(node.args[0])
+                found.setdefault(key, []).append((node.lineno, node.end_lineno or node.lineno))
+    return found
+
+
+def _words(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return ast.unparse(node)
+
+
+def test_every_error_is_reached_by_a_test() -> None:
+    everything = {*ROWS, "fit --model tiny-a", "the compute process", "a home in use"}
+    if not everything <= done:
+        pytest.skip("not all rows were run, or not all went well")
+    elsewhere: dict[str, list[str]] = {}
+    for files in COVERED.values():
+        for file, starts in files.items():
+            elsewhere.setdefault(file, []).extend(starts)
+    missing = []
+    for (file, words), places in sites().items():
+        for first, last in places:
+            by_a_row = any(at == file and first <= line <= last for at, line in reached)
+            if not by_a_row and not any(words.startswith(start) for start in elsewhere.get(file, ())):
+                missing.append(f"{file}:{first}: {words}")
+    assert not missing, "no row and no test of tests/covered_errors.py reaches:\n" + "\n".join(missing)
+
+
+def test_the_tests_that_are_said_to_reach_an_error_exist() -> None:
+    here = sites()
+    for test, files in COVERED.items():
+        name, _, function = test.partition("::")
+        assert f"def {function}(" in (Path(__file__).parent / name).read_text(encoding="utf-8"), f"there is no {test}"
+        for file, starts in files.items():
+            for start in starts:
+                found = any(at == file and words.startswith(start) for at, words in here)
+                assert found, f"{file} has no such error any more: {start}"

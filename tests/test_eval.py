@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
-from ftis_node.cli.common import escaped
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.evaluation import Judged, Paired, batch_that_fits, evaluate, judge, tokenised, wilson
 from ftis_node.packet import Completion
@@ -27,6 +26,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.run import RunFile, dump_run_file, make_run
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import Example, Score, load_evaluation, scoring
+from ftis_node.text import escaped
 from ftis_node.trained import WEIGHTS, find_checkpoint, load_trained, settings_for
 from ftis_node.worker.engine import Engine
 from tests.daemons import ENVIRONMENT, command

@@ -17,6 +17,7 @@ from tests.helpers_lab import A, B, experiment, spec
 
 SHIPPED = Path(ftis_node.lab.__file__).parent / "experiments"
 HEAD = 'name = "x"\nseeds = [0]\nsteps = 2\n[[nodes]]\nname = "A"\nmodel = "tiny-a"\n'
+SCRIPTED = '[[nodes]]\nname = "S"\nscript = "lying"\n'
 CELL = '[[cells]]\nname = "c"\n'
 
 
@@ -46,6 +47,7 @@ def written(path: Path, text: str) -> Path:
         (HEAD + CELL + "settings = { seed = 3 }\n", "'seed' is not a setting here", "seeds"),
         (HEAD + CELL + "vary = { threshold = [] }\n", "no cell", "Mend"),
         (HEAD.replace('model = "tiny-a"', 'script = "lying"') + CELL, "no node that learns", "model"),
+        (HEAD + SCRIPTED + CELL + "pace = 'free'\n", "has no pace of its own", "lockstep"),
         (HEAD.replace('model = "tiny-a"', 'script = "padding copid"') + CELL, "no script 'padding copid'", "Mend"),
         (HEAD + CELL + "methods = ['tis']\n", "names the method 'tis'", "Mend"),
         (HEAD + CELL + "each = 3\n", "unknown key 'cells.0.each'", "It may hold"),

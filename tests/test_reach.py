@@ -13,7 +13,8 @@ import pytest
 from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.cli.keys import export, import_
-from ftis_node.doctor import Finding, look_around, of_a_running_node
+from ftis_node.doctor.finding import Finding
+from ftis_node.doctor.net import look_around, of_a_running_node
 from ftis_node.errors import UsageError
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
@@ -170,11 +171,11 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> No
     async with member(1, tmp_path) as node:
         found = await found_by([node.address])
         assert {subject: finding.verdict for subject, finding in found.items()} == {
-            **{"p2pd": "ok", "addresses": "note", "peer": "ok", "reachability": "note"}
+            **{"p2pd": "ok", "addresses": "warn", "peer": "ok", "reachability": "warn"}
         }
         assert node.swarm.membership.view == {}, "it is no member"
     found = await found_by([node.address])
-    assert found["peer"].verdict == "problem" and "reachability" not in found
+    assert found["peer"].verdict == "fail" and "reachability" not in found
     assert "listens nowhere" in (await found_by([], listen=False))["addresses"].text.replace("This node ", "")
 
 
@@ -182,8 +183,8 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> No
     ("network", "peers", "verdicts"),
     [
         (("direct", "public", 0), 3, {"peers": "ok", "reachability": "ok"}),
-        (("direct", "unknown", 0), 3, {"peers": "ok", "reachability": "note"}),
-        (("outbound-only", "private", 2), 0, {"p2pd": "note", "peers": "problem", "reachability": "note"}),
+        (("direct", "unknown", 0), 3, {"peers": "ok", "reachability": "warn"}),
+        (("outbound-only", "private", 2), 0, {"p2pd": "warn", "peers": "fail", "reachability": "warn"}),
         (("relayed", "private", 0), 1, {"peers": "ok", "reachability": "ok"}),
     ],
 )
@@ -199,4 +200,4 @@ def test_the_doctor_reads_a_running_nodes_status(
     }
     found = {finding.subject: finding.verdict for finding in of_a_running_node(status)}
     assert found == {"addresses": "ok", **verdicts}
-    assert of_a_running_node({"addresses": [], "reason": "Loading."})[-1].verdict == "note"
+    assert of_a_running_node({"addresses": [], "reason": "Loading."})[-1].verdict == "warn"

@@ -236,6 +236,20 @@ def test_what_cannot_be_replayed_or_written_is_refused(homes: Homes, tmp_path: P
             replay(home, out=out)
 
 
+def test_what_is_not_what_it_was_is_refused(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        replay(copy, out=tmp_path / "file" / "below")
+    load = Engine.load
+    monkeypatch.setattr(Engine, "load", lambda *args, **more: load(*args, **more) | {"tokenizer": "another"})
+    with pytest.raises(UserError, match="not what they were"):
+        replay(copy)
+    run_file = copy / "run.toml"
+    run_file.write_text(run_file.read_text().replace("slots = 32", "slots = 31"))
+    with pytest.raises(UserError, match="of another run than the log"):
+        replay(copy)
+
+
 def test_no_daemon_can_start_on_a_home_that_is_being_read(copy: Path) -> None:
     daemon = Home(copy)
     daemon.open()

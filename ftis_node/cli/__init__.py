@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 import ftis_node
-from ftis_node.cli import bench, config, demo, doctor, eval, export, fit, join, keys, lab, life, local, logs, run, top
+from ftis_node.cli import (
+    bench,
+    bugreport,
+    config,
+    demo,
+    doctor,
+    eval,
+    export,
+    fit,
+    join,
+    keys,
+    lab,
+    life,
+    local,
+    logs,
+    run,
+    top,
+)
 from ftis_node.errors import FtisError, UserError
+from ftis_node.text import escaped
 
 app = typer.Typer(
     name="ftis-node",
@@ -34,6 +53,7 @@ def root(
     """Different language models learn from one another, peer to peer."""
 
 
+app.command("bugreport")(bugreport.bugreport)
 app.command("demo")(demo.demo)
 app.command("eval")(eval.evaluate)
 app.command("export")(export.export)
@@ -62,10 +82,22 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {error.what}\n       {error.fix}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _tell(error)
     except FtisError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # `ftis-node status | head -1`; what Python still holds back goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:  # a path that a person named, or a disk that is full, in whichever command
+        what = f"{error.filename or 'A file'} cannot be used: {error.strerror or error}."
+        _tell(UserError(what, "Check the path, its permissions, and that its disk has room."))
+
+
+def _tell(error: UserError) -> NoReturn:
+    """Two sentences on stderr; what a peer or a file put into them moves no terminal."""
+    what, fix = ("\n       ".join(map(escaped, text.splitlines())) for text in (error.what, error.fix))
+    print(f"error: {what}\n       {fix}", file=sys.stderr)
+    sys.exit(error.exit_code)

@@ -66,6 +66,6 @@ def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[s
         )
 
 
-def escaped(text: str) -> str:
-    """Text of a model, or of a peer, on one line: it must not drive the terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def addresses_in(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())

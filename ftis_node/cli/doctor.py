@@ -3,24 +3,97 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, parse_pairs, print_json
-from ftis_node.errors import UserError
+from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, addresses_in, parse_pairs, print_json
+from ftis_node.errors import UsageError, UserError
+from ftis_node.text import escaped
 
 if TYPE_CHECKING:
-    from ftis_node.doctor import Finding
-    from ftis_node.settings import Settings
+    from ftis_node.doctor.finding import Case, Finding
 
-app = typer.Typer(no_args_is_help=True, help="Looks for what is wrong and says what to do.")
+app = typer.Typer(invoke_without_command=True, help="Looks for what is wrong and says what to do.")
 
 
 @app.callback()
-def _root() -> None:
-    """Without this, a single command would have no name."""
+def doctor(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option(help="As for join; default: the model of the home.")] = None,
+    home: HomeOption = DEFAULT_HOME,
+    peers: Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")] = "",
+    run: Annotated[Path | None, typer.Option(help="A run file that shall be joined.")] = None,
+    task: Annotated[str | None, typer.Option(help="arithmetic, gsm8k, or the path of a .jsonl file.")] = None,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
+    vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP and UDP port to listen on; 0 means any.")] = None,
+    settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Looks for what is wrong with this machine, its home and its network, and says what to do.
+
+    Nothing is changed. Exit code 1: something would keep a node from working.
+    """
+    if context.invoked_subcommand is not None:
+        given = [name for name in context.params if _given(context, name)]
+        if given:
+            raise UsageError(
+                f"Options before `{context.invoked_subcommand}` belong to `doctor` itself.",
+                f"Write them after it: ftis-node doctor {context.invoked_subcommand} --{given[0].rstrip('_')} …",
+            )
+        return
+    flags = {"model": model, "lora": lora, "vram_gb": vram, "device": device, "host": host, "port": port}
+    chosen = parse_pairs(set_ or []) | {key: value for key, value in flags.items() if value is not None}
+    case = case_of(home, chosen, task=task, run=run, file=settings, peers=addresses_in(peers))
+    from ftis_node.doctor.examination import examined
+
+    raise typer.Exit(_report(examined(case), json=json))
+
+
+def case_of(
+    home: Path,
+    flags: dict[str, Any],
+    *,
+    task: str | None = None,
+    run: Path | None = None,
+    file: Path | None = None,
+    peers: tuple[str, ...] = (),
+) -> Case:
+    """What the doctor looks at; what nobody named is as the home has it.
+
+    Raises:
+        UsageError: wrong settings or addresses, or a run file that cannot be read.
+    """
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    from ftis_node.doctor.finding import Case
+    from ftis_node.policy.names import resolve
+    from ftis_node.run import load_run_file
+    from ftis_node.settings import collect
+    from ftis_node.store.checkpoints import newest_facts, parse_label
+    from ftis_node.store.home import Home
+
+    place = Home(home.expanduser())
+    runs = [load_run_file(file).run for file in (place.run_file, run) if file and (file is run or file.exists())]
+    task = task or (runs[0].task if runs else "arithmetic")
+    settings, origins = collect(task=task, flags=flags, file=file)
+    facts = newest_facts(place.checkpoints) if place.checkpoints.is_dir() else None
+    of = parse_label(facts["model"]) if facts is not None else None
+    if origins["model"] == "default" and of is not None:
+        settings, origins = settings.model_copy(update={"model": of[0]}), origins | {"model": "home"}
+    resolve(settings.model)
+    if peers:
+        from ftis_node.swarm.addresses import parse_address
+
+        for text in peers:
+            parse_address(text)
+    return Case(settings=settings, origins=origins, home=place, task=task, run=run, peers=peers)
 
 
 @app.command("net")
@@ -35,52 +108,39 @@ def net(
     json: JsonOption = False,
 ) -> None:
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
-    from ftis_node.doctor import of_a_running_node
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    from ftis_node.doctor.net import looked_around, of_a_running_node
     from ftis_node.observe.api import ask
     from ftis_node.settings import collect
     from ftis_node.store.home import Home
 
     flags = parse_pairs(set_ or []) | {k: v for k, v in {"host": host, "port": port}.items() if v is not None}
     chosen = collect(task="arithmetic", flags=flags, file=settings)[0]
-    addresses = [part.strip() for part in peers.split(",") if part.strip()]
-    found: list[Finding] = []
+    addresses = addresses_in(peers)
     try:
         status = ask(Home(home.expanduser()).api_socket(), "/status") if not addresses else None
     except UserError:
         status = None
-    if status is not None:
-        found = of_a_running_node(status)
+    found = looked_around(chosen, addresses, seconds) if status is None else iter(of_a_running_node(status))
+    raise typer.Exit(_report(found, json=json))
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _report(findings: Iterator[Finding], *, json: bool) -> int:
+    """Prints each finding when it is known; the exit code."""
+    from ftis_node.doctor.finding import failed
+
+    found = []
+    for finding in findings:
+        found.append(finding)
         if not json:
-            for finding in found:
-                _print(finding)
-    else:
-        found = _look(chosen, addresses, seconds, told=not json)
+            print(f"{finding.verdict:5}{finding.subject}: {escaped(finding.text)}", flush=True)
+            if finding.advice:
+                print(f"     → {escaped(finding.advice)}", flush=True)
     if json:
         print_json({"findings": [dataclasses.asdict(finding) for finding in found]})
-    raise typer.Exit(1 if any(finding.verdict == "problem" for finding in found) else 0)
-
-
-def _look(settings: Settings, peers: list[str], seconds: float, *, told: bool) -> list[Finding]:
-    import os
-
-    import uvloop
-
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    from ftis_node.doctor import look_around
-
-    found: list[Finding] = []
-
-    async def look() -> None:
-        async for finding in look_around(settings, peers, seconds):
-            found.append(finding)
-            if told:
-                _print(finding)
-
-    uvloop.run(look())
-    return found
-
-
-def _print(finding: Finding) -> None:
-    print(f"{finding.verdict:8} {finding.subject}: {finding.text}", flush=True)
-    if finding.advice:
-        print(f"         → {finding.advice}", flush=True)
+    return 1 if failed(found) else 0

@@ -14,8 +14,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import JsonOption, RewardOption, escaped, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
+from ftis_node.text import escaped
 
 if TYPE_CHECKING:
     from ftis_node.evaluation import Judged, Outcome

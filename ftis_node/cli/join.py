@@ -5,20 +5,32 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, RewardOption, parse_pairs
+from ftis_node.cli.common import (
+    DEFAULT_HOME,
+    HomeOption,
+    RewardOption,
+    addresses_in,
+    parse_pairs,
+    print_json,
+)
+from ftis_node.errors import UsageError
 from ftis_node.observe.logs import Tail, log_to
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import Home
+from ftis_node.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ftis_node.dry_run import Settle
+    from ftis_node.joining import JoinOptions
     from ftis_node.node import Node
 
 LINES = 6
@@ -84,6 +96,8 @@ def join(
     background: Annotated[
         bool, typer.Option("--detach", help="In the background; returns when the model is loaded.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
     """Trains a model together with a swarm. The same command again goes on from the last checkpoint.
 
@@ -117,15 +131,19 @@ def join(
     from ftis_node.policy.names import resolve
 
     resolve(chosen.model)
-    if background:
+    if json and not dry_run:
+        raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
+    if background and not dry_run:
         _detach(home)
         return
     first = not Home(home).run_file.exists()
     shown = sys.stderr.isatty() if view is None else view
     tail = Tail(LINES)
-    log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
-    if first:
-        logging.getLogger(__name__).info(NOTICE, home)
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    if not dry_run:
+        log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
+        if first:
+            logging.getLogger(__name__).info(NOTICE, home)
     import uvloop
 
     from ftis_node.joining import JoinOptions
@@ -137,11 +155,14 @@ def join(
         data=data,
         eval_data=eval_data,
         reward=reward,
-        peers=tuple(part.strip() for part in peers.split(",") if part.strip()),
+        peers=addresses_in(peers),
         run=run,
         name=name,
         output=home / "output.log" if shown else None,
     )
+    if dry_run:
+        _say(options, functools.partial(_layers, flags=flags, file=settings), json=json)
+        return
     node = Node(options, settle)
     sys.exit(uvloop.run(_watched(node, tail) if shown else node.run()))
 
@@ -177,3 +198,20 @@ async def _watched(node: Node, tail: Tail) -> int:
 
 def _settle(task: str, *, flags: dict[str, object], file: Path | None) -> Settings:
     return collect(task=task, flags=flags, file=file)[0]
+
+
+def _layers(task: str, *, flags: dict[str, object], file: Path | None) -> tuple[Settings, dict[str, str]]:
+    return collect(task=task, flags=flags, file=file)
+
+
+def _say(options: JoinOptions, settle: Settle, *, json: bool) -> None:
+    """What would be done; ends as `join` would if it could not be."""
+    from ftis_node.dry_run import DryRun, in_words
+
+    found = DryRun(options, settle).look()
+    if json:
+        print_json(found.report)
+    else:
+        print("\n".join(map(escaped, in_words(found.report).splitlines())), flush=True)
+    if found.problems:
+        raise found.problems[0]

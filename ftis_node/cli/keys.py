@@ -25,10 +25,7 @@ def export(
     from ftis_node.store.home import Home
     from ftis_node.swarm.identity import Identity
 
-    place = Home(home.expanduser())
-    if not place.key.exists():
-        raise UsageError(f"The home {place.path} has no key yet.", "Name the --home of a node that was started before.")
-    identity = Identity.load_or_create(place.key)
+    identity = Identity.load(Home(home.expanduser()).key)
     try:
         descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

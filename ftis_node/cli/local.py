@@ -67,11 +67,7 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     from ftis_node.swarm.identity import Identity
 
     place = Home(home.expanduser())
-    try:
-        place.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The home {place.path} cannot be used: {error.strerror}.", "Name another --home.") from None
-    identity = Identity.load_or_create(place.key)
+    identity = Identity.load(place.key)
     try:
         addresses = ask(place.api_socket(), "/status")["addresses"]
     except UserError:

@@ -9,7 +9,7 @@ import typer
 
 from ftis_node.cli.common import JsonOption, RewardOption, print_json
 from ftis_node.errors import UsageError
-from ftis_node.run import RUN_DEFAULTS, Hints, RunFile, dump_run_file, load_run_file, make_run
+from ftis_node.run import RUN_DEFAULTS, RunFile, dump_run_file, load_run_file, make_hints, make_run
 
 app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
 
@@ -45,6 +45,7 @@ def new(
     from ftis_node.policy.tokenizer import end_ids, fingerprint
     from ftis_node.tasks import load_task
 
+    hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
     chosen = load_task(task, data=data, reward=reward, code=True)
     tokenizer = load_tokenizer(model)
     run = make_run(
@@ -61,7 +62,7 @@ def new(
         tokenizer=fingerprint(tokenizer),
         vocabulary=len(tokenizer),
     )
-    run_file = RunFile(run=run, hints=Hints(name=name, bootstraps=tuple(bootstrap or ())))
+    run_file = RunFile(run=run, hints=hints)
     try:
         output.write_text(dump_run_file(run_file), encoding="utf-8")
     except OSError as error:

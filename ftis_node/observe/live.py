@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis_node.observe.view import number, sparkline
+from ftis_node.text import escaped
 
 _COLOURS = {
     "ONLINE": "green",
@@ -46,7 +47,7 @@ def node_view(
     if peers:
         parts += [Text(), _peers(peers)]
     if lines:
-        parts += [Text(), *(Text(_plain(line), style="dim", overflow="ellipsis", no_wrap=True) for line in lines)]
+        parts += [Text(), *(Text(escaped(line), style="dim", overflow="ellipsis", no_wrap=True) for line in lines)]
     if hint:
         parts += [Text(), Text(hint, style="dim")]
     kind = f"({status['kind']})" if status.get("kind") else ""
@@ -108,13 +109,8 @@ def _peers(peers: Sequence[dict[str, Any]]) -> Table:
     table.add_column("standing", no_wrap=True, overflow="ellipsis")
     for peer in sorted(peers, key=lambda peer: -peer["used"])[:PEERS_SHOWN]:
         traffic = (number(peer["bytes_in"], ".2f", 1e-6), number(peer["bytes_out"], ".2f", 1e-6))
-        cells = (f"…{peer['id'][-8:]}", str(peer["used"]), *traffic, _plain(str(peer.get("standing", ""))))
+        cells = (f"…{peer['id'][-8:]}", str(peer["used"]), *traffic, escaped(str(peer.get("standing", ""))))
         table.add_row(*map(Text, cells))
     if len(peers) > PEERS_SHOWN:
         table.add_row(Text(f"and {len(peers) - PEERS_SHOWN} more", style="dim"))
     return table
-
-
-def _plain(text: str) -> str:
-    """Without anything that a terminal would obey."""
-    return "".join(character if character.isprintable() else "?" for character in text)

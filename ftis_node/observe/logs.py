@@ -19,6 +19,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from ftis_node.text import escaped
+
 LOG = "node.log"
 LOG_BYTES = 10 << 20
 OLDER = 2  # files that are kept beside the present one: node.log.1 and node.log.2
@@ -56,11 +58,6 @@ def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> No
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     for noisy in ("httpx", "transformers", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-def escaped(text: str) -> str:
-    """What is not printable is written as Python writes it: line ends, control characters, changes of direction."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class TextFormatter(logging.Formatter):

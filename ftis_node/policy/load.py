@@ -153,8 +153,12 @@ def choose_device(wanted: str) -> torch.device:
         device = torch.device(wanted)
     except RuntimeError:
         raise UsageError(f"{wanted!r} is no device.", "Use cpu, cuda, cuda:0 or auto.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"A node cannot train on the device {wanted!r}.", "Use cpu, cuda, cuda:0 or auto.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("There is no usable CUDA device.", "Use --device cpu, or mend the driver.")
+        raise UsageError(
+            "There is no usable CUDA device.", "Use --device cpu; or ask `ftis-node doctor` what is wrong."
+        )
     return device
 
 

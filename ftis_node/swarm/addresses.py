@@ -138,6 +138,7 @@ def listen_addresses(host: str, port: int, *, quic: bool) -> list[str]:
 def check_port(host: str, port: int) -> None:
     """Raises UserError if a port is taken. libp2p listens with SO_REUSEPORT: it would share a taken port with another
     node, each getting half the calls."""
+    free_port(host)  # raises if it is the host that is wrong
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         try:
             _bind(host, port, kind).close()
@@ -146,9 +147,16 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that is free for TCP and UDP both, for the moment."""
+    """A port that is free for TCP and UDP both, for the moment. Raises UserError if there is none on this host."""
     for _ in range(_PORT_TRIES):
-        with _bind(host, 0, socket.SOCK_STREAM) as tcp:
+        try:
+            tcp = _bind(host, 0, socket.SOCK_STREAM)
+        except OSError as error:  # no such name, or no address of this machine
+            raise UserError(
+                f"This machine cannot listen on {host}: {error.strerror}.",
+                "Name an address that it has with --host, or 0.0.0.0 for all.",
+            ) from error
+        with tcp:
             port = int(tcp.getsockname()[1])
             try:
                 _bind(host, port, socket.SOCK_DGRAM).close()

@@ -16,7 +16,7 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from ftis_node.errors import UserError
+from ftis_node.errors import UsageError, UserError
 
 AUTHOR_BYTES = 38
 SIGNATURE_BYTES = 64
@@ -54,6 +54,20 @@ class Identity:
             raise UserError(
                 f"The key file {path} cannot be used: {error.strerror}.", "Give --home a folder that you may write to."
             ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """The identity in the file; none is made.
+
+        Raises:
+            UsageError: there is no such file.
+            UserError: it is damaged, or cannot be read.
+        """
+        if not path.exists():
+            raise UsageError(
+                f"The home {path.parent} has no key yet.", "Name the --home of a node that was started before."
+            )
+        return cls.load_or_create(path)
 
     def keep(self, path: Path) -> Identity:
         """Writes this key into a file, unless there is one; returns the identity that is in the file afterwards.

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from ftis_node.policy.geometry import geometry
+from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.load import choose_device
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.plan import GB, Plan, Wishes, plan
@@ -26,12 +26,15 @@ _LEARNED = ("micro_batch_tokens", "generation_batch")
 _MORE_MEMORY = 1.05
 
 
-def settle(settings: Settings, workload: Workload, remembered: Mapping[str, Any]) -> tuple[Settings, Plan]:
+def settle(
+    settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
+) -> tuple[Settings, Plan]:
     """Fills in what the settings leave to the plan.
 
     Args:
         remembered: what an earlier start of this home settled on (lora, optimiser), and learned (micro_batch_tokens,
             generation_batch, both for a budget in bytes); what a person says now comes before it.
+        shape: of the model, where it is known already.
 
     Raises:
         UsageError: a setting cannot be had on this machine.
@@ -45,7 +48,7 @@ def settle(settings: Settings, workload: Workload, remembered: Mapping[str, Any]
         if wanted[name] is None:
             wanted[name] = remembered.get(name)
     chosen = plan(
-        geometry(settings.model),
+        shape or geometry(settings.model),
         budget,
         workload,
         Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets),

@@ -99,7 +99,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     try:
         return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except OSError:
         raise UsageError(
             f"{path.parent} has no manifest.json.", "Name the directory that `ftis-node lab run` wrote its results to."
         ) from None

@@ -6,12 +6,15 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import uvloop
+
+from ftis_node.doctor.finding import Finding
 from ftis_node.errors import UserError
+from ftis_node.run import RunFile
 from ftis_node.settings import Settings
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run
@@ -26,44 +29,49 @@ FORWARD = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. advice: what to do, empty if nothing."""
-
-    subject: str
-    verdict: Literal["ok", "note", "problem"]
-    text: str
-    advice: str = ""
-
-
 def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
     """What a daemon's own status says of its network."""
     found = [_addresses(status["addresses"] or [])]
     network = status.get("network")
     if network is None:
-        return [*found, Finding("daemon", "note", f"It is still starting: {status['reason']}")]
+        return [*found, Finding("daemon", "warn", f"It is still starting: {status['reason']}")]
     restarts = network["p2pd_restarts"]
     if restarts:
         text = f"The network daemon p2pd had to be started again {restarts} times."
         found.append(
-            Finding("p2pd", "note", text, "If that number grows, look into the log, and at this machine's memory.")
+            Finding("p2pd", "warn", text, "If that number grows, look into the log, and at this machine's memory.")
         )
     if status["peers"]:
         found.append(Finding("peers", "ok", f"{status['peers']} peers."))
     else:
-        found.append(
-            Finding("peers", "problem", "No peers.", "Dial one by hand: `ftis-node doctor net --peers ADDRESS`.")
-        )
+        found.append(Finding("peers", "fail", "No peers.", "Dial one by hand: `ftis-node doctor net --peers ADDRESS`."))
     found.append(_reachability(network["reachability"], (network["p2pd"] or {}).get("reachability", "unknown")))
     return found
 
 
-async def look_around(settings: Settings, peers: Sequence[str], patience: float) -> AsyncIterator[Finding]:
+def looked_around(
+    settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
+) -> Iterator[Finding]:
+    """`look_around` for who has no event loop: each finding as soon as it is known."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        findings = look_around(settings, peers, patience, met)
+
+        async def following() -> Finding | None:
+            return await anext(findings, None)
+
+        while (finding := runner.run(following())) is not None:
+            yield finding
+
+
+async def look_around(
+    settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
+) -> AsyncGenerator[Finding, None]:
     """Starts a network daemon of its own, with a key that it throws away, and tries what a node would do.
 
     Args:
         peers: addresses to dial.
         patience: seconds to wait for what peers find out about this node.
+        met: told the run of each peer that answers.
 
     Raises:
         UserError: the port is taken, or p2pd does not start.
@@ -82,11 +90,13 @@ async def look_around(settings: Settings, peers: Sequence[str], patience: float)
             yield _addresses(await transport.addresses())
             answered = 0
             for text in targets:
-                finding = await _dial(transport, text)
+                finding, run_file = await _dial(transport, text)
+                if run_file is not None and met is not None:
+                    met(run_file)
                 answered += finding.verdict == "ok"
                 yield finding
             if not targets:
-                yield Finding("peers", "note", "None was named, so none was dialled.", "Name some with --peers.")
+                yield Finding("peers", "warn", "None was named, so none was dialled.", "Name some with --peers.")
             if answered:
                 yield _reachability(*await _autonat(transport, patience))
         finally:
@@ -95,7 +105,7 @@ async def look_around(settings: Settings, peers: Sequence[str], patience: float)
 
 def _addresses(addresses: Sequence[str]) -> Finding:
     if not addresses:
-        return Finding("addresses", "note", "This node listens nowhere: it only dials.")
+        return Finding("addresses", "warn", "This node listens nowhere: it only dials.")
     best = ranked(addresses)
     listed = ", ".join(best)
     match scope(best[0]):
@@ -105,22 +115,22 @@ def _addresses(addresses: Sequence[str]) -> Finding:
             return Finding("addresses", "ok", f"Others are told, through relays: {listed}.")
         case "private":
             text = f"All are of a private network: {listed}."
-            return Finding("addresses", "note", text, f"From outside it takes more. {FORWARD}")
+            return Finding("addresses", "warn", text, f"From outside it takes more. {FORWARD}")
         case _:
             text = f"All are of this machine alone: {listed}."
-            return Finding("addresses", "note", text, "For peers elsewhere start with --host 0.0.0.0.")
+            return Finding("addresses", "warn", text, "For peers elsewhere start with --host 0.0.0.0.")
 
 
-async def _dial(transport: Transport, text: str) -> Finding:
+async def _dial(transport: Transport, text: str) -> tuple[Finding, RunFile | None]:
     began = time.monotonic()
     try:
         run_file = await fetch_run(transport, [text], 0.0)
     except UserError as error:
-        return Finding("peer", "problem", error.what, "Check its address, that it runs, and firewalls on both sides.")
+        advice = "Check its address, that it runs, and firewalls on both sides."
+        return Finding("peer", "fail", error.what, advice), None
     milliseconds = 1000 * (time.monotonic() - began)
-    return Finding(
-        "peer", "ok", f"{text} answers in {milliseconds:.0f} ms; run {run_file.run.id.hex()} ({run_file.run.task})."
-    )
+    run = f"run {run_file.run.id.hex()} ({run_file.run.task})"
+    return Finding("peer", "ok", f"{text} answers in {milliseconds:.0f} ms; {run}."), run_file
 
 
 async def _autonat(transport: Transport, patience: float) -> tuple[str, str]:
@@ -139,10 +149,10 @@ async def _autonat(transport: Transport, patience: float) -> tuple[str, str]:
 
 def _reachability(how: str, autonat: str) -> Finding:
     if how == Reachability.OUTBOUND_ONLY:
-        return Finding("reachability", "note", "Nobody can dial this node.", FORWARD)
+        return Finding("reachability", "warn", "Nobody can dial this node.", FORWARD)
     if how == Reachability.RELAYED:
         return Finding("reachability", "ok", "Nobody can dial this node directly; relays pass calls on.")
     if autonat == "public":
         return Finding("reachability", "ok", "Peers dialled this node successfully.")
     text = "Not known yet: only peers with public addresses can tell, and none has."
-    return Finding("reachability", "note", text)
+    return Finding("reachability", "warn", text)

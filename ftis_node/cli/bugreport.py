@@ -1,0 +1,53 @@
+"""``ftis-node bugreport``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, parse_pairs, print_json
+from ftis_node.cli.doctor import case_of
+from ftis_node.errors import UsageError
+
+
+def bugreport(
+    home: HomeOption = DEFAULT_HOME,
+    out: Annotated[Path | None, typer.Option(help="The file to write, .tar.gz; default: one in this folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="As for join; default: the model of the home.")] = None,
+    settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    with_addresses: Annotated[
+        bool, typer.Option("--with-addresses", help="Leave addresses and peer ids as they are.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Packs what helps to find a mistake into one file; it sends nothing.
+
+    Versions, the doctor's findings, settings, the run, status and peers, the last MB of the log and of the metrics,
+    what checkpoints say of themselves. Never keys, tokens, weights or packets.
+    """
+    to = out or Path(time.strftime("ftis-node-bugreport-%Y%m%d-%H%M%S.tar.gz"))
+    if to.exists():
+        raise UsageError(f"{to} exists already.", "Name another file with --out.")
+    case = case_of(home, parse_pairs(set_ or []) | ({"model": model} if model else {}), file=settings)
+    from ftis_node.doctor.bugreport import collect, pack
+    from ftis_node.doctor.examination import examined
+
+    findings = []
+    for finding in examined(case):
+        findings.append(finding)
+        print(f"{finding.verdict:5}{finding.subject}", file=sys.stderr, flush=True)
+    parts = collect(case, findings, with_addresses=with_addresses)
+    pack(parts, to)
+    if json:
+        print_json({"file": str(to), "packed": {name: len(text.encode()) for name, text in parts.items()}})
+        return
+    print(f"{to} holds:")
+    for name, text in parts.items():
+        print(f"  {name:18} {len(text.encode()):9,} bytes")
+    hidden = "" if with_addresses else " Addresses and peer ids are replaced by names that only this home can make."
+    print(f"Nothing was sent.{hidden} Look through it before you send it: tar -xzf {to}")

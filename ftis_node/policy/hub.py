@@ -1,0 +1,147 @@
+"""Whether a model is here already, and whether the hub would give it. Nothing of a model's weights is downloaded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from huggingface_hub import constants, get_session, get_token, hf_hub_download, try_to_load_from_cache
+
+from ftis_node.errors import UserError
+from ftis_node.policy.geometry import known_config
+from ftis_node.policy.load import unloadable
+from ftis_node.policy.names import resolve
+
+HUB_SECONDS = 3.0
+_CONFIG, _TOKENIZER, _WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
+_INDEX = f"{_WEIGHTS}.index.json"
+_ELSEWHERE = "download it elsewhere, copy the folder here and pass --model FOLDER"
+
+
+@dataclass(frozen=True)
+class Hub:
+    """What one request to the hub showed.
+
+    answers: whether it did. switched_off: HF_HUB_OFFLINE is set, so it was not asked. trouble: why it did not answer.
+    behind: seconds by which this machine's clock is behind the hub's (less than a second of it means nothing); None if
+    the hub did not say.
+    """
+
+    answers: bool
+    switched_off: bool = False
+    trouble: str = ""
+    behind: float | None = None
+
+
+def ask_hub(seconds: float = HUB_SECONDS) -> Hub:
+    """One HEAD request."""
+    if constants.HF_HUB_OFFLINE:
+        return Hub(False, switched_off=True)
+    began = time.time()
+    try:
+        answer = get_session().head(constants.ENDPOINT, timeout=seconds)
+    except Exception as error:  # no name service, no route, a refusal, silence: as many kinds as there are layers
+        return Hub(False, trouble=_first_line(error))
+    here = (began + time.time()) / 2
+    try:
+        behind = parsedate_to_datetime(answer.headers["date"]).timestamp() - here
+    except (KeyError, ValueError, TypeError):
+        behind = None
+    return Hub(True, behind=behind)
+
+
+def cached(source: str, *files: str) -> Path | None:
+    """The folder in the hub's cache that holds these files of a hub id; by default all that a node needs."""
+    found = _in_cache(source, _CONFIG)
+    if found is None:
+        return None
+    needed = list(files) or [_TOKENIZER, *_weights(source)]
+    return found.parent if all(_in_cache(source, name) is not None for name in needed) else None
+
+
+def offered(source: str, seconds: float = HUB_SECONDS) -> None:
+    """Returns if the hub would give this model.
+
+    Raises:
+        UserError: it would not, or does not answer.
+    """
+    url = f"{constants.ENDPOINT}/{source}/resolve/main/{_CONFIG}"
+    token = get_token()
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        code = get_session().head(url, headers=headers, timeout=seconds, follow_redirects=False).status_code
+    except Exception as error:  # as above
+        raise unloadable(source, source, error) from error
+    if code == 404:
+        raise UserError(f"The hub has no model {source!r}, or none with a {_CONFIG}.", "Check the name, or its page.")
+    if code in (401, 403):
+        raise UserError(
+            f"The hub does not give {source!r} to {'the token that is set here' if token else 'the anonymous'}: it is "
+            "gated, private, or does not exist.",
+            f"Accept its terms on its page{'' if token else ', and log in with `hf auth login` or HF_TOKEN'}; "
+            f"or {_ELSEWHERE}.",
+        )
+    if code >= 400:
+        raise UserError(f"The hub answers {code} for {source!r}.", f"Try again later, or {_ELSEWHERE}.")
+
+
+@contextlib.contextmanager
+def described(name: str, hub: Hub, *, tokenizer: bool = False) -> Iterator[str]:
+    """A folder with the configuration of a model, and its tokenizer if wanted; the hub's cache is left as it is.
+
+    Where neither is here, files of a few kilobytes (a few megabytes with the tokenizer) are fetched for as long as the
+    context lasts.
+
+    Raises:
+        UsageError: the name is unknown.
+        UserError: it is not here, and the hub does not give it.
+    """
+    source = resolve(name)
+    if Path(source).is_dir():
+        yield source
+        return
+    here = cached(source, _TOKENIZER) if tokenizer else cached(source, _CONFIG)
+    if here is not None:
+        yield str(here)
+        return
+    with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
+        config = known_config(name)
+        if config is not None and not tokenizer:
+            config.save_pretrained(scratch)
+        elif not hub.answers:
+            why = "HF_HUB_OFFLINE is set" if hub.switched_off else hub.trouble
+            raise unloadable(name, source, OSError(f"it is not in the cache, and the hub was not reached ({why})"))
+        else:
+            offered(source)
+            try:
+                for file in (_CONFIG, _TOKENIZER, "tokenizer_config.json") if tokenizer else (_CONFIG,):
+                    hf_hub_download(source, file, local_dir=scratch)
+            except Exception as error:  # as above
+                raise unloadable(name, source, error) from error
+        yield scratch
+
+
+def _weights(source: str) -> list[str]:
+    """The files that its weights lie in."""
+    index = _in_cache(source, _INDEX)
+    if index is None:
+        return [_WEIGHTS]
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [_WEIGHTS]
+
+
+def _in_cache(source: str, file: str) -> Path | None:
+    found = try_to_load_from_cache(source, file)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

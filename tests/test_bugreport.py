@@ -1,0 +1,169 @@
+"""`ftis-node bugreport` packs what helps, and no secret, wherever one was left lying about."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from ftis_node.cli import main
+from ftis_node.doctor.redaction import Redactor
+from ftis_node.run import Hints, RunFile, dump_run_file
+from ftis_node.store.checkpoints import Checkpoints, labelled
+from ftis_node.store.home import Home
+from ftis_node.swarm.identity import Identity
+from tests.helpers_swarm import RUN
+
+KEY = b"\x5a" * 32
+PEER = Identity(b"\3" * 32).peer_id
+PLACE = f"/ip4/203.0.113.77/tcp/4001/p2p/{PEER}"
+SECRETS = {
+    "hf_AbCdEfGhIjKlMnOpQrStUv",
+    "pa55w0rd-in-a-url",
+    "sesame-open-sesame",
+    "page-token-0123456789",
+    "bearer-of-bad-news",
+    "weights-of-the-model",
+    "state-of-the-optimiser",
+    "body-of-a-packet",
+    "not-ours-to-tell",
+    (KEY).hex(),
+}
+Report = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home below a person's own, with secrets in all kinds of places."""
+    monkeypatch.setenv("HOME", str(tmp_path / "person"))
+    place = Home(tmp_path / "person" / "node")
+    Identity(KEY).keep(place.key)
+    (place.path / "page.token").write_text("page-token-0123456789\n")
+    place.store.write_text("body-of-a-packet")
+    hints = Hints(bootstraps=(PLACE,))
+    place.run_file.write_text(dump_run_file(RunFile(run=RUN, hints=hints)))
+    checkpoints = Checkpoints(place.checkpoints)
+    directory = checkpoints.begin(3)
+    (directory / "trainable.safetensors").write_text("weights-of-the-model")
+    (directory / "optimiser.safetensors").write_text("state-of-the-optimiser")
+    facts = {"model": labelled("tiny-a", "full"), "optimiser": "adamw", "progress": {"step": 3}}
+    checkpoints.commit(directory, facts)
+    place.log.write_text(
+        f"Going on from step 3 in {place.path}\n"
+        f"dialled {PLACE} and [2001:db8::77]:4001 and /dns4/node.somebody.example/tcp/1 and 198.51.100.9:80\n"
+        "GET https://me:pa55w0rd-in-a-url@hub.example/model?token=sesame-open-sesame\n"
+        "HF_TOKEN=hf_AbCdEfGhIjKlMnOpQrStUv; Authorization: Bearer bearer-of-bad-news\n"
+        f"seed {KEY.hex()} and page-token-0123456789; completion_tokens=16 at 07:22:31 on 127.0.0.1\n"
+    )
+    place.metrics.write_text(json.dumps({"event": "step", "password": "sesame-open-sesame", "tokens": 812}) + "\n")
+    monkeypatch.setenv("FTIS_HUB_PASSWORD", "sesame-open-sesame")
+    monkeypatch.setenv("FTIS_WAIT", "3")
+    monkeypatch.setenv("SOMETHING_ELSE", "not-ours-to-tell")
+    monkeypatch.setenv("HF_TOKEN", "hf_AbCdEfGhIjKlMnOpQrStUv")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://me:pa55w0rd-in-a-url@127.0.0.1:9")
+    return place
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
+    """The command in this process: exit code, stdout and stderr."""
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ftis-node", "bugreport", *flags])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def contents(path: Path) -> dict[str, str]:
+    found = {}
+    with tarfile.open(path) as archive:
+        for one in archive.getmembers():
+            file = archive.extractfile(one)
+            assert file is not None
+            found[one.name.partition("/")[2]] = file.read().decode()
+    return found
+
+
+def test_what_helps_is_there_and_no_secret_is(home: Home, report: Report, tmp_path: Path) -> None:
+    out = tmp_path / "report.tar.gz"
+    code, told, err = report("--home", str(home.path), "--out", str(out))
+    assert code == 0, err
+    assert "Look through it before you send it" in told and "node.log" in told
+    assert out.stat().st_mode & 0o777 == 0o600
+    packed = contents(out)
+    assert packed.keys() == {
+        *("facts.json", "doctor.json", "settings.json", "environment.json", "run.toml", "node.log", "metrics.jsonl"),
+        *("checkpoints.json", "home.txt"),
+    }
+    everything = "\n".join(packed.values()) + told
+    for secret in SECRETS:
+        assert secret not in everything, secret
+    for known in (PEER, "203.0.113.77", "2001:db8::77", "somebody.example", "198.51.100.9", str(tmp_path / "person")):
+        assert known not in everything, known
+    assert "~/node" in packed["node.log"]
+    for stays in ("07:22:31", "127.0.0.1", "completion_tokens=16"):
+        assert stays in packed["node.log"], stays
+    assert json.loads(packed["settings.json"])["wait"] == {"value": 3.0, "origin": "environment"}
+    assert json.loads(packed["environment.json"])["FTIS_WAIT"] == "3"
+    assert json.loads(packed["checkpoints.json"])["step-00000003"]["facts"]["progress"]["step"] == 3
+    assert {one["subject"] for one in json.loads(packed["doctor.json"])} >= {"python", "home", "tokenizer"}
+    assert json.loads(packed["facts.json"])["versions"]["torch"]
+    assert json.loads(packed["metrics.jsonl"])["tokens"] == 812
+    assert RUN.tokenizer in packed["run.toml"]
+
+
+def test_addresses_are_left_where_that_is_wanted(home: Home, report: Report, tmp_path: Path) -> None:
+    out = tmp_path / "report.tar.gz"
+    code, told, _ = report("--home", str(home.path), "--out", str(out), "--with-addresses", "--json")
+    assert code == 0 and json.loads(told)["packed"].keys() == contents(out).keys()
+    everything = "\n".join(contents(out).values())
+    assert PLACE in everything and not any(secret in everything for secret in SECRETS)
+
+
+def test_one_address_has_one_name_in_all_reports_of_a_home_and_another_elsewhere() -> None:
+    text = f"{PLACE} {PLACE}/p2p-circuit/p2p/{PEER} 203.0.113.77"
+    one, again, other = Redactor(b"a").clean(text), Redactor(b"a").clean(text), Redactor(b"b").clean(text)
+    assert one == again != other
+    names = [word for word in one.replace("/", " ").split() if word.startswith(("addr-", "peer-"))]
+    assert len(names) == 6 and len(set(names)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-22 07:22:31,456 INFO Step 7: pass@1 0.500",
+        "torch 2.13.0+cpu 1.2.3",
+        "tokens: 12, token_ids",
+        "std::vector",
+    ],
+)
+def test_what_only_looks_like_a_secret_stays(text: str) -> None:
+    assert Redactor(b"a").clean(text) == text
+
+
+def test_a_long_log_is_cut_at_a_line(home: Home, report: Report, tmp_path: Path) -> None:
+    with home.log.open("w") as log:
+        for number in range(30_000):
+            log.write(f"line {number} {'x' * 40}\n")
+    code, _, _ = report("--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"))
+    lines = contents(tmp_path / "r.tar.gz")["node.log"].splitlines()
+    assert code == 0 and lines[-1].startswith("line 29999") and lines[0].startswith("line ")
+    assert 900_000 < sum(len(line) + 1 for line in lines) <= 1 << 20
+
+
+def test_a_home_that_is_broken_is_reported_all_the_same(home: Home, report: Report, tmp_path: Path) -> None:
+    (home.checkpoints / "step-00000003" / "checkpoint.json").write_text("{")
+    home.metrics.unlink()
+    home.metrics.mkdir()
+    code, _, err = report("--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"))
+    packed = contents(tmp_path / "r.tar.gz")
+    assert code == 0, err
+    assert json.loads(packed["checkpoints.json"]) == {"step-00000003": "damaged"} and "metrics.jsonl" not in packed

@@ -1,0 +1,372 @@
+"""`ftis-node doctor` says what it saw and what to do, whatever is broken, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from huggingface_hub import constants
+
+from ftis_node.cli import main
+from ftis_node.cli.doctor import case_of
+from ftis_node.doctor import machine, models, place
+from ftis_node.doctor.examination import CHECKS
+from ftis_node.doctor.finding import Case, Check, Finding, examine, failed
+from ftis_node.doctor.smoke import smoke
+from ftis_node.errors import UserError
+from ftis_node.policy.hub import Hub, ask_hub, cached, described, offered
+from ftis_node.policy.names import BUILT_IN_DIR
+from ftis_node.run import RunFile, dump_run_file
+from ftis_node.store.checkpoints import Checkpoints, labelled
+from ftis_node.store.home import Home
+from ftis_node.swarm.identity import Identity
+from tests.helpers_swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
+
+Doctor = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """The command in this process: exit code, stdout and stderr."""
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ftis-node", "doctor", *flags])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+def a_case(home: Path, **flags: Any) -> Case:
+    return case_of(home, flags)
+
+
+def seen(look: Callable[[Case], Iterator[Finding]], case: Case) -> dict[str, Finding]:
+    """By verdict; the last of each."""
+    return {finding.verdict: finding for finding in examine(case, [Check("it", look)])}
+
+
+# --- how checks are run -----------------------------------------------------------------------------------------------
+
+
+def test_a_check_that_breaks_or_hangs_is_a_finding_and_the_others_go_on(tmp_path: Path) -> None:
+    forever = threading.Event()
+
+    def breaks(_: Case) -> Iterator[Finding]:
+        yield Finding("breaks", "ok", "So far.")
+        raise ZeroDivisionError("a mistake of ours")
+
+    def hangs(_: Case) -> Iterator[Finding]:
+        forever.wait()
+        yield Finding("hangs", "ok", "Too late.")
+
+    def refuses(_: Case) -> Iterator[Finding]:
+        raise UserError("It is broken.", "Mend it.")
+        yield
+
+    checks = [Check("breaks", breaks), Check("hangs", hangs, 0.05), Check("refuses", refuses, None)]
+    found = list(examine(a_case(tmp_path), checks))
+    forever.set()
+    assert [(one.subject, one.verdict) for one in found] == [
+        *(("breaks", "ok"), ("breaks", "fail"), ("hangs", "fail"), ("refuses", "fail")),
+    ]
+    assert "ZeroDivisionError" in found[1].text and "bugreport" in found[1].advice
+    assert "0.05 s" in found[2].text
+    assert (found[3].text, found[3].advice) == ("It is broken.", "Mend it.")
+    assert failed(found) and not failed(found[:1])
+
+
+def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor: Doctor, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    code, out, err = doctor("--home", str(home), "--host", "127.0.0.1", "--device", "cpu")
+    assert code == 0, out + err
+    verdicts = {line.split()[0] for line in out.splitlines() if not line.startswith(" ")}
+    assert verdicts <= {"ok", "warn"}
+    subjects = [line.split()[1].rstrip(":") for line in out.splitlines() if not line.startswith(" ")]
+    wanted = [check.subject for check in CHECKS if check.subject != "peers"]
+    assert list(dict.fromkeys(subjects)) == wanted
+    assert not home.exists()
+
+
+def test_with_json_there_is_one_object_and_a_failure_is_exit_code_1(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, _ = doctor("--home", str(tmp_path / "file"), "--json", "--device", "cpu")
+    findings = json.loads(out)["findings"]
+    assert code == 1
+    assert [one["subject"] for one in findings if one["verdict"] == "fail"] == ["home"]
+    assert all(one.keys() == {"subject", "verdict", "text", "advice"} for one in findings)
+
+
+def test_options_of_one_doctor_are_not_lost_on_the_other(doctor: Doctor) -> None:
+    code, out, err = doctor("--json", "net")
+    assert (code, out) == (2, "") and "ftis-node doctor net --json" in err
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def test_libraries_out_of_their_ranges_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["numpy>=1000", "surely-not-there>=1", "typer>=0.1", 'pytest>=1000; extra == "x"']
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: wanted)
+    found = list(machine.libraries(a_case(tmp_path)))
+    assert [one.verdict for one in found] == ["fail", "fail", "warn", "ok"]
+    assert "numpy" in found[0].text and found[1].text == "surely-not-there>=1 is not installed."
+    assert found[3].text.startswith("1 are within")
+
+
+def test_a_machine_that_p2pd_is_not_made_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    assert "p2pd is not there" in seen(machine.python, a_case(tmp_path))["fail"].text
+    monkeypatch.setattr(machine, "_wanted_python", lambda: ">=4")
+    assert "needs >=4" in seen(machine.python, a_case(tmp_path))["fail"].text
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/user/job", {"user/job/memory.max": "max", "user/memory.max": "1000", "memory.max": "5000"}, 1000),
+        ("0::/outside", {"memory.max": "2000"}, 2000),
+        ("4:cpu:/\n5:memory:/job", {"memory/job/memory.limit_in_bytes": "3000"}, 3000),
+        ("5:memory:/job", {"memory/job/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("0::/", {}, None),
+    ],
+    ids=["of a parent", "seen from within", "version 1", "version 1 without", "none"],
+)
+def test_the_memory_that_a_container_may_use(
+    groups: str, files: dict[str, str], limit: int | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(text + "\n")
+    (tmp_path / "groups").write_text(groups + "\n")
+    assert machine.memory_limit(tmp_path / "groups", tmp_path / "tree") == limit
+    assert machine.memory_limit(tmp_path / "none", tmp_path / "tree") is None
+
+
+def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_limit", lambda: 3 << 30)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    found = list(machine.limits(a_case(tmp_path)))
+    assert [one.verdict for one in found] == ["warn", "warn", "ok"]
+    assert "256" in found[0].text and "ulimit" in found[0].advice and "--vram 2" in found[1].advice
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    assert failed(list(machine.limits(a_case(tmp_path))))
+
+
+def test_the_small_computation_agrees_with_itself_here() -> None:
+    assert smoke("cpu") == {"name": "cpu", "wrong": []}
+
+
+@pytest.mark.slow
+def test_a_device_that_fails_is_told_and_does_no_harm() -> None:
+    assert machine.smoke("cpu").verdict == "ok"
+    found = machine.smoke("cuda:77")
+    assert found.verdict == "fail" and "cuda:77" in found.text
+
+
+# --- the hub and the clock --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def hub_that(answers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, ahead: float = 0.0) -> Iterator[None]:
+    """A hub on loopback, `ahead` seconds ahead of this machine, with a status code for each path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response_only(answers(self.path))
+            self.send_header("Date", formatdate(time.time() + ahead, usegmt=True))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("ahead", "verdict"), [(0.0, "ok"), (-900.0, "warn"), (4 * 3600.0, "fail")])
+def test_the_clock_is_compared_with_the_hubs(
+    ahead: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = a_case(tmp_path)
+    assert "Not known" in seen(models.clock, case)["warn"].text
+    with hub_that(lambda _: 200, monkeypatch, ahead):
+        case.hub = ask_hub()
+    assert case.hub.answers and list(seen(models.clock, case)) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [(404, "has no model"), (401, "gated"), (403, "gated"), (503, "answers 503")]
+)
+def test_a_hub_that_does_not_give_the_model(
+    code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis_node.policy.hub.get_token", lambda: "hf_secretsecretsecret")
+    with hub_that(lambda path: 200 if path == "/" else code, monkeypatch):
+        found = seen(models.hub, a_case(tmp_path, model="someone/unheard-of"))
+    assert says in found["fail"].text and "hf_" not in f"{found}"
+
+
+def test_a_hub_that_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hub_that(lambda _: 200, monkeypatch):
+        assert "gives it" in seen(models.hub, a_case(tmp_path, model="someone/unheard-of"))["ok"].text
+        assert list(seen(models.hub, a_case(tmp_path))) == ["ok"]
+
+
+def test_without_a_hub_a_model_must_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "someone/something"
+    found = seen(models.hub, a_case(tmp_path, model=name))["fail"]
+    assert "not in the local cache" in found.text and "--model FOLDER" in found.advice
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "Unset HF_HUB_OFFLINE" in seen(models.hub, a_case(tmp_path, model=name))["fail"].advice
+    snapshot = in_the_cache(tmp_path / "cache", name, monkeypatch)
+    assert cached(name) == snapshot
+    assert list(seen(models.hub, a_case(tmp_path, model=name))) == ["warn"]
+    with described(name, Hub(False), tokenizer=True) as folder:
+        assert folder == str(snapshot)
+    (snapshot / "model.safetensors").unlink()
+    assert cached(name) is None, "half a model is none"
+    assert list(seen(models.hub, a_case(tmp_path))) == ["warn"], "a built-in model needs no hub"
+
+
+def in_the_cache(cache: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """tiny-a as if it had been downloaded from the hub."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    repository = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    for file in (BUILT_IN_DIR / "tiny-a").iterdir():
+        (snapshot / file.name).symlink_to(file)
+    return snapshot
+
+
+def test_what_the_hub_would_have_to_give_is_refused_in_words() -> None:
+    with pytest.raises(UserError, match="cannot be loaded"):
+        offered("someone/something", 0.5)
+    with pytest.raises(UserError, match="not in the cache"), described("someone/something", Hub(False)):
+        pass
+    with described("qwen2.5-3b", Hub(False)) as folder:
+        assert [file.name for file in Path(folder).iterdir()] == ["config.json"]
+    assert not Path(folder).exists()
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path) -> None:
+    case = a_case(tmp_path, model="qwen2.5-3b", vram_gb=2.0, device="cpu")
+    assert "would do" in seen(models.memory, case)["fail"].text
+    assert place.checkpoint_bytes(case) > 0
+    case = a_case(tmp_path, device="cpu", vram_gb=4.0)
+    assert "of 4.0 GB" in seen(models.memory, case)["ok"].text
+    case.status = {"plan": {"memory_bytes": 1 << 30, "budget": 2 << 30, "fits": True}}
+    assert "1.0 of 2.0 GB" in seen(models.memory, case)["ok"].text
+
+
+def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
+    case = a_case(home)
+    assert case.task == RUN.task
+    assert "is not the run's" in seen(models.tokenizer, case)["fail"].text
+
+
+async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path) -> None:
+    peers = next(check for check in CHECKS if check.subject == "peers")
+    async with member(1, tmp_path) as node:
+        case = case_of(tmp_path / "home", {"host": "127.0.0.1", "quic": False}, peers=(node.address,))
+        case.patience = 0.0
+        found = await asyncio.to_thread(lambda: list(examine(case, [peers])))
+    assert {one.subject: one.verdict for one in found}["peer"] == "ok"
+    assert [(origin, file.run.id) for origin, file in case.runs] == [("--peers", RUN.id)]
+
+
+# --- the home, its disk and the port ----------------------------------------------------------------------------------
+
+
+def test_a_home_says_where_it_goes_on_and_with_what(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    facts = {"model": labelled("tiny-b", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
+    checkpoints.commit(checkpoints.begin(7), facts)
+    assert a_case(tmp_path).settings.model == "tiny-b", "the home's, where none is named"
+    assert "from step 7 of tiny-b (lora)" in seen(place.home, a_case(tmp_path))["ok"].text
+    assert "another model" in seen(place.home, a_case(tmp_path, model="tiny-a"))["fail"].text
+    assert "another model" in seen(place.home, a_case(tmp_path, lora=False))["fail"].text
+    (tmp_path / "checkpoints" / "step-00000006.damaged").mkdir()
+    assert "damaged" in seen(place.home, a_case(tmp_path))["warn"].text
+
+
+def test_a_key_that_others_may_read_or_that_is_damaged_is_told(tmp_path: Path) -> None:
+    key = Home(tmp_path).key
+    Identity.load_or_create(key)
+    key.chmod(0o644)
+    assert "chmod 600" in seen(place.home, a_case(tmp_path))["warn"].advice
+    key.write_bytes(b"nonsense")
+    assert "is damaged" in seen(place.home, a_case(tmp_path))["fail"].text
+
+
+def test_a_daemon_that_holds_the_home_and_is_silent_is_told(tmp_path: Path) -> None:
+    holder = Home(tmp_path)
+    holder.open()
+    assert "does not answer" in seen(place.home, a_case(tmp_path))["fail"].text
+    holder.close()
+    assert "fail" not in seen(place.home, a_case(tmp_path))
+
+
+def test_a_disk_that_is_too_small_or_far_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = a_case(tmp_path / "home" / "below", packet_quota_mb=1 << 40)
+    assert "packet_quota_mb" in seen(place.disk, case)["fail"].advice
+    there = SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4")
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [SimpleNamespace(mountpoint="/", fstype="ext4"), there])
+    assert "(nfs4)" in seen(place.disk, a_case(tmp_path))["warn"].text
+
+
+def test_a_port_that_is_taken_says_by_whom(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = int(taken.getsockname()[1])
+        case = a_case(tmp_path, host="127.0.0.1", port=number)
+        assert f"pid {os.getpid()}" in seen(place.port, case)["fail"].text
+        case.status = {"addresses": [f"/ip4/127.0.0.1/tcp/{number}/p2p/x"]}
+        assert "daemon on this home" in seen(place.port, case)["ok"].text
+    case = replace(case, status=None)
+    assert "is free" in seen(place.port, case)["ok"].text
+    assert (
+        "cannot listen on 192.0.2.77" in seen(place.port, a_case(tmp_path, host="192.0.2.77", port=number))["fail"].text
+    )
+    assert "only dials" in seen(place.port, a_case(tmp_path, listen=False))["ok"].text

@@ -1,0 +1,127 @@
+"""`ftis-node join --dry-run` says what would be, and leaves no trace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from ftis_node.cli import main
+from ftis_node.cli.run import new
+from ftis_node.dry_run import DryRun
+from ftis_node.joining import JoinOptions
+from ftis_node.run import RunFile, dump_run_file, load_run_file
+from ftis_node.settings import collect
+from ftis_node.store.checkpoints import Checkpoints, labelled
+from tests.helpers_swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
+
+Join = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Join:
+    """`join --dry-run` in this process, with no hub to ask: exit code, stdout and stderr."""
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ftis-node", "join", "--dry-run", "--device", "cpu", *flags])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def report_of(join: Join, *flags: str, code: int = 0) -> dict[str, Any]:
+    ended, out, err = join("--json", *flags)
+    assert ended == code, err
+    report: dict[str, Any] = json.loads(out)
+    return report
+
+
+def test_a_first_start_is_told_and_leaves_nothing(join: Join, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    report = report_of(join, "--home", str(home), "--port", "4567", "--host", "127.0.0.1", "--set", "learning_rate=0.5")
+    assert list(tmp_path.iterdir()) == []
+    assert report["home"] == {"path": str(home), "new": True, "step": None, "id": None}
+    assert report["settings"]["learning_rate"] == {"value": 0.5, "origin": "flags"}
+    assert report["settings"]["wait"]["origin"] == "profile arithmetic" and "seed" not in report["settings"]
+    assert (report["model"]["name"], report["model"]["kind"], report["model"]["fits"]) == ("tiny-a", "full", True)
+    assert report["task"]["found"] and report["task"]["rows"] > 1000
+    assert len(report["run"]["id"]) == 32 and "would start" in report["run"]["from"]
+    assert "/ip4/127.0.0.1/tcp/4567" in report["network"]["listens"]
+    assert "log-probs" in report["leaves"] and report["problems"] == []
+    code, out, _ = join("--home", str(home), "--set", "own_share=0")
+    assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
+
+
+def test_the_run_it_would_start_is_the_run_it_starts(
+    join: Join, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new(tmp_path / "run.toml")
+    capsys.readouterr()
+    wanted = load_run_file(tmp_path / "run.toml").run.id.hex()
+    assert report_of(join, "--home", str(tmp_path / "home"))["run"]["id"] == wanted
+
+
+def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Join, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    facts = {"model": labelled("tiny-a", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
+    checkpoints.commit(checkpoints.begin(7), facts)
+    before = sorted(tmp_path.rglob("*"))
+    report = report_of(join, "--home", str(tmp_path))
+    assert (report["home"]["step"], report["model"]["kind"]) == (7, "lora")
+    code, out, err = join("--home", str(tmp_path), "--model", "tiny-b")
+    assert code == 2 and "another model" in err and "Nothing was started" in out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_all_that_is_wrong_is_told_at_once(join: Join, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        flags = ("--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), "--task", "arithmetic")
+        flags = (*flags, "--port", port, "--host", "127.0.0.1", "--objective", "ftsi")
+        code, out, err = join(*flags, "--json")
+    report = json.loads(out)
+    told = " ".join(one["what"] for one in report["problems"])
+    assert code == 2 and err.startswith("error: ") and len(err.splitlines()) == 2
+    assert "no objective 'ftsi'" in told and "tokenizer" in told and f"port {port}" in told
+    assert report["run"]["id"] == RUN.id.hex() and report["run"]["from"] == "file"
+
+
+def test_data_that_would_be_downloaded_are_not(join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    report = report_of(join, "--home", str(tmp_path / "home"), "--task", "gsm8k")
+    assert not report["task"]["found"] and report["task"]["bytes"] > 4_000_000 and report["run"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_is_for_the_dry_run_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ftis-node", "join", "--json", "--home", str(tmp_path / "home")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "status --json" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with member(1, tmp_path) as node:
+        options = JoinOptions(home=home, peers=(node.address,), task="arithmetic")
+        settle = lambda task: collect(task=task, flags={"host": "127.0.0.1", "device": "cpu"})  # noqa: E731
+        found = await asyncio.to_thread(DryRun(options, settle).look)
+        assert node.swarm.membership.view == {}
+    assert (found.report["run"]["id"], found.report["run"]["from"]) == (RUN.id.hex(), "peers")
+    assert not home.exists()

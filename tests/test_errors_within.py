@@ -1,0 +1,212 @@
+"""Errors that no command line reaches in a moment: each is made by what makes it, on its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import uvloop
+
+from ftis_node import node as daemon
+from ftis_node.demo import Demo
+from ftis_node.doctor.bugreport import pack
+from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.evaluation import tokenised
+from ftis_node.lab import crew
+from ftis_node.lab.bench.namespaces import _run as run_tool
+from ftis_node.lab.bench.namespaces import namespaces
+from ftis_node.lab.reporting.index import BEGIN, END, write_index
+from ftis_node.lab.spec import _sha256 as sha256_of_named_file
+from ftis_node.learner.optimiser import _eight_bit as eight_bit
+from ftis_node.policy.load import load_policy, make_policy
+from ftis_node.policy.ready import ready
+from ftis_node.run import RunFile
+from ftis_node.settings import Settings, collect
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.store.home import Home
+from ftis_node.store.packets import StoredPackets
+from ftis_node.swarm import addresses
+from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.transport import Transport
+from ftis_node.tasks import Example, load_task
+from ftis_node.trained import find_checkpoint, load_trained
+from ftis_node.worker.client import WorkerDied
+from ftis_node.worker.client import _settle as settle_answer
+from tests.helpers_models import tiny_policy
+from tests.helpers_swarm import RUN
+from tests.test_errors import DEAD
+
+
+def a_node(home: Path, *peers: str) -> daemon.Node:
+    settings = {"host": "127.0.0.1", "device": "cpu", "model": "tiny-a"}
+    options = daemon.JoinOptions(home=home, peers=peers)
+    return daemon.Node(options, lambda task: collect(task=task, flags=settings)[0])
+
+
+def test_a_full_disk_ends_the_daemon_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Home) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Home, "make_runtime", full)
+    with pytest.raises(UserError, match=r"No space left.*Make room on its disk and start the same command again"):
+        uvloop.run(a_node(tmp_path).run())
+
+
+def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def alive(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(daemon, "somebody_else", alive)
+    with pytest.raises(UserError, match=r"Another node with the key of .* is running somewhere"):
+        uvloop.run(a_node(tmp_path, DEAD).run())
+
+
+async def test_a_compute_process_that_only_fails_is_given_up(tmp_path: Path) -> None:
+    node: Any = a_node(tmp_path)
+    node._stepper, node._run_file = object(), RunFile(run=RUN)
+    node._failures = daemon.WORKER_FAILURES
+    with pytest.raises(UserError, match=r"failed 6 times in a row, at last with: It was killed\..*micro_batch_tokens"):
+        await node._revive_worker(WorkerDied("It was killed."))
+
+
+async def test_a_network_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="p2pd did not start"):
+        await Transport.start(Listening(tmp_path / "key", tmp_path, "127.0.0.1"))
+
+
+def test_a_machine_without_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_PORT_TRIES", 0)
+    with pytest.raises(UserError, match="no free port"):
+        addresses.free_port("127.0.0.1")
+
+
+def test_errors_come_through_the_pipe_as_they_were() -> None:
+    for kind, error in (("UsageError", UsageError), ("UserError", UserError)):
+        future: Any = Future()
+        settle_answer(future, {"error": {"kind": kind, "what": "It is wrong.", "fix": "Mend it."}})
+        assert type(future.exception()) is error and future.exception().fix == "Mend it."
+
+
+def test_a_demo_whose_node_ends_says_its_last_words(tmp_path: Path) -> None:
+    demo = Demo(tmp_path / "out", listener=False, steps=1, quiet=True)
+    member = demo.members[0]
+    member.home.path.mkdir(parents=True)
+    (member.home.path / "output.log").write_text("error: It is wrong.\n")
+    member.process = subprocess.Popen(["true"])
+    member.process.wait()
+    with pytest.raises(UserError, match=r"ended by itself: error: It is wrong\."):
+        demo._check_alive(member)
+
+
+def test_a_report_replaces_no_file(tmp_path: Path) -> None:
+    pack({"a": "b"}, tmp_path / "r.tar.gz")
+    with pytest.raises(UsageError, match="exists already"):
+        pack({"a": "b"}, tmp_path / "r.tar.gz")
+
+
+# --- models and checkpoints -------------------------------------------------------------------------------------------
+
+
+def test_8_bits_need_a_gpu_and_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="needs a CUDA device"):
+        eight_bit({"w": torch.nn.Parameter(torch.zeros(1))})
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    on_a_gpu: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    with pytest.raises(UsageError, match="needs bitsandbytes"):
+        eight_bit({"w": on_a_gpu})
+
+
+def test_a_model_without_checkpointing_and_one_that_is_random_in_training() -> None:
+    policy = tiny_policy()
+    policy.causal_lm.supports_gradient_checkpointing = False
+    settings = Settings(device="cpu", gradient_checkpointing=True)
+    with pytest.raises(UsageError, match="no gradient checkpointing"):
+        make_policy(policy.model, policy.tokenizer, settings)
+    embedding = policy.model.get_input_embeddings()
+    embedding.register_forward_hook(lambda module, _, out: out * (1.5 if module.training else 1.0))
+    with pytest.raises(UsageError, match="dropout that cannot be switched off"):
+        ready(policy)
+
+
+def test_a_question_without_a_token() -> None:
+    policy, task = tiny_policy(), replace(load_task("arithmetic"), template="{question}")
+    with pytest.raises(UsageError, match="makes no token"):
+        tokenised(policy, task, [Example("", "1")], 4)
+
+
+def test_a_checkpoint_of_nothing_and_one_that_goes_away(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    policy = load_policy(Settings(device="cpu"))
+    weights = {name: value.detach().clone() for name, value in policy.model.named_parameters()}
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for step, label in ((1, "tiny-a (full)"), (2, "a model of mine")):
+        directory = checkpoints.begin(step)
+        save_file(weights, directory / "trainable.safetensors")
+        checkpoints.commit(directory, {"model": label, "progress": {"step": step}})
+    with pytest.raises(UserError, match="does not say of which model"):
+        find_checkpoint(str(tmp_path / "checkpoints" / "step-00000002"))
+    found = find_checkpoint(str(tmp_path / "checkpoints" / "step-00000001"))
+    assert found is not None
+    (found.path / "trainable.safetensors").unlink()
+    with pytest.raises(UserError, match=r"cannot be read.*Try again"):
+        load_trained(Settings(device="cpu", lora=False), found)
+
+
+def test_packets_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "store.sqlite").write_text("no database at all, however long one reads in it" * 100)
+    with pytest.raises(UserError, match="cannot be read"):
+        StoredPackets(tmp_path / "store.sqlite")
+
+
+# --- the lab ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_index_needs_a_page_with_a_place(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        write_index(tmp_path)
+    (tmp_path / "README.md").write_text("# Evidence\n")
+    with pytest.raises(UsageError, match="no place for the claims"):
+        write_index(tmp_path)
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    write_index(tmp_path)
+
+
+def test_a_file_that_an_experiment_names_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Cannot read"):
+        sha256_of_named_file(str(tmp_path / "none"))
+
+
+def test_what_ends_a_trial_is_told_with_what_to_do(tmp_path: Path) -> None:
+    for error, match in (
+        (OSError(errno.ENOSPC, "No space left on device"), "Make room"),
+        (FtisError("It went wrong."), "Its events so far"),
+        (UsageError("It is wrong.", "Mend it."), "Mend it"),
+    ):
+        with pytest.raises(UserError, match=match), crew._disk(tmp_path):
+            raise error
+    job: Future[None] = Future()
+    job.set_exception(BrokenProcessPool("killed"))
+    with pytest.raises(UserError, match="ended by itself: killed, or out of memory"):
+        crew._check(job)
+
+
+def test_network_namespaces_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UserError, match="need root"), namespaces(2, None):
+        pass
+    with pytest.raises(UserError, match="no surely-not-there here"):
+        run_tool("surely-not-there", "x")
+    with pytest.raises(UserError, match="`false` failed"):
+        run_tool("false")
