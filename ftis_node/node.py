@@ -19,7 +19,7 @@ from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.report import peers_report, training_status
-from ftis_node.run import Run, RunFile, check_fit, dump_run_file, load_run_file, run_for
+from ftis_node.run import RunFile, check_fit, dump_run_file, load_run_file, refuse_horizontal, run_for
 from ftis_node.saving import Books, LearnedSizes, Saving, settled
 from ftis_node.settings import Settings
 from ftis_node.stepping import Progress, Stepper
@@ -488,15 +488,6 @@ def known_run(home: Home, file: Path | None) -> RunFile | None:
             "Name another --home for the other run.",
         )
     return given or known
-
-
-def refuse_horizontal(run: Run) -> None:
-    """Raises UsageError for a run of a kind that only the lab can do."""
-    if run.parts > 1:
-        raise UsageError(
-            "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
-            "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
-        )
 
 
 def _reason(error: BaseException) -> str:
