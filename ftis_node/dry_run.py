@@ -13,14 +13,14 @@ from typing import Any
 
 from ftis_node.doctor.place import locked, standing
 from ftis_node.errors import UserError
-from ftis_node.joining import JoinOptions, known_run, refuse_horizontal
+from ftis_node.joining import JoinOptions, known_run
 from ftis_node.policy.geometry import geometry
 from ftis_node.policy.hub import ask_hub, described
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.plan import GB
 from ftis_node.policy.tokenizer import end_ids, fingerprint
-from ftis_node.run import RUN_DEFAULTS, Run, RunFile, check_fit, run_for
+from ftis_node.run import RUN_DEFAULTS, Run, RunFile, check_fit, refuse_horizontal, run_for
 from ftis_node.saving import LearnedSizes, refuse_other_model, settled
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import labelled, newest_facts

@@ -172,15 +172,6 @@ def known_run(home: Home, file: Path | None) -> RunFile | None:
     return named or known
 
 
-def refuse_horizontal(run: Run) -> None:
-    """Raises UsageError for a run that only the lab can play."""
-    if run.parts > 1:
-        raise UsageError(
-            "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
-            "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
-        )
-
-
 def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:
     """Raises UsageError for peers that all belong to another run than the home's: not what the person wanted."""
     if bootstraps and all(parse_address(text)[1] in membership.refused for text in bootstraps):

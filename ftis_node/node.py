@@ -20,7 +20,7 @@ from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, conditio
 from ftis_node.errors import FtisError, UserError
 from ftis_node.exams import Exams
 from ftis_node.files import replace_text
-from ftis_node.joining import JoinOptions, Rooms, check_peers, find_run, furnish, refuse_horizontal
+from ftis_node.joining import JoinOptions, Rooms, check_peers, find_run, furnish
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.prometheus import exposition
@@ -29,7 +29,7 @@ from ftis_node.observe.web import Web
 from ftis_node.page import start_page
 from ftis_node.progress import Progress
 from ftis_node.report import peers_report, training_status, worker_memory
-from ftis_node.run import RunFile, check_fit, dump_run_file, run_for
+from ftis_node.run import RunFile, check_fit, dump_run_file, refuse_horizontal, run_for
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address

@@ -213,6 +213,15 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool) -
         )
 
 
+def refuse_horizontal(run: Run) -> None:
+    """Raises UsageError for a run of a kind that only the lab can do."""
+    if run.parts > 1:
+        raise UsageError(
+            "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
+            "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
+        )
+
+
 def load_run_file(path: Path) -> RunFile:
     """Read a run file. Raises UsageError."""
     try:
