@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ftis_node.doctor.place import locked, standing
+from ftis_node.doctor.place import standing
 from ftis_node.errors import UserError
 from ftis_node.joining import JoinOptions, known_run
 from ftis_node.policy.geometry import geometry
@@ -89,7 +89,7 @@ class DryRun:
         parent = standing(self.home.path)
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             raise UserError(f"The home {self.home.path} cannot be used: {parent} is not yours.", "Name another --home.")
-        if locked(self.home):
+        if self.home.in_use():
             raise UserError(
                 f"Another ftis-node daemon is running on the home {self.home.path}.",
                 f"Stop it with `ftis-node stop --home {self.home.path}`, or name another --home.",

@@ -28,6 +28,10 @@ from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.transport import Transport
 from ftis_node.worker.client import Worker
 
+CHECKPOINTS = 3  # on disk while the third is written
+LOG_BYTES = 64 << 20
+LEAST_PACKETS = 16 << 20
+
 logger = logging.getLogger(__name__)
 
 
@@ -79,6 +83,29 @@ class Rooms:
         self.metrics.close()
 
 
+def packet_quota(settings: Settings, checkpoint_bytes: int) -> int:
+    """Bytes of packets that the home may keep.
+
+    Args:
+        checkpoint_bytes: of one; three lie there while the third is written.
+
+    Raises:
+        UsageError: `disk_gb` has no room for the checkpoints.
+    """
+    quota = settings.packet_quota_mb << 20
+    if settings.disk_gb is None:
+        return quota
+    room = round(settings.disk_gb * 1e9) - CHECKPOINTS * checkpoint_bytes - LOG_BYTES
+    if room < LEAST_PACKETS:
+        need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS
+        raise UsageError(
+            f"The home may take {settings.disk_gb:g} GB on disk, but checkpoints, packets and logs need "
+            f"{need / 1e9:.1f} GB at least.",
+            "Give it more with --set disk_gb=…, or train LoRA layers, whose checkpoints are small.",
+        )
+    return min(quota, room)
+
+
 def furnish(
     home: Home,
     settings: Settings,
@@ -96,7 +123,7 @@ def furnish(
         facts: what the compute process said of task and model; opened: and of the run.
     """
     run = run_file.run
-    store = PacketStore(home.store, run.id, settings.packet_quota_mb << 20)
+    store = PacketStore(home.store, run.id, packet_quota(settings, facts["checkpoint_bytes"]))
     store.skip_round()
     metrics = MetricsLog(home.metrics)
     model = labelled(settings.model, facts["kind"])

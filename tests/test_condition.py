@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from ftis_node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
+from ftis_node.errors import UsageError
 from ftis_node.exams import Exams
+from ftis_node.joining import LOG_BYTES, packet_quota
+from ftis_node.settings import Settings
 from ftis_node.swarm.membership import Reachability
 
 
@@ -76,3 +79,12 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     assert not exams.due()
     now = 1000.0
     assert exams.due()
+
+
+def test_a_limit_on_disk_leaves_packets_what_checkpoints_and_logs_do_not_need() -> None:
+    megabyte = 1 << 20
+    assert packet_quota(Settings(packet_quota_mb=100), 10**12) == 100 * megabyte, "without a limit it is the quota"
+    assert packet_quota(Settings(packet_quota_mb=100, disk_gb=1), 10 * megabyte) == 100 * megabyte
+    assert packet_quota(Settings(disk_gb=0.2), 10 * megabyte) == 200_000_000 - 30 * megabyte - LOG_BYTES
+    with pytest.raises(UsageError, match=r"may take 0.1 GB .* need 0.1 GB"):
+        packet_quota(Settings(disk_gb=0.1), 10 * megabyte)

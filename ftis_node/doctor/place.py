@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,18 +13,15 @@ import psutil
 
 from ftis_node.doctor.finding import Case, Finding
 from ftis_node.errors import UserError
+from ftis_node.joining import CHECKPOINTS, LOG_BYTES
 from ftis_node.policy.plan import GB
 from ftis_node.store.checkpoints import newest_facts, parse_label
-from ftis_node.store.home import Home
 
 # SQLite's locks, and the home's own, cannot be relied on there.
 NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "beegfs", "gpfs")
 )
 NETWORK_FUSE = frozenset(("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse"))
-# Checkpoints that may lie side by side: two are kept, one is being written.
-CHECKPOINTS = 3
-LOG_BYTES = 64 << 20
 
 
 def home(case: Case) -> Iterator[Finding]:
@@ -47,7 +43,7 @@ def home(case: Case) -> Iterator[Finding]:
         case.status = ask(place.api_socket(), "/status", timeout=2.0)
     if case.status is not None:
         yield Finding("home", "ok", f"A daemon runs on {place.path}: {case.status['state']}. {case.status['reason']}")
-    elif locked(place):
+    elif place.in_use():
         advice = f"Look into {place.log}; if it hangs, end it: `ftis-node stop`, else kill -9."
         yield Finding("home", "fail", f"A daemon holds {place.path} but does not answer.", advice)
     yield from _contents(case)
@@ -77,18 +73,6 @@ def _contents(case: Case) -> Iterator[Finding]:
         yield Finding("home", "fail", text, "Use the model and --lora/--full of the first start, or a fresh --home.")
         return
     yield Finding("home", "ok", f"{place.path} goes on from step {facts['progress']['step']} of {facts['model']}.")
-
-
-def locked(place: Home) -> bool:
-    """Whether a daemon holds the home; it is not held by asking."""
-    try:
-        with (place.path / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def disk(case: Case) -> Iterator[Finding]:

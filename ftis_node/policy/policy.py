@@ -43,6 +43,10 @@ class Policy:
         """Of the weights that are computed with."""
         return self.causal_lm.get_input_embeddings().weight.dtype  # type: ignore[no-any-return]
 
+    def trainable(self) -> int:
+        """Number of parameters that training changes."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
     def parameters(self) -> int:
         """Number of parameters of the whole model."""
         return sum(p.numel() for p in self.model.parameters())

@@ -107,6 +107,7 @@ class Engine:
             "vocabulary": self.policy.vocabulary,
             "eos": list(end_ids(tokenizer)),
             "parameters": self.policy.parameters(),
+            "checkpoint_bytes": 4 * self.policy.trainable() + plan.memory.optimiser,
             "kind": self.policy.kind,
             "device": str(self.policy.device),
             "threads": torch.get_num_threads(),
