@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint unit test-all slow chaos soak hostile fuzz nat lab-quick evidence models proto clean
+.PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures proto clean
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -31,6 +31,10 @@ slow: $(STAMP)
 # grow. As root, for each daemon has a network namespace.
 chaos soak: $(STAMP)
 	$(BIN)/python -m tests.endurance $@
+
+# A daemon that is killed with -9 two hundred times and has to go on each time: half an hour.
+kills: $(STAMP)
+	$(BIN)/python -m tests.kills
 
 # Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes.
 hostile: $(STAMP)
@@ -64,6 +68,13 @@ evidence: $(STAMP)
 # Rebuilds the built-in models from nothing (two minutes); the result is committed.
 models: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m ftis_node.lab.warmup --out ftis_node/models
+
+# docs/settings.md, from the class; and the pictures of docs/img, from a real swarm (with chromium).
+settings: $(STAMP)
+	$(BIN)/python -m ftis_node.reference docs/settings.md
+
+pictures: $(STAMP)
+	$(BIN)/python -m tests.pictures
 
 # Regenerates the RPC messages from proto/ftis.proto.
 proto: $(STAMP)
