@@ -1,12 +1,13 @@
-"""Pictures of the page for the documents: ``python -m tests.pictures`` runs a small swarm and photographs one node.
+"""Pictures for the documents: ``python -m tests.pictures`` runs a small swarm and photographs one node.
 
-Three daemons on loopback with the built-in models, as in the demo; Chromium without a window. Writes
-docs/img/page-light.png, page-dark.png and page-phone.png.
+Three daemons on loopback with the built-in models, as in the demo; Chromium without a window. Writes docs/img/page.png (its
+beginning), page-light.png, page-dark.png, page-phone.png, and the terminal's view as top.png.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import shutil
 import tempfile
 import time
@@ -15,11 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
+from rich.console import Console
 
+from ftis_node.cli.top import HINT, LINES, last_lines
+from ftis_node.observe.api import ask
+from ftis_node.observe.live import node_view
 from ftis_node.observe.web import link, read_token
 from tests.browser import Browser
 from tests.daemons import Daemon
 
+BEGINNING = 1120  # pixels
 FULL_SPEED = ("--set", "learning_rate=2e-4")
 LORA_SPEED = ("--set", "learning_rate=3e-3")
 KINDS = {
@@ -63,6 +69,24 @@ def take(url: str, out: Path) -> None:
             browser.wait("return document.querySelectorAll('.group').length > 1 && document.querySelector('path.line')")
             browser.picture(out / f"{name}.png", end)
         shrink(out / f"{name}.png")
+    with Image.open(out / "page-light.png") as picture:
+        picture.crop((0, 0, picture.width, BEGINNING)).save(out / "page.png", optimize=True)
+
+
+def terminal(daemon: Daemon, place: Path, out: Path) -> None:
+    """What `ftis-node top` shows, as a picture."""
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    socket = daemon.home.api_socket()
+    status, peers = ask(socket, "/status"), ask(socket, "/peers")["peers"]
+    console.print(node_view(status, peers, last_lines(daemon.home.log, LINES), HINT))
+    page = place / "top.html"
+    page.write_text(
+        f"<meta charset='utf-8'><body style='margin:0'>{console.export_svg(title='ftis-node top')}<footer></footer>"
+    )
+    with Browser(1240, 900) as browser:
+        browser.open(page.as_uri())
+        browser.picture(out / "top.png", "footer")
+    shrink(out / "top.png")
 
 
 def shrink(path: Path) -> None:
@@ -83,9 +107,10 @@ def main() -> None:
         with swarm(place, arguments.steps) as daemon:
             arguments.out.mkdir(parents=True, exist_ok=True)
             take(link_of(daemon), arguments.out)
+            terminal(daemon, place, arguments.out)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    print(f"{arguments.out}: three pictures in {time.monotonic() - began:.0f} s")
+    print(f"{arguments.out}: five pictures in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

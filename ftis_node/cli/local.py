@@ -17,8 +17,15 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     answer = ask(Home(home.expanduser()).api_socket(), "/status")
     if json:
         print_json(answer)
-    else:
-        _print_table(answer)
+        return
+    from rich.console import Console
+
+    from ftis_node.observe.live import node_view
+
+    Console().print(node_view(answer))
+    for name, value in (("run", answer["run"]), ("page", answer["page"])):
+        print(f"{name:10} {value or 'none'}")
+    print("\n".join(f"{'' if index else 'addresses':10} {text}" for index, text in enumerate(answer["addresses"])))
 
 
 def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
