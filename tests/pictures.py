@@ -1,7 +1,7 @@
 """Pictures for the documents: ``python -m tests.pictures`` runs a small swarm and photographs one node.
 
-Three daemons on loopback with the built-in models, as in the demo; Chromium without a window. Writes docs/img/page.png (its
-beginning), page-light.png, page-dark.png, page-phone.png, and the terminal's view as top.png.
+Three daemons on loopback with the built-in models, as in the demo; Chromium without a window. Writes docs/img/page.png
+(its beginning), page-light.png, page-dark.png, page-phone.png, and the terminal's view as top.png.
 """
 
 from __future__ import annotations
