@@ -347,6 +347,12 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[st
     return layers
 
 
+def known_variables() -> dict[str, str]:
+    """Of this process's environment what names a setting."""
+    known = {ENVIRONMENT_PREFIX + key.upper() for key in (*Settings.model_fields, PROFILE)}
+    return {name: text for name, text in os.environ.items() if name in known}
+
+
 def _nearest(key: str) -> str:
     close = did_you_mean(key, (*Settings.model_fields, PROFILE)).rstrip()
     return close or f"Known settings: {', '.join(sorted(Settings.model_fields))}."

@@ -111,7 +111,8 @@ def test_what_helps_is_there_and_no_secret_is(home: Home, report: Report, tmp_pa
     assert "~/node" in packed["node.log"]
     for stays in ("07:22:31", "127.0.0.1", "completion_tokens=16"):
         assert stays in packed["node.log"], stays
-    assert json.loads(packed["settings.json"])["wait"] == {"value": 3.0, "origin": "environment"}
+    assert json.loads(packed["settings.json"])["wait"] == {"value": 3.0, "origin": "environment FTIS_WAIT"}
+    assert "FTIS_HUB_PASSWORD is no setting" in packed["doctor.json"]
     assert json.loads(packed["environment.json"])["FTIS_WAIT"] == "3"
     assert json.loads(packed["checkpoints.json"])["step-00000003"]["facts"]["progress"]["step"] == 3
     assert {one["subject"] for one in json.loads(packed["doctor.json"])} >= {"python", "home", "tokenizer"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, parse_pairs, print_json
 from ftis_node.cli.doctor import case_of
 from ftis_node.errors import UsageError
+from ftis_node.settings import known_variables
 
 
 def bugreport(
@@ -33,12 +35,22 @@ def bugreport(
     to = out or Path(time.strftime("ftis-node-bugreport-%Y%m%d-%H%M%S.tar.gz"))
     if to.exists():
         raise UsageError(f"{to} exists already.", "Name another file with --out.")
-    case = case_of(home, parse_pairs(set_ or []) | ({"model": model} if model else {}), file=settings)
     from ftis_node.doctor.bugreport import collect, pack
     from ftis_node.doctor.examination import examined
+    from ftis_node.doctor.finding import Finding
 
+    flags = parse_pairs(set_ or []) | ({"model": model} if model else {})
+    unsound: list[Finding] = []
+    try:
+        case = case_of(home, flags, file=settings)
+    except UsageError as error:  # it may be what the report is about
+        unsound.append(Finding("settings", "fail", error.what, error.fix))
+        try:
+            case = case_of(home, flags, file=settings, environment=known_variables())
+        except UsageError:
+            case = case_of(home, {}, environment={})
     findings = []
-    for finding in examined(case):
+    for finding in itertools.chain(unsound, examined(case)):
         findings.append(finding)
         print(f"{finding.verdict:5}{finding.subject}", file=sys.stderr, flush=True)
     parts = collect(case, findings, with_addresses=with_addresses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,8 +65,12 @@ def case_of(
     run: Path | None = None,
     file: Path | None = None,
     peers: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Case:
     """What the doctor looks at; what nobody named is as the home has it.
+
+    Args:
+        environment: by default the process's own.
 
     Raises:
         UsageError: wrong settings or addresses, or a run file that cannot be read.
@@ -82,7 +86,7 @@ def case_of(
     place = Home(home.expanduser())
     runs = [load_run_file(file).run for file in (place.run_file, run) if file and (file is run or file.exists())]
     task = task or (runs[0].task if runs else "arithmetic")
-    settings, origins = collect(task=task, flags=flags, file=file)
+    settings, origins = collect(task=task, flags=flags, file=file, environment=environment)
     facts = newest_facts(place.checkpoints) if place.checkpoints.is_dir() else None
     of = parse_label(facts["model"]) if facts is not None else None
     if origins["model"] == "default" and of is not None:
