@@ -20,7 +20,7 @@ from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.plan import GB
 from ftis_node.policy.tokenizer import end_ids, fingerprint
-from ftis_node.run import RUN_DEFAULTS, Run, RunFile, check_fit, refuse_horizontal, run_for
+from ftis_node.run import RUN_DEFAULTS, Run, RunFile, check_fit, check_named, refuse_horizontal, run_for
 from ftis_node.saving import LearnedSizes, refuse_other_model, settled
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import labelled, newest_facts
@@ -101,10 +101,10 @@ class DryRun:
             found, origin = asyncio.run(self._ask_peers()), "peers"
         self._run_file = found
         self.report["run"] = None if found is None else _in_short(found.run) | {"from": origin}
-        task = self.options.task or (found.run.task if found is not None else "arithmetic")
-        self._settings, self._origins = self._settle(task)
+        self._settings, self._origins = self._settle(self.options.task_of(found))
         if found is not None:
             refuse_horizontal(found.run)
+            check_named(found.run, task=self.options.task, reward=self.options.reward, ours=origin == "home")
 
     async def _ask_peers(self) -> RunFile:
         """By a network daemon that listens nowhere and has a key of its own."""
@@ -121,14 +121,15 @@ class DryRun:
 
     def _look_for_data(self) -> None:
         options = self.options
-        name = options.task or (self._run_file.run.task if self._run_file is not None else "arithmetic")
+        name = options.task_of(self._run_file)
         self.report["task"] = told = {"name": name, "found": False, "rows": None, "held_out": None, "bytes": None}
         if name == "gsm8k" and options.data is None:
             file = cache_dir() / "gsm8k-train.jsonl"
             if sha256_of(file) != TRAIN.sha256:
                 told |= {"bytes": TRAIN.size, "source": TRAIN.url}
                 return
-        self._task = task = load_task(name, data=options.data, eval_data=options.eval_data)
+        reward, code = options.reward_of(self._run_file), options.task is not None
+        self._task = task = load_task(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
         files = [path for path in (options.data, Path(name) if name.endswith(".jsonl") else None) if path is not None]
         told |= {"found": True, "rows": len(task.train), "held_out": len(task.held_out), "sha256": task.data}
         told["bytes"] = files[0].stat().st_size if files else None
@@ -166,7 +167,8 @@ class DryRun:
         facts = {"tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer), "eos": end_ids(tokenizer)}
         if self._run_file is not None:
             run = self._run_file.run
-            data = {"task": task.name, "data": task.data} if task else {"task": run.task, "data": run.data}
+            data = {name: getattr(task or run, name) for name in ("data", "reward")}
+            data["task"] = task.name if task is not None else run.task
             check_fit(run, facts | data, self._settings.model)
         elif task is not None:
             shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens")

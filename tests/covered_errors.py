@@ -13,8 +13,46 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_api.py::test_reading_never_acts": {
         "observe/api.py": ("The daemon answered … with … ….",),
     },
+    "test_checks.py::test_a_choice_that_is_none_is_answered_with_the_nearest": {
+        "settings.py": ("Setting … from … is wrong: … (got …).",),
+    },
+    "test_checks.py::test_a_number_is_refused_early_exactly_where_the_objective_refuses_it": {
+        "checks.py": ("The … cannot be … (…).",),
+        "worker/engine.py": ("The objective cannot be set up: ….",),
+    },
+    "test_checks.py::test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest": {
+        "checks.py": ("There is no … … (…).",),
+    },
+    "test_checks.py::test_what_contradicts_is_told_with_where_it_came_from": {
+        "checks.py": (
+            "LoRA layers (…) have nowhere to go, for lora_targets is empty (…).",
+            "Packets alone may take … MB (…), but the home no more than … GB (…).",
+            "Peers (…) and the page (…) cannot both have the port ….",
+            "The optimiser adamw8bit (…) needs a GPU, but the device is cpu.",
+            "The … … is no IP address (…).",
+            "announce (…) tells others where to dial, but listen is false (…).",
+            "own_share = 0 (…) generates nothing, and … (…) learns from own samples",
+            "vram_gb (…) and vram_share (…) both limit the memory.",
+            "… is no device (…).",
+        ),
+    },
+    "test_condition.py::test_a_limit_on_disk_leaves_packets_what_checkpoints_and_logs_do_not_need": {
+        "joining.py": ("The home may take … GB on disk, but checkpoints, packets and logs need",),
+    },
+    "test_config.py::test_a_file_that_is_not_sound_is_told_with_its_remedy": {
+        "policy/names.py": ("There is no model …: no such folder, alias or built-in model.",),
+        "settings.py": (
+            "There is no profile … (…).",
+            "Unknown setting … in ….",
+        ),
+        "swarm/addresses.py": ("The peer address … is not a multiaddr that ends in /p2p/ID.",),
+        "swarm/p2pd.py": ("An announced address names a port, but this node takes any.",),
+    },
+    "test_config.py::test_the_same_mistakes_end_a_join_before_anything_starts": {
+        "settings.py": ("The environment variable … is no setting.",),
+    },
     "test_daemons.py::test_a_home_that_trained_alone_does_not_join_another_run_by_mistake": {
-        "node.py": ("The --peers are all in another run than the home …, which belongs to r",),
+        "joining.py": ("The --peers are all in another run than the home …, which belongs to r",),
     },
     "test_doctor.py::test_a_hub_that_does_not_give_the_model": {
         "policy/hub.py": (
@@ -22,6 +60,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "The hub does not give … to …: it is gated, private, or does not exist.",
             "The hub has no model …, or none with a ….",
         ),
+    },
+    "test_engine.py::test_a_misspelt_objective_names_the_nearest": {
+        "worker/engine.py": ("There is no objective ….",),
     },
     "test_engine.py::test_a_run_whose_prompt_cap_is_too_small_is_refused": {
         "worker/engine.py": ("A prompt has … tokens, the run allows ….",),
@@ -39,22 +80,34 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_errors_within.py::test_a_checkpoint_of_nothing_and_one_that_goes_away": {
-        "trained.py": (
-            "The checkpoint … cannot be read: ….",
-            "The checkpoint … does not say of which model it is.",
-        ),
+        "trained.py": ("The checkpoint … does not say of which model it is.",),
     },
     "test_errors_within.py::test_a_compute_process_that_only_fails_is_given_up": {
-        "node.py": ("The compute process failed … times in a row, at last with: …",),
+        "compute.py": ("The compute process failed … times in a row, at last with: …",),
+    },
+    "test_errors_within.py::test_a_daemon_that_does_not_start_says_why_or_where": {
+        "cli/detach.py": (
+            "The daemon ended while it was starting (exit code …).",
+            "what.removeprefix('error: ')",
+        ),
     },
     "test_errors_within.py::test_a_demo_whose_node_ends_says_its_last_words": {
         "demo.py": ("Node … ended by itself: …",),
     },
+    "test_errors_within.py::test_a_device_that_torch_has_and_a_node_does_not": {
+        "policy/load.py": ("A node cannot train on the device ….",),
+    },
     "test_errors_within.py::test_a_file_that_an_experiment_names_is_missing": {
         "lab/spec.py": ("Cannot read …: ….",),
     },
+    "test_errors_within.py::test_a_folder_that_may_not_be_read": {
+        "export/folder.py": ("… cannot be read: ….",),
+    },
     "test_errors_within.py::test_a_full_disk_ends_the_daemon_with_what_to_do": {
         "node.py": ("The home … cannot be written or read: ….",),
+    },
+    "test_errors_within.py::test_a_log_that_is_none": {
+        "cli/logs.py": ("The log … cannot be read: ….",),
     },
     "test_errors_within.py::test_a_machine_without_ports": {
         "swarm/addresses.py": ("There is no free port on ….",),
@@ -66,11 +119,20 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_errors_within.py::test_a_network_daemon_that_does_not_start_says_why": {
         "swarm/p2pd.py": ("The network daemon p2pd did not start: …",),
     },
+    "test_errors_within.py::test_a_node_without_a_page_says_so": {
+        "cli/local.py": ("The node on this home serves no page.",),
+    },
     "test_errors_within.py::test_a_question_without_a_token": {
         "evaluation.py": ("The tokenizer of … makes no token of a prompt of ….",),
     },
     "test_errors_within.py::test_a_report_replaces_no_file": {
         "doctor/bugreport.py": ("… exists already.",),
+    },
+    "test_errors_within.py::test_a_task_in_python_has_rows_and_a_source_file": {
+        "tasks/own.py": (
+            "The code of the task … has no source file that others could be compare",
+            "The task … has nothing to train on.",
+        ),
     },
     "test_errors_within.py::test_an_index_needs_a_page_with_a_place": {
         "lab/reporting/index.py": (
@@ -110,7 +172,60 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_eval.py::test_a_mistake_is_told_in_two_sentences": {
+        "cli/common.py": ("--set … has no value.",),
+        "cli/eval.py": (
+            "… cannot be written: ….",
+            "… is a model and no checkpoint, so --model says nothing.",
+        ),
         "evaluation.py": ("… has room for … tokens, but the longest prompt has … and a completion",),
+        "tasks/__init__.py": ("There is no task ….",),
+        "tasks/jsonl.py": ("Cannot read …: ….",),
+        "trained.py": (
+            "The folder … holds neither a model nor a checkpoint.",
+            "The home … has no checkpoint yet.",
+            "There is no checkpoint ….",
+        ),
+    },
+    "test_eval.py::test_it_is_compared_with_what_a_person_names_and_shown_harmlessly": {
+        "cli/eval.py": (
+            "What … is for is not said.",
+            "… is a model and no checkpoint, so it has no base model.",
+        ),
+    },
+    "test_eval.py::test_nothing_is_trained_on_a_test": {
+        "tasks/__init__.py": ("The task math500 is a test: it has nothing to train on, and its verdic",),
+    },
+    "test_export.py::test_a_checkpoint_that_is_removed_meanwhile_says_try_again": {
+        "trained.py": ("The checkpoint … cannot be read any more: ….",),
+    },
+    "test_export.py::test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model": {
+        "export/folder.py": (
+            "… does not look like a model, so it is not replaced.",
+            "… holds the checkpoint itself, or lies in it.",
+            "… is there and not empty.",
+        ),
+    },
+    "test_export.py::test_layers_that_hold_no_numbers_are_not_merged": {
+        "export/model.py": ("The LoRA layers of … cannot be merged: ….",),
+    },
+    "test_export.py::test_mistakes_are_told_before_anything_is_written": {
+        "cli/export.py": ("… is a model and no checkpoint: there is nothing trained in it to expo",),
+        "export/folder.py": (
+            "… cannot be written: ….",
+            "… is there and is not a directory.",
+        ),
+        "export/model.py": (
+            "The checkpoint … does not fit …: they differ in ….",
+            "… is of a model that was trained in full, so there is no adapter.",
+        ),
+    },
+    "test_fit.py::test_mistakes_are_told_with_their_remedy": {
+        "cli/fit.py": (
+            "The caps of the task … are not known here.",
+            "There is no GPU here to ask for its memory.",
+        ),
+        "policy/load.py": ("The model … (…) cannot be loaded: …",),
+        "policy/plan.py": ("8-bit AdamW needs a CUDA device and bitsandbytes.",),
     },
     "test_home.py::test_a_second_daemon_on_the_home_is_told_so": {
         "store/home.py": ("Another ftis-node daemon is running on the home ….",),
@@ -118,14 +233,18 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_identity.py::test_a_key_that_cannot_be_written_is_told": {
         "swarm/identity.py": ("The key file … cannot be used: ….",),
     },
-    "test_judge.py::test_a_process_that_cannot_start_is_an_error": {
-        "tasks/judge.py": ("The process that runs math-verify did not start.",),
-    },
-    "test_judge.py::test_no_run_can_have_the_rule": {
-        "tasks/rewards.py": (
-            "The reward rule … is for a node's own evaluation, and no run can have ",
-            "There is no reward rule ….",
+    "test_judge.py::test_a_file_of_problems_that_cannot_be_used_says_where": {
+        "tasks/jsonl.py": (
+            "… has an answer that is not ….",
+            "… has no `answer`.",
+            "… has no text in ….",
         ),
+    },
+    "test_judge.py::test_a_process_that_cannot_start_is_an_error": {
+        "tasks/judge.py": ("The process that judges answers by the rule … did not start.",),
+    },
+    "test_judge.py::test_rules_that_need_a_process_are_not_scored_without_one": {
+        "tasks/rewards.py": ("The reward rule … needs a process of its own.",),
     },
     "test_judge.py::test_without_math_verify_a_person_is_told_what_to_install": {
         "tasks/judge.py": ("Judging mathematics needs math-verify, which is not installed.",),
@@ -147,11 +266,55 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_lab_trial.py::test_models_of_different_tokenizers_share_no_trial": {
         "lab/participant.py": ("Node … shares no run with the first node. …",),
     },
+    "test_logs.py::test_without_a_log_it_says_what_to_do": {
+        "cli/logs.py": ("There is no log in ….",),
+    },
+    "test_own_tasks.py::test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_name": {
+        "run.py": (
+            "The run judges answers by the rule 'math', which gives what peers writ",
+            "The run's reward rule is …, not ….",
+            "The run's task is Python code, …, which is imported only if you name i",
+        ),
+    },
+    "test_own_tasks.py::test_code_that_cannot_be_used_is_told": {
+        "tasks/own.py": (
+            "The function … failed: ….",
+            "The function … returns …, not a Task.",
+            "The module … (…) has no function ….",
+            "The module … cannot be imported: ….",
+            "The task … cannot be a run's name of a Python function.",
+            "There is no Python module …, neither in … nor installed.",
+        ),
+    },
+    "test_own_tasks.py::test_code_that_nobody_here_named_is_not_imported": {
+        "tasks/own.py": ("The task … is Python code, which is imported only if the owner of this",),
+    },
+    "test_own_tasks.py::test_make_task_holds_out_and_checks": {
+        "tasks/jsonl.py": ("… has only … different question(s), and one of them has to be held out",),
+        "tasks/own.py": (
+            "Row … of the task has an answer that is not ….",
+            "Row … of the task has no question that is a text.",
+            "The task has no rows.",
+            "The template does not contain {question} exactly once.",
+        ),
+    },
+    "test_own_tasks.py::test_nodes_whose_code_differs_are_told": {
+        "run.py": ("The … of … is not the run's: …, not ….",),
+    },
+    "test_own_tasks.py::test_other_tasks_keep_their_rule": {
+        "tasks/__init__.py": ("The task … has the reward rule …, not ….",),
+    },
     "test_packet_store.py::test_a_damaged_database_says_what_to_do": {
         "store/packets.py": ("The database … cannot be used: ….",),
     },
     "test_packet_store.py::test_a_database_of_a_newer_version_says_what_to_do": {
         "store/packets.py": ("The database … has schema …, this version knows ….",),
+    },
+    "test_policy_load.py::test_a_device_that_is_none_is_refused": {
+        "policy/load.py": ("… is no device.",),
+    },
+    "test_policy_load.py::test_a_folder_without_a_model_is_refused": {
+        "policy/names.py": ("The folder … holds no model (config.json is missing).",),
     },
     "test_policy_load.py::test_a_model_that_changes_its_logits_after_the_head_is_refused": {
         "policy/load.py": ("… transforms its logits after the head (…), which scoring does not kno",),
@@ -161,6 +324,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_policy_load.py::test_lora_on_modules_that_the_model_does_not_have_is_refused": {
         "policy/load.py": ("LoRA cannot be added to …: …",),
+    },
+    "test_policy_load.py::test_without_cuda_auto_is_the_cpu_and_cuda_is_refused": {
+        "policy/load.py": ("There is no usable CUDA device.",),
     },
     "test_replay.py::test_a_daemons_training_comes_out_again_bit_for_bit": {
         "lab/replaying/replay.py": ("A daemon is running on the home ….",),
@@ -187,8 +353,39 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "… is of another run than the log.",
         ),
     },
+    "test_run.py::test_a_key_of_thousands_of_parts_is_refused_unread": {
+        "run.py": ("Line … of the run file has a key of too many parts.",),
+    },
+    "test_run.py::test_a_key_that_quotes_a_line_number_does_not_decide_which_line_is_named": {
+        "run.py": ("Line … of the run file is not TOML: ….",),
+    },
+    "test_run.py::test_a_missing_key_is_named": {
+        "run.py": ("`…` is missing from ….",),
+    },
     "test_run.py::test_a_run_file_that_peers_could_not_read_is_refused": {
         "run.py": ("The run file is too long with its characters escaped.",),
+    },
+    "test_run.py::test_a_run_whose_packets_would_be_too_large_is_refused": {
+        "run.py": ("…… is wrong: ….",),
+    },
+    "test_run.py::test_an_unknown_key_cannot_write_to_the_terminal": {
+        "run.py": ("…… has an unknown key ….",),
+    },
+    "test_run.py::test_an_unreadable_run_file_is_a_usage_error": {
+        "run.py": (
+            "The run file … cannot be read: ….",
+            "The run file … is not UTF-8 text.",
+        ),
+    },
+    "test_run.py::test_any_text_is_a_run_file_or_a_usage_error": {
+        "run.py": ("The run file has no [run] table.",),
+    },
+    "test_run.py::test_rubbish_is_a_usage_error": {
+        "run.py": (
+            "In the run file, … is not a table.",
+            "The run file is longer than … characters.",
+            "The run file nests too deeply.",
+        ),
     },
     "test_saving.py::test_if_going_back_does_not_help_the_node_says_so": {
         "saving.py": ("The training gives no finite numbers any more, and older checkpoints d",),
@@ -202,8 +399,26 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_score.py::test_lora_on_the_head_is_refused": {
         "policy/ready.py": ("LoRA on the output head is not supported.",),
     },
+    "test_settings.py::test_a_file_that_cannot_be_read_is_refused": {
+        "settings.py": (
+            "The settings file … cannot be read: ….",
+            "The settings file … is not valid TOML: ….",
+            "The settings file … nests too deeply.",
+        ),
+    },
+    "test_tasks.py::test_a_file_that_cannot_be_used_says_where": {
+        "tasks/jsonl.py": (
+            "… is empty.",
+            "… is not JSON in UTF-8.",
+            "… is not a JSON object.",
+            "…, line …, has the field … where earlier lines have ….",
+        ),
+    },
     "test_tasks.py::test_a_wrong_download_is_refused_and_leaves_nothing": {
         "tasks/download.py": ("Cannot download … (…).",),
+    },
+    "test_tasks.py::test_arithmetic_takes_no_files": {
+        "tasks/__init__.py": ("The task … makes its own data.",),
     },
     "test_tasks.py::test_training_and_evaluation_use_the_same_field": {
         "tasks/jsonl.py": ("… has the field … but … has ….",),
@@ -213,5 +428,11 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_tokenizer.py::test_a_tokenizer_without_an_end_is_refused": {
         "policy/tokenizer.py": ("This tokenizer has no end-of-sequence token.",),
+    },
+    "test_web.py::test_a_port_that_is_taken_is_told_with_what_to_do": {
+        "observe/web.py": ("The page cannot be served at … port …: ….",),
+    },
+    "test_rewards.py::test_an_unknown_rule_is_a_usage_error": {
+        "tasks/rewards.py": ("There is no reward rule ….",),
     },
 }

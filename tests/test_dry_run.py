@@ -52,7 +52,7 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Join, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
     assert report["home"] == {"path": str(home), "new": True, "step": None, "id": None}
     assert report["settings"]["learning_rate"] == {"value": 0.5, "origin": "flags"}
-    assert report["settings"]["wait"]["origin"] == "profile arithmetic" and "seed" not in report["settings"]
+    assert report["settings"]["wait"]["origin"] == "task arithmetic" and "seed" not in report["settings"]
     assert (report["model"]["name"], report["model"]["kind"], report["model"]["fits"]) == ("tiny-a", "full", True)
     assert report["task"]["found"] and report["task"]["rows"] > 1000
     assert len(report["run"]["id"]) == 32 and "would start" in report["run"]["from"]
@@ -90,12 +90,12 @@ def test_all_that_is_wrong_is_told_at_once(join: Join, tmp_path: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         flags = ("--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), "--task", "arithmetic")
-        flags = (*flags, "--port", port, "--host", "127.0.0.1", "--objective", "ftsi")
+        flags = (*flags, "--port", port, "--host", "127.0.0.1", "--device", "cpu")
         code, out, err = join(*flags, "--json")
     report = json.loads(out)
     told = " ".join(one["what"] for one in report["problems"])
     assert code == 2 and err.startswith("error: ") and len(err.splitlines()) == 2
-    assert "no objective 'ftsi'" in told and "tokenizer" in told and f"port {port}" in told
+    assert "reward rule" in told and "tokenizer" in told and f"port {port}" in told
     assert report["run"]["id"] == RUN.id.hex() and report["run"]["from"] == "file"
 
 

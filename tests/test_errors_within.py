@@ -18,19 +18,24 @@ import torch
 import uvloop
 
 from ftis_node import node as daemon
+from ftis_node.cli import local
+from ftis_node.cli.detach import detach
+from ftis_node.cli.logs import logs as show_logs
+from ftis_node.compute import FAILURES, ComputeProcess
 from ftis_node.demo import Demo
 from ftis_node.doctor.bugreport import pack
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.evaluation import tokenised
+from ftis_node.export.folder import check_target
+from ftis_node.joining import JoinOptions
 from ftis_node.lab import crew
 from ftis_node.lab.bench.namespaces import _run as run_tool
 from ftis_node.lab.bench.namespaces import namespaces
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
 from ftis_node.learner.optimiser import _eight_bit as eight_bit
-from ftis_node.policy.load import load_policy, make_policy
+from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.ready import ready
-from ftis_node.run import RunFile
 from ftis_node.settings import Settings, collect
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
@@ -43,13 +48,12 @@ from ftis_node.trained import find_checkpoint, load_trained
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.client import _settle as settle_answer
 from tests.helpers_models import tiny_policy
-from tests.helpers_swarm import RUN
 from tests.test_errors import DEAD
 
 
 def a_node(home: Path, *peers: str) -> daemon.Node:
     settings = {"host": "127.0.0.1", "device": "cpu", "model": "tiny-a"}
-    options = daemon.JoinOptions(home=home, peers=peers)
+    options = JoinOptions(home=home, peers=peers)
     return daemon.Node(options, lambda task: collect(task=task, flags=settings)[0])
 
 
@@ -72,11 +76,10 @@ def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_compute_process_that_only_fails_is_given_up(tmp_path: Path) -> None:
-    node: Any = a_node(tmp_path)
-    node._stepper, node._run_file = object(), RunFile(run=RUN)
-    node._failures = daemon.WORKER_FAILURES
+    process = ComputeProcess(JoinOptions(home=tmp_path), Home(tmp_path), lambda: None)
+    process._failures = FAILURES
     with pytest.raises(UserError, match=r"failed 6 times in a row, at last with: It was killed\..*micro_batch_tokens"):
-        await node._revive_worker(WorkerDied("It was killed."))
+        await process.failed(WorkerDied("It was killed."))
 
 
 async def test_a_network_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
@@ -210,3 +213,56 @@ def test_network_namespaces_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) 
         run_tool("surely-not-there", "x")
     with pytest.raises(UserError, match="`false` failed"):
         run_tool("false")
+
+
+# --- what came with the commands of an owner --------------------------------------------------------------------------
+
+
+def test_a_daemon_that_does_not_start_says_why_or_where(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"ended while it was starting \(exit code 2\).*output.log") as ended:
+        detach(tmp_path / "home", ["join", "--no-such-flag"], print)
+    assert ended.value.exit_code == 2
+    with pytest.raises(UserError, match=r"^There is no task 'nonsense'"):
+        detach(tmp_path / "home", ["eval", "--checkpoint", "tiny-a", "--task", "nonsense"], print)
+
+
+def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local, "ask", lambda *_: {"page": None})
+    with pytest.raises(UserError, match="serves no page"):
+        local.page(tmp_path, open_=False, json=False)
+
+
+def test_a_log_that_is_none(tmp_path: Path) -> None:
+    Home(tmp_path).log.mkdir()
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        show_logs(tmp_path, follow=False, lines=3, json=False)
+
+
+def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    with pytest.raises(UsageError, match="cannot be read: Permission denied"):
+        check_target(tmp_path, overwrite=False, source=tmp_path.parent / "elsewhere")
+
+
+def test_a_device_that_torch_has_and_a_node_does_not() -> None:
+    with pytest.raises(UsageError, match="cannot train on the device 'meta'"):
+        choose_device("meta")
+
+
+def test_a_task_in_python_has_rows_and_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "odd_tasks.py").write_text(
+        "from dataclasses import replace\nfrom ftis_node.tasks import Score, make_task\n"
+        "def made(**how):\n    return make_task([(f'{i}?', str(i)) for i in range(20)], **how)\n"
+        "def empty():\n    return replace(made(), train=())\n"
+        "def hidden():\n    space = {'__name__': 'nowhere'}\n"
+        "    exec('def judge(text, answer): return None', space)\n    return made(reward=space['judge'])\n"
+    )
+    with pytest.raises(UsageError, match="nothing to train on"):
+        load_task("odd_tasks:empty", code=True)
+    with pytest.raises(UsageError, match="no source file"):
+        load_task("odd_tasks:hidden", code=True)

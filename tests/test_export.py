@@ -15,6 +15,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -30,7 +31,7 @@ from ftis_node.stepping import Progress
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
 from ftis_node.trained import Checkpoint, find_checkpoint, hold, load_trained, settings_for
-from ftis_node.worker.engine import Engine
+from ftis_node.worker.engine import ALPHA, WEIGHTS, Engine
 from tests.daemons import ENVIRONMENT
 from tests.helpers_models import arithmetic_run, arithmetic_settings, plain_logprobs
 
@@ -291,3 +292,15 @@ def test_a_checkpoint_that_is_removed_meanwhile_says_try_again(
     with pytest.raises(UserError, match="Try again"), hold(found):
         pass
     assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_layers_that_hold_no_numbers_are_not_merged(homes: dict[str, Path], tmp_path: Path) -> None:
+    home = shutil.copytree(homes["lora"], tmp_path / "home")
+    old = checkpoint_of(home).path
+    weights = {name: torch.full_like(value, torch.nan) for name, value in load_file(old / WEIGHTS).items()}
+    checkpoints = Checkpoints(home / "checkpoints")
+    directory = checkpoints.begin(13)
+    save_file(weights, directory / WEIGHTS, metadata={ALPHA: "16"})
+    checkpoints.commit(directory, {"model": "tiny-a (lora)", "progress": Progress(step=13).facts()})
+    error = refused("--checkpoint", str(home), "--to", str(tmp_path / "out"))
+    assert "cannot be merged" in error.what and not (tmp_path / "out").exists()

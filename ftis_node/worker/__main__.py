@@ -47,10 +47,13 @@ class _Server:
             os._exit(0)
 
     def _work(self, requests: queue.Queue[dict[str, Any]]) -> None:
-        while True:
-            data = self._answer(requests.get())
-            with self._write_lock:
-                self._connection.sendall(data)
+        try:
+            while True:
+                data = self._answer(requests.get())
+                with self._write_lock:
+                    self._connection.sendall(data)
+        finally:
+            os._exit(1)  # a thread that ended alone would leave its callers waiting for good
 
     def _answer(self, request: dict[str, Any]) -> bytes:
         try:
