@@ -19,7 +19,7 @@ from ftis_node.store.home import Home
 from ftis_node.worker.client import Worker
 
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
-FAILURES = 5  # in a row, without a step between them
+FAILURES = 5  # in a row, without a checkpoint between them
 LONGEST_PAUSE = 30.0
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ComputeProcess:
         self._options = options
         self._home = home
         self._started = started
-        self._failures = 0
+        self._failures = self._saved_step = 0
         self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # when, and what was wrong
         self._learned: LearnedSizes
 
@@ -75,13 +75,17 @@ class ComputeProcess:
         """Ends it now, which frees its memory. What should last must have been saved before."""
         await self.worker.stop()
 
+    def saved(self, step: int) -> None:
+        """The newest checkpoint is of this step: if it is a new one, what failed before it is forgiven."""
+        if step > self._saved_step:
+            self._saved_step, self._failures = step, 0
+
     def stepped(self, last: dict[str, Any], generation_batch: int) -> None:
         """A step succeeded; what had to be made smaller for it is remembered.
 
         Args:
             last: the step's metrics.
         """
-        self._failures = 0
         plan = self.facts["plan"]
         if last["memory_retries"]:
             self._learned.learn(plan["budget"], micro_batch_tokens=last["micro_batch_tokens"])

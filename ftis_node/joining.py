@@ -11,6 +11,8 @@ from typing import Any
 
 from ftis_node.errors import UsageError
 from ftis_node.observe.metrics import MetricsLog
+from ftis_node.observe.provenance import versions
+from ftis_node.progress import Progress
 from ftis_node.run import CODE, Run, RunFile, check_named, dump_run_file, load_run_file
 from ftis_node.saving import Books, Saving
 from ftis_node.settings import Settings
@@ -19,7 +21,7 @@ from ftis_node.store.checkpoints import labelled
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
@@ -163,6 +165,39 @@ def furnish(
         stepper=stepper,
         swarm=swarm,
     )
+
+
+def go_on_from(rooms: Rooms, restored: Progress | None, facts: dict[str, Any], options: JoinOptions) -> None:
+    """Takes up a checkpoint's progress, and writes down all that `lab replay` must know of this start.
+
+    Args:
+        restored: None: with the model's own weights.
+        facts: what the compute process said of task and model.
+    """
+    rooms.stepper.progress = restored or Progress()
+    rooms.metrics.write(
+        "started",
+        step=rooms.stepper.progress.step,
+        fresh=restored is None,
+        directory=str(Path.cwd()),  # which relative paths in the settings are relative to
+        task=options.task_of(rooms.run_file),
+        **options.files(),
+        run=rooms.run_file.run.id.hex(),
+        kind=facts["kind"],
+        settings=facts["settings"],
+        plan=facts["plan"],
+        device=facts["device"],
+        threads=facts["threads"],
+        versions=versions(),
+    )
+
+
+def refill_pool(rooms: Rooms, max_age: float) -> None:
+    """Groups that were admitted and, before the compute process ended, neither scored nor trained on are scored."""
+    for author, body, held in rooms.store.waiting(max_age):
+        verdict = admit(rooms.context, author, body)
+        if not isinstance(verdict, Rejection) and not rooms.stepper.pool.knows(verdict.key):
+            rooms.stepper.score_later(verdict, time.monotonic() - held)
 
 
 async def find_run(

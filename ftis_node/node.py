@@ -12,7 +12,6 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 from ftis_node.compute import ComputeProcess
@@ -20,20 +19,17 @@ from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, conditio
 from ftis_node.errors import FtisError, UserError
 from ftis_node.exams import Exams
 from ftis_node.files import replace_text
-from ftis_node.joining import JoinOptions, Rooms, check_peers, find_run, furnish
+from ftis_node.joining import JoinOptions, Rooms, check_peers, find_run, furnish, go_on_from, refill_pool
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.prometheus import exposition
-from ftis_node.observe.provenance import versions
 from ftis_node.observe.web import Web
 from ftis_node.page import start_page
-from ftis_node.progress import Progress
 from ftis_node.report import peers_report, training_status, worker_memory
 from ftis_node.run import RunFile, check_fit, dump_run_file, refuse_horizontal, run_for
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.swarm.admission import Rejection, admit
 from ftis_node.swarm.handshake import somebody_else
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import listening_of
@@ -68,6 +64,7 @@ class Node:
         self._finishing = self._pausing = False
         self._called = asyncio.Event()  # while it rests: to resume, finish or stop
         self._exit_code = 0
+        self._deadline = 0.0  # by which it must have ended, once it is stopping
         self._stack = contextlib.AsyncExitStack()
         self._run_file: RunFile | None = None
         self._transport: Transport | None = None
@@ -91,10 +88,14 @@ class Node:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stop)
         loop.add_signal_handler(signal.SIGINT, self.stop, 130)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # the terminal is closed; nohup would not have it matter
+            loop.add_signal_handler(signal.SIGHUP, self.stop, 129)
         try:
             async with self._stack:
                 if await self._start_unless_stopped():
                     await self._train()
+        except (TimeoutError, ConnectionError):
+            raise  # of the network; nothing is wrong with the home
         except (OSError, sqlite3.Error) as error:
             raise UserError(
                 f"The home {self.home.path} cannot be written or read: {error}.",
@@ -111,6 +112,7 @@ class Node:
             raise SystemExit(130)
         self._exit_code = exit_code
         self._set_apart(State.STOPPING, "The node was asked to stop.")
+        self._deadline = time.monotonic() + GRACE_SECONDS + FINISH_SECONDS
         self._stopping.set()
         self._called.set()
 
@@ -142,7 +144,7 @@ class Node:
         def answer() -> dict[str, Any]:
             if not self._stopping.is_set():
                 what()
-            return {"state": self.condition().state}
+            return {"state": self.condition().state, "pausing": self._pausing, "finishing": self._finishing}
 
         return answer
 
@@ -155,8 +157,9 @@ class Node:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
+            while not starting.done():  # again and again: a cancellation can be lost in a wait that has just ended
+                starting.cancel()
+                await asyncio.wait({starting}, timeout=1.0)
             return False
         starting.result()
         return not self._stopping.is_set()
@@ -164,7 +167,7 @@ class Node:
     async def _start(self) -> None:
         self.home.open()
         self._stack.callback(self.home.close)
-        if self.settings.nice:
+        if self.settings.nice > os.getpriority(os.PRIO_PROCESS, 0):
             os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # the processes that it starts have it from here
         bootstraps = [parse_address(text)[0] for text in self.options.peers]
         identity = Identity.load_or_create(self.home.key)
@@ -194,14 +197,14 @@ class Node:
         earlier = read_events(self.home.metrics, "evaluation", last_bytes=CURVE_BYTES)
         self._curve.extend((event["step"], event["pass_at_1"]) for event in earlier)
         self._hurry(self._pausing or self._finishing)
-        self._go_on_from(rooms, await rooms.saving.restore(self._compute.worker))
-        self._set_apart(State.JOINING, "Looking for peers.")
+        go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
+        self._set_apart(State.LOADING, "Greeting peers.")
         hints = self._run_file.hints.bootstraps
         await rooms.swarm.start([*bootstraps, *(hints if self.options.run is not None else ())], hints)
         self._stack.push_async_callback(rooms.swarm.close)
         if self.options.run is None:
             check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
-        self._refill_pool(rooms)
+        refill_pool(rooms, self.settings.max_age)
         logger.info("Run %s; this node is %s", run.id.hex(), " ".join(self._addresses))
 
     async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Transport:
@@ -215,7 +218,8 @@ class Node:
             )
         self._transport = transport = await Transport.start(listening, self._note_p2pd)
         self._stack.push_async_callback(transport.close)
-        self._addresses = await transport.addresses()
+        with contextlib.suppress(Exception):  # hivemind raises anything; a loaded machine answers later
+            self._addresses = await transport.addresses()
         actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
         api = Api(
             {"/status": self.status, "/peers": self.peers},
@@ -248,32 +252,6 @@ class Node:
         self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
         await self._compute.start(self.settings, self._run_file)
 
-    def _go_on_from(self, rooms: Rooms, restored: Progress | None) -> None:
-        """Takes up a checkpoint's progress, and writes down all that `lab replay` must know of this start."""
-        rooms.stepper.progress = restored or rooms.stepper.progress
-        rooms.metrics.write(
-            "started",
-            step=rooms.stepper.progress.step,
-            fresh=restored is None,  # with the model's own weights
-            directory=str(Path.cwd()),  # which relative paths in the settings are relative to
-            task=self.options.task_of(self._run_file),
-            **self.options.files(),
-            run=rooms.run_file.run.id.hex(),
-            kind=self._compute.facts["kind"],
-            settings=self._compute.facts["settings"],
-            plan=self._compute.facts["plan"],
-            device=self._compute.facts["device"],
-            threads=self._compute.facts["threads"],
-            versions=versions(),
-        )
-
-    def _refill_pool(self, rooms: Rooms) -> None:
-        """Groups that were admitted before a restart and neither scored nor trained on are scored again."""
-        for author, body, held in rooms.store.waiting(self.settings.max_age):
-            verdict = admit(rooms.context, author, body)
-            if not isinstance(verdict, Rejection):
-                rooms.stepper.score_later(verdict, time.monotonic() - held)
-
     # --- training -------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
@@ -292,6 +270,7 @@ class Node:
                 await self._unless_stopped(self._revive(rooms, fault))
         await self._finish(rooms)
         rooms.books.write()
+        await self._compute.stop()  # before its files are closed: it may be scoring still
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Does the work; after a request to stop, what is not done within the grace is given up."""
@@ -305,6 +284,8 @@ class Node:
         logger.warning("The compute process is busy for longer than %.0f s; its work is given up.", GRACE_SECONDS)
         task.cancel()
         await asyncio.wait({task})
+        if self._rooms is not None:
+            await self._rooms.saving.wait(self._deadline - time.monotonic())
         await self._compute.stop()
 
     async def _go_on(self, rooms: Rooms) -> None:
@@ -333,8 +314,6 @@ class Node:
         for warning in last["warnings"]:
             logger.warning("%s", warning)
         self._compute.stepped(last, rooms.stepper.generation_batch)
-        if progress.step % self.settings.eval_every == 0 and self._exams.due():
-            await self._evaluate(rooms)
         rooms.metrics.write(
             "step",
             state=self.condition().state,
@@ -345,7 +324,10 @@ class Node:
             **last,
         )
         await rooms.saving.after_step(self._compute.worker, progress, last)
+        self._compute.saved(rooms.saving.saved_step)
         rooms.books.after_step()
+        if progress.step % self.settings.eval_every == 0 and self._exams.due():
+            await self._evaluate(rooms)
 
     async def _evaluate(self, rooms: Rooms) -> None:
         result = await self._compute.worker.call("evaluate")
@@ -387,33 +369,44 @@ class Node:
     async def _save_last(self, rooms: Rooms) -> None:
         progress = rooms.stepper.progress
         await rooms.saving.settle()
-        if progress.pass_at_1 is not None and rooms.saving.saved_step != progress.step:
+        sound = not rooms.stepper.last.get(
+            "bad_steps"
+        )  # else the weights are in a checkpoint already, under their step
+        if sound and progress.pass_at_1 is not None and rooms.saving.saved_step != progress.step:
             await rooms.saving.checkpoint(self._compute.worker, progress)
         await rooms.saving.settle()
 
     async def _finish(self, rooms: Rooms) -> None:
-        """The last checkpoint and evaluation; if the worker does not answer in time, what was saved before stands."""
+        """The last checkpoint and evaluation. They take as long as they take, unless the node was asked to stop: then
+        what was saved before stands."""
         if rooms.stepper.resting:
             return
         self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
-        try:
-            async with asyncio.timeout(None if self._finishing and not self._stopping.is_set() else FINISH_SECONDS):
-                await self._save_last(rooms)
-                if rooms.stepper.progress.pass_at_1_step != rooms.stepper.progress.step:
-                    await self._evaluate(rooms)
-        except (TimeoutError, WorkerDied, WorkerFault) as error:
-            logger.warning(
-                "The end was cut short (%s); step %d was saved last.",
-                str(error) or "out of time",
-                rooms.saving.saved_step,
-            )
+        ending, stopping = asyncio.create_task(self._end(rooms)), asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not ending.done():
+            await asyncio.wait({ending}, timeout=max(0.0, self._deadline - time.monotonic()))
+        ending.cancel()
+        await asyncio.wait({ending})
+        fault = asyncio.CancelledError() if ending.cancelled() else ending.exception()
+        if isinstance(fault, (asyncio.CancelledError, WorkerDied, WorkerFault)):
+            why, saved = str(fault) or "out of time", rooms.saving.saved_step
+            logger.warning("The end was cut short (%s); step %d was saved last.", why, saved)
+        elif fault is not None:
+            raise fault
+
+    async def _end(self, rooms: Rooms) -> None:
+        await self._save_last(rooms)
+        if rooms.stepper.progress.pass_at_1_step != rooms.stepper.progress.step:
+            await self._evaluate(rooms)
 
     # --- the compute process --------------------------------------------------------------------------------------
 
     async def _revive(self, rooms: Rooms, fault: FtisError) -> None:
         """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
         self._set_apart(State.LOADING, "The compute process failed and is being started again.")
-        while True:
+        while not self._stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
                 await rooms.saving.settle()
             older = await self._compute.failed(fault)
@@ -421,16 +414,17 @@ class Node:
                 return await self._renew(rooms, older=older)
             except (WorkerDied, WorkerFault) as error:
                 fault = error
+        await self._compute.stop()  # nothing is saved from one that has failed
 
     async def _renew(self, rooms: Rooms, *, older: bool = False) -> None:
         """Another compute process, with the newest checkpoint (or an older one)."""
         await self._load()
         worker = self._compute.worker
         await worker.call("open", run=rooms.run_file.run.model_dump(mode="json"))
-        self._go_on_from(rooms, await rooms.saving.restore(worker, older=older))
+        go_on_from(rooms, await rooms.saving.restore(worker, older=older), self._compute.facts, self.options)
         rooms.stepper.worker = worker  # only now: an engine without a run could score nothing
         rooms.stepper.resting = False
-        self._refill_pool(rooms)
+        refill_pool(rooms, self.settings.max_age)
         if not self._stopping.is_set():
             self._apart = None
 
@@ -449,7 +443,7 @@ class Node:
             sought=self._sought,
             reachability=membership.reachability(),
             network_down=self._transport.down_seconds(),
-            free_bytes=shutil.disk_usage(self.home.path).free,
+            free_bytes=None if self._rooms.saving.writing else shutil.disk_usage(self.home.path).free,
             checkpoint_bytes=self._rooms.saving.next_bytes(),
             faults=self._compute.faults(FAULT_SECONDS),
             bad_steps=last.get("bad_steps", 0),

@@ -87,6 +87,10 @@ class Pool:
         self._by_author.setdefault(scored.group.author, []).append(scored)
         return True
 
+    def knows(self, key: tuple[bytes, int, int]) -> bool:
+        """Whether a group is or was here, and has not expired."""
+        return key in self._born
+
     def put_back(self, taken: Sequence[Scored]) -> None:
         """Takes back what `take` gave and nobody has trained on."""
         for scored in taken:

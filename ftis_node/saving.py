@@ -52,14 +52,13 @@ class Saving:
         """Goes on from the newest sound checkpoint; None if there is none.
 
         Args:
-            older: not from the newest, if there is another: with its weights the compute process only fails.
+            older: not from the newest, if there is another: with its weights the compute process only fails. When it
+                has failed with those of the other too, they were not to blame, and the newest is taken again.
 
         Raises:
             UsageError: it is of another model.
-            UserError: older ones did not help.
         """
-        if older:
-            self._count_setback()
+        older = older and not await asyncio.to_thread(self._checkpoints.take_back)
         known_damaged = self._checkpoints.damaged()
         found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step) if older else None
         found = found or await asyncio.to_thread(self._checkpoints.latest)
@@ -73,7 +72,7 @@ class Saving:
         refuse_other_model(self._path, facts["model"], self._model)
         progress = Progress.from_facts(facts["progress"])
         if older:
-            self._checkpoints.set_aside(progress.step)
+            await asyncio.to_thread(self._checkpoints.set_aside, progress.step, "doubted")
         await worker.call("restore", directory=str(directory), steps=progress.step)
         self.saved_step = self._good_step = progress.step
         logger.info("Going on from step %d", progress.step)
@@ -89,6 +88,8 @@ class Saving:
         Raises:
             UserError: going back was tried before and did not help.
         """
+        if self._writing is not None and self._writing.done():
+            await self.settle()  # that it failed must not be found out at the next checkpoint only
         if report["bad_steps"] == 0:
             self._good_step = progress.step
             self._good_steps += 1
@@ -105,7 +106,7 @@ class Saving:
         step."""
         await self.settle()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await worker.call("snapshot")
+        await worker.call("snapshot", directory=str(directory), size=self._saved_bytes)
         self._saved_at = time.monotonic()
         facts = {"model": self._model, "optimiser": self._optimiser, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
@@ -119,6 +120,16 @@ class Saving:
     def next_bytes(self) -> int:
         """What the next checkpoint takes on disk, as far as known; it is written before an older one goes."""
         return self._saved_bytes
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writing is not None and not self._writing.done()
+
+    async def wait(self, seconds: float) -> None:
+        """Gives the checkpoint that is being written so long to be finished; whether it failed, `settle` tells."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=seconds)
 
     async def settle(self) -> None:
         """Waits until the latest checkpoint is on disk.
@@ -139,7 +150,7 @@ class Saving:
             raise self._hopeless()
         directory, facts = found
         self._good_step = facts["progress"]["step"]
-        self._checkpoints.set_aside(self._good_step)
+        await asyncio.to_thread(self._checkpoints.set_aside, self._good_step)
         await worker.call("restore", directory=str(directory), steps=progress.step)
         logger.error("Too many steps without a finite gradient: back to the weights of step %d.", self._good_step)
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)

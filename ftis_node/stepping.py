@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ftis_node.errors import FtisError
+from ftis_node.errors import FtisError, UserError
 from ftis_node.observe.recent import KEPT, Recent, Shown
 from ftis_node.packet import Group, encode, pack_group, packet_digest
 from ftis_node.pool import Newcomers, Pool, Scored, Want
@@ -174,7 +174,7 @@ class Stepper:
             rewards = (await self.worker.call("score", row=group.row, completions=packed))["rewards"]
         except WorkerDied:
             return  # it stays in the store as admitted and is scored after the worker's restart
-        except WorkerFault as fault:
+        except (WorkerFault, UserError) as fault:
             logger.error("A group of %s could not be scored: %s", peer_id(group.author), fault)
             self._store.settle([group.key], "unscored")
             return
@@ -319,7 +319,7 @@ class Stepper:
             refs.append(PacketRef(slot=slot, digest=digest, size=len(data)))
         self.own_unsound = len(packets) < len(answers)
         if not packets:
-            raise FtisError("Every group that this node generated is unsound; its model may have diverged.")
+            raise WorkerFault("Every group that this node generated is unsound; its model may have diverged.")
         self.totals.add_round([group for group, _ in packets])
         self._store.add(packets, own=True)
         self.swarm.announce(number, self.progress.step, refs)

@@ -42,7 +42,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
 
     family = daemon.children()
     paused = run_cli("pause", "--wait", "--json", *home)
-    assert json.loads(paused.stdout) == {"state": "PAUSED"}, paused.stderr
+    assert json.loads(paused.stdout) == {"state": "PAUSED", "pausing": True, "finishing": False}, paused.stderr
     status = node.status()
     assert "Paused at step" in status["reason"] and "resume" in status["advice"]
     step = status["step"]

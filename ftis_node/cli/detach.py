@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ftis_node.cli.top import last_lines
 from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
 from ftis_node.store.home import Home
@@ -26,14 +25,18 @@ def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
         arguments: of ``ftis-node``, without ``--detach``.
         tell: given each sentence of what it is doing.
 
-    Returns the daemon's status.
+    Returns the daemon's status; `pid` is None if it had nothing to do and has ended.
 
     Raises:
-        UserError: it ended; the message is its own.
+        UserError: another one runs there, or it ended; then the message is its own.
     """
+    place = Home(home)
+    if place.in_use():
+        raise place.taken()
     home.mkdir(parents=True, exist_ok=True)
     output = home / "output.log"
-    with output.open("wb") as log:
+    before = output.stat().st_size if output.exists() else 0
+    with output.open("ab") as log:
         daemon = subprocess.Popen(
             [sys.executable, "-m", "ftis_node", *arguments],
             stdin=subprocess.DEVNULL,
@@ -42,15 +45,21 @@ def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
             start_new_session=True,
         )
     told = ""
-    while daemon.poll() is None:
-        status = _status(Home(home), daemon.pid)
-        if status is not None and status["state"] != "LOADING":
-            return status | {"pid": daemon.pid}
-        if status is not None and status["reason"] != told:
-            told = status["reason"]
-            tell(told)
-        time.sleep(POLL_SECONDS)
-    raise _its_own(output, daemon.returncode)
+    try:
+        while daemon.poll() is None:
+            status = _status(place, daemon.pid)
+            if status is not None and status["state"] != "LOADING":
+                return status | {"pid": daemon.pid}
+            if status is not None and status["reason"] != told:
+                told = status["reason"]
+                tell(told)
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        tell(f"The daemon goes on starting as process {daemon.pid}; `ftis-node stop` ends it.")
+        raise
+    if daemon.returncode == 0:
+        return {"state": "STOPPED", "reason": "It has taken its steps already.", "pid": None}
+    raise _its_own(output, before, daemon.returncode)
 
 
 def _status(home: Home, pid: int) -> dict[str, Any] | None:
@@ -62,9 +71,11 @@ def _status(home: Home, pid: int) -> dict[str, Any] | None:
     return None
 
 
-def _its_own(output: Path, code: int) -> UserError:
-    """The error that a daemon ended with."""
-    lines = list(last_lines(output, 40))
+def _its_own(output: Path, before: int, code: int) -> UserError:
+    """The error that a daemon ended with, in what it added to its output."""
+    with output.open("rb") as log:
+        log.seek(before)
+        lines = log.read().decode(errors="replace").splitlines()
     start = max((number for number, line in enumerate(lines) if line.startswith("error: ")), default=None)
     if start is None:
         error = UserError(f"The daemon ended while it was starting (exit code {code}).", f"Look into {output}.")

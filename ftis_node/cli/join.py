@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -173,7 +174,8 @@ def _detach(home: Path) -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
     status = detach(home, arguments, lambda line: print(line, file=sys.stderr))
     print(f"{status['state']}: {status['reason']}")
-    print(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop`.")
+    if status["pid"] is not None:
+        print(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop`.")
 
 
 async def _watched(node: Node, tail: Tail) -> int:
@@ -187,12 +189,16 @@ async def _watched(node: Node, tail: Tail) -> int:
         return node_view(node.status(), node.peers()["peers"], tail.lines, HINT)
 
     running = asyncio.create_task(node.run())
-    with Live(look(), console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-        while not running.done():
-            await asyncio.wait({running}, timeout=VIEW_SECONDS)
-            live.update(look(), refresh=True)
-    code = running.result()
-    print("\n".join(tail.lines), file=sys.stderr)
+    try:
+        with Live(look(), console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+            while not running.done():
+                await asyncio.wait({running}, timeout=VIEW_SECONDS)
+                live.update(look(), refresh=True)
+    except Exception as error:  # a terminal may go away in many ways; what was to be seen goes on without it
+        logging.getLogger(__name__).warning("The view has ended, the node goes on: %r", error)
+    code = await running
+    with contextlib.suppress(OSError):
+        print("\n".join(tail.lines), file=sys.stderr)
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,64 +14,52 @@ from ftis_node.observe.api import ask
 from ftis_node.store.home import Home
 
 POLL_SECONDS = 0.5
+PATIENCE = 30.0
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return only when it is done.")]
 
 
 def stop(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """Asks the node to finish its step, save and end, all within half a minute."""
-    answer = _command(home, "stop")
-    if wait:
-        _until_gone(Home(home.expanduser()))
-    _say(answer, json, "The node has ended." if wait else "The node finishes its step, saves and ends.")
+    _end(home, "stop", "The node finishes its step, saves and ends.", wait=wait, json=json)
 
 
 def finish(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """As stop, but the running step may take as long as it takes, so that nothing of it is lost."""
-    answer = _command(home, "finish")
-    if wait:
-        _until_gone(Home(home.expanduser()))
-    _say(answer, json, "The node has ended." if wait else "The node completes its step, saves and ends.")
+    _end(home, "finish", "The node completes its step, saves and ends.", wait=wait, json=json)
 
 
 def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """After this step the node saves and lets go of its GPU (or cores); it stays in the swarm and serves its peers."""
     answer = _command(home, "pause")
-    if wait:
-        answer = _until(Home(home.expanduser()), "PAUSED")
-    done = wait or answer["state"] == "PAUSED"
-    _say(
-        answer, json, "The node is paused." if done else "The node completes its step and pauses; resume with: resume."
-    )
+    while wait and answer["state"] != "PAUSED":
+        if not answer["pausing"] or answer["finishing"] or answer["state"] == "STOPPING":
+            raise UserError(f"The node does not pause: it is {answer['state']}.", "Ask it with `ftis-node status`.")
+        time.sleep(POLL_SECONDS)
+        status = ask(Home(home.expanduser()).api_socket(), "/status", timeout=PATIENCE)
+        answer = {name: status[name] for name in answer}
+    said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
+    _say(answer, said.get(answer["state"], "The node completes its step and pauses."), json=json)
 
 
 def resume(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Loads the model again and goes on from the last checkpoint."""
-    _say(_command(home, "resume"), json, "The node goes on.")
+    answer = _command(home, "resume")
+    _say(answer, "The node ends." if answer["state"] == "STOPPING" else "The node goes on.", json=json)
 
 
-def _command(home: Any, name: str) -> dict[str, Any]:
+def _command(home: Path, name: str) -> dict[str, Any]:
     return ask(Home(home.expanduser()).api_socket(), f"/{name}", action=True)
 
 
-def _say(answer: dict[str, Any], json: bool, text: str) -> None:
+def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
+    answer, place = _command(home, name), Home(home.expanduser())
+    while wait and place.in_use():
+        time.sleep(POLL_SECONDS)
+    _say(answer, "The node has ended." if wait else text, json=json)
+
+
+def _say(answer: dict[str, Any], text: str, *, json: bool) -> None:
     if json:
         print_json(answer)
     else:
         print(text)
-
-
-def _until(home: Home, state: str) -> dict[str, Any]:
-    """Waits until the daemon is in this state; raises UserError if it ends instead."""
-    while (answer := ask(home.api_socket(), "/status"))["state"] != state:
-        time.sleep(POLL_SECONDS)
-    return {"state": answer["state"]}
-
-
-def _until_gone(home: Home) -> None:
-    while home.runtime() is not None:
-        try:
-            ask(home.api_socket(), "/status")
-        except UserError:
-            if not home.in_use():
-                return
-        time.sleep(POLL_SECONDS)

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ftis_node.errors import FtisError
 
@@ -41,6 +41,7 @@ class Checkpoints:
         path.mkdir(parents=True, exist_ok=True)
         for leftover in path.glob("*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
+        self.take_back()
         for replaced in path.glob("*.replaced"):  # killed between the two renames of `commit`
             if replaced.with_suffix("").exists():
                 shutil.rmtree(replaced, ignore_errors=True)
@@ -93,13 +94,23 @@ class Checkpoints:
                 directory.rename(directory.with_suffix(".damaged"))
         return None
 
-    def set_aside(self, after: int) -> None:
-        """Renames the checkpoints of later steps than `after` to ``*.diverged``; earlier such ones are removed."""
-        for forgotten in self.path.glob("*.diverged"):
+    def set_aside(self, after: int, why: Literal["diverged", "doubted"] = "diverged") -> None:
+        """Renames the checkpoints of later steps than `after`; earlier ones of the same name then go."""
+        later = [directory for directory in _complete(self.path) if _step(directory) > after]
+        for forgotten in self.path.glob(f"*.{why}") if later else ():
             shutil.rmtree(forgotten, ignore_errors=True)
-        for directory in _complete(self.path):
-            if _step(directory) > after:
-                directory.rename(directory.with_suffix(".diverged"))
+        for directory in later:
+            directory.rename(directory.with_suffix(f".{why}"))
+
+    def take_back(self) -> bool:
+        """Makes checkpoints again of those that were set aside as doubted; returns whether there were any."""
+        aside = list(self.path.glob("*.doubted"))
+        for directory in aside:
+            if directory.with_suffix("").exists():
+                shutil.rmtree(directory, ignore_errors=True)
+            else:
+                directory.rename(directory.with_suffix(""))
+        return bool(aside)
 
     def damaged(self) -> list[Path]:
         """Checkpoints that `latest` found damaged and set aside."""

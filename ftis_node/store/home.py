@@ -55,10 +55,7 @@ class Home:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise UserError(
-                f"Another ftis-node daemon is running on the home {self.path}.",
-                f"Stop it with `ftis-node stop --home {self.path}`, or name another --home.",
-            ) from None
+            raise self.taken() from None
         self._lock = lock
         self._reap()
 
@@ -72,6 +69,13 @@ class Home:
             self._runtime_file.unlink(missing_ok=True)
         self._lock.close()
         self._lock = None
+
+    def taken(self) -> UserError:
+        """What a second daemon is told."""
+        return UserError(
+            f"Another ftis-node daemon is running on the home {self.path}.",
+            f"Stop it with `ftis-node stop --home {self.path}`, or name another --home.",
+        )
 
     def in_use(self) -> bool:
         """Whether a daemon holds the lock."""

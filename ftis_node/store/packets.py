@@ -62,6 +62,8 @@ class PacketStore:
             self._db.executescript(_TABLES)
             self._db.execute(f"PRAGMA user_version = {SCHEMA}")
             self._bytes = int(self._db.execute("SELECT coalesce(sum(size), 0) FROM packets").fetchone()[0])
+            with self._transaction():
+                self._make_room()  # the quota may have become smaller
         except sqlite3.DatabaseError as error:
             raise UserError(
                 f"The database {path} cannot be used: {error}.", "Move the file away; the node makes a new one."

@@ -33,7 +33,8 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        """Its process id, None while there is none: numbers of the dead are given to others."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self, log: IO[bytes] | None = None) -> None:
         """Spawns the process; its own output goes to `log`, or where this process's errors go."""

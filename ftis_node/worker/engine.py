@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ftis_node import evaluation
-from ftis_node.errors import FtisError, UsageError, did_you_mean
+from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.memory import fitting
 from ftis_node.objective import PRESETS, Objective
@@ -33,6 +36,8 @@ from ftis_node.worker.planning import settle, told
 # Files of a checkpoint, and what of LoRA no tensor shows: in the weights' metadata.
 WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "lora_alpha"
 _RANDOM = "random.safetensors"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+SPARE = 1.2  # of a checkpoint's size must be free in main memory for it to lie there beside the next step
 TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # of one completion, for people to read
 
 
@@ -243,13 +248,25 @@ class Engine:
         self._write(self._state(), directory)
         return {"steps": self.learner.steps}
 
-    def snapshot(self) -> dict[str, Any]:
-        """Copies all that `write` writes into main memory."""
-        self._snapshot = self._state()
+    def snapshot(self, directory: str, size: int) -> dict[str, Any]:
+        """Copies all that `write` writes into main memory; where that has no room for it beside the next step, it is
+        written at once.
+
+        Args:
+            size: about how many bytes it is.
+        """
+        if psutil.virtual_memory().available < SPARE * size:
+            self.save(directory)
+        else:
+            self._snapshot = self._state()
         return {"steps": self.learner.steps}
 
     def write(self, directory: str) -> dict[str, Any]:
-        """Writes the latest snapshot, once, into an existing directory; from any thread."""
+        """Writes the latest snapshot, once, into an existing directory; from any thread.
+
+        Raises:
+            UserError: the disk is full.
+        """
         snapshot, self._snapshot = self._snapshot, {}
         self._write(snapshot, directory)
         return {}
@@ -262,8 +279,16 @@ class Engine:
 
     def _write(self, state: dict[str, dict[str, torch.Tensor]], directory: str) -> None:
         told = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
-        for name, tensors in state.items():
-            save_file(tensors, Path(directory) / name, metadata=told if name == WEIGHTS else None)
+        try:
+            for name, tensors in state.items():
+                save_file(tensors, Path(directory) / name, metadata=told if name == WEIGHTS else None)
+        except (OSError, SafetensorError) as error:
+            if any(f"os error {code}" in str(error) or getattr(error, "errno", 0) == code for code in _NO_ROOM):
+                raise UserError(
+                    f"There is no room for a checkpoint in {Path(directory).parent}: {error}.",
+                    "Make room on its disk and start the same command again; it goes on from the last checkpoint.",
+                ) from error
+            raise
 
     def restore(self, directory: str, steps: int) -> dict[str, Any]:
         """Puts back what `save` wrote.
