@@ -7,6 +7,12 @@ without a row and without an entry here fails `tests/test_errors.py`.
 from __future__ import annotations
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_engine.py::test_a_full_disk_is_a_persons_business_and_another_fault_is_not": {
+        "worker/engine.py": ("There is no room for a checkpoint in …",),
+    },
+    "test_errors_within.py::test_waiting_for_a_pause_ends_when_something_else_was_asked_for": {
+        "cli/life.py": ("The node does not pause",),
+    },
     "test_api.py::test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever": {
         "observe/api.py": ("The daemon on this home did not answer within … s.",),
     },

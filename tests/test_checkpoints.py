@@ -156,6 +156,22 @@ def test_a_manifest_may_be_anything(tmp_path: Path, manifest: str) -> None:
         verify(directory)
 
 
+def test_a_doubted_one_comes_back_when_it_was_not_to_blame_and_a_diverged_one_does_not(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    for step in (1, 2):
+        write(store, step)
+    store.set_aside(1, "doubted")
+    assert store.latest()[1]["step"] == 1  # type: ignore[index]
+    store.set_aside(1, "doubted")
+    assert store.take_back() and store.latest()[1]["step"] == 2  # type: ignore[index]
+    store.set_aside(1, "doubted")
+    assert Checkpoints(tmp_path).latest()[1]["step"] == 2, "another process tries it first"  # type: ignore[index]
+    store.set_aside(1)
+    assert not store.take_back() and Checkpoints(tmp_path).latest()[1]["step"] == 1  # type: ignore[index]
+    store.set_aside(1)
+    assert list(tmp_path.glob("*.diverged")), "it is kept until another takes its place"
+
+
 def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_path: Path) -> None:
     rng = random.Random(0)
     newest = interrupted = 0

@@ -18,7 +18,7 @@ import torch
 import uvloop
 
 from ftis_node import node as daemon
-from ftis_node.cli import local
+from ftis_node.cli import life, local
 from ftis_node.cli.detach import detach
 from ftis_node.cli.logs import logs as show_logs
 from ftis_node.compute import FAILURES, ComputeProcess
@@ -266,3 +266,14 @@ def test_a_task_in_python_has_rows_and_a_source_file(tmp_path: Path, monkeypatch
         load_task("odd_tasks:empty", code=True)
     with pytest.raises(UsageError, match="no source file"):
         load_task("odd_tasks:hidden", code=True)
+
+
+@pytest.mark.parametrize("instead", [{"state": "ONLINE", "pausing": False}, {"state": "STOPPING", "pausing": True}])
+def test_waiting_for_a_pause_ends_when_something_else_was_asked_for(
+    instead: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = iter([{"state": "ONLINE", "pausing": True, "finishing": False}, {**instead, "finishing": False}])
+    monkeypatch.setattr(life, "ask", lambda *_, **__: next(answers))
+    monkeypatch.setattr(life, "POLL_SECONDS", 0.0)
+    with pytest.raises(UserError, match=f"does not pause: it is {instead['state']}"):
+        life.pause(tmp_path, wait=True, json=False)

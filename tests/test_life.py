@@ -37,7 +37,9 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     assert record is not None and str(record["pid"]) in begun.stdout
     daemon = psutil.Process(record["pid"])
     assert daemon.nice() == 5 and all(child.nice() == 5 for child in daemon.children())
+    printed = (node.home.path / "output.log").read_bytes()
     again = run_cli("join", "--detach", *home, *PLACE)
+    assert (node.home.path / "output.log").read_bytes().startswith(printed), "it is the running one's"
     assert again.returncode == 1 and "Another ftis-node daemon is running" in again.stderr
 
     family = daemon.children()

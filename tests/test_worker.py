@@ -167,8 +167,9 @@ async def test_ctrl_c_is_not_for_it() -> None:
         os.kill(worker.pid, signal.SIGINT)
         with pytest.raises(UsageError):
             await worker.call("load", settings=settings(model="tiny-z"), task="arithmetic", data=None, eval_data=None)
+        pid = worker.pid
         await worker.stop()
-        assert not psutil.pid_exists(worker.pid)
+        assert worker.pid is None and not psutil.pid_exists(pid)
         with pytest.raises(WorkerDied):
             await worker.call("evaluate")
 
@@ -176,10 +177,10 @@ async def test_ctrl_c_is_not_for_it() -> None:
 @on_one_loop
 async def test_it_can_be_stopped_before_it_listens() -> None:
     async with started() as worker:
-        began = time.monotonic()
+        began, pid = time.monotonic(), worker.pid
         await worker.stop()  # while it still imports torch, and so cannot see that we are gone
         assert time.monotonic() - began < 1
-        assert worker.pid is not None and not psutil.pid_exists(worker.pid)
+        assert pid is not None and not psutil.pid_exists(pid)
 
 
 @on_one_loop
