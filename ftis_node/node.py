@@ -24,7 +24,7 @@ from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
-from ftis_node.page import start_page
+from ftis_node.page import invitation, start_page
 from ftis_node.report import peers_report, training_status, worker_memory
 from ftis_node.run import RunFile, check_fit, dump_run_file, refuse_horizontal, run_for
 from ftis_node.settings import Settings
@@ -222,7 +222,7 @@ class Node:
             self._addresses = await transport.addresses()
         actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
         api = Api(
-            {"/status": self.status, "/peers": self.peers},
+            {"/status": self.status, "/peers": self.peers, "/page": lambda: invitation(self._page)},
             {f"/{name}": self._asked(what) for name, what in actions.items()},
             {"/metrics": lambda: exposition(self.status(), self.peers())},
         )

@@ -56,8 +56,13 @@ async def start_page(
     return server
 
 
+def invitation(page: Web | None) -> dict[str, Any]:
+    """A link that opens once, new for each who asks the local API; null from a node without a page."""
+    return {"link": page.invite() if page is not None else None}
+
+
 def _metrics(status: Facts, peers: Facts) -> Handler:
-    async def handle(_: web.Request) -> web.Response:
+    async def handle(_: web.BaseRequest) -> web.Response:
         return web.Response(body=exposition(status(), peers()), headers={"Content-Type": TEXT})
 
     return handle
@@ -78,7 +83,7 @@ class _Curves:
         self._lock = asyncio.Lock()
         self._body = to_json(history.facts())
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.BaseRequest) -> web.Response:
         async with self._lock:
             if await asyncio.to_thread(self._history.follow):
                 self._body = to_json(self._history.facts())

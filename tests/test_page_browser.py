@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ftis_node.observe.history import History
-from ftis_node.observe.web import Web, json_route, link
+from ftis_node.observe.web import Route, Web, json_route, link
 from tests.browser import Browser, missing
 from tests.test_web import step
 
@@ -45,6 +46,9 @@ def status() -> dict[str, Any]:
         "name": EVIL,
         "state": "ONLINE",
         "reason": f"Training with 20 peers. {EVIL}",
+        "advice": f"Run `ftis-node top`. {EVIL}",
+        "pausing": True,
+        "finishing": False,
         "model": LONG,
         "kind": "full",
         "addresses": [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEERS[-1]}"],
@@ -149,6 +153,46 @@ async def test_text_of_strangers_is_shown_and_never_run(page: Web) -> None:
         assert browser.errors() == []
 
     await looked_at(page, look)
+
+
+async def test_what_to_do_is_what_the_node_says(page: Web) -> None:
+    def look(browser: Browser) -> None:
+        told = browser.run("return document.querySelector('#reason').textContent")
+        assert "It pauses after this step." in told and "It ends after" not in told
+        assert f"Run ftis-node top. {EVIL}" in told
+        assert browser.run("return document.querySelector('.advice code').textContent") == "ftis-node top"
+
+    await looked_at(page, look)
+
+
+async def test_a_link_that_opens_once_opens_the_page_and_stays_good_for_that_browser(page: Web) -> None:
+    def work(invited: str) -> None:
+        with Browser(1280, 900, dark=False) as browser:
+            for _ in range(2):
+                browser.open(invited)
+                browser.wait("return document.querySelectorAll('.group').length > 1")
+                assert browser.run("return location.href") == page.address, "the code is not shown any more"
+
+    await asyncio.to_thread(work, page.invite())
+
+
+async def test_a_link_that_was_clicked_on_another_site_opens_the_page() -> None:
+    async def page_with_link(request: web.BaseRequest) -> web.Response:
+        return web.Response(text=f'<a href="{link(server.address, TOKEN)}">link</a>', content_type="text/html")
+
+    server = Web(TOKEN, [Route("/elsewhere", page_with_link, open=True)])
+    await server.start("127.0.0.1", 0)
+
+    def work() -> None:
+        with Browser(1280, 900, dark=False) as browser:
+            browser.open(server.address.replace("127.0.0.1", "localhost") + "elsewhere")  # to a browser another site
+            browser.run("document.querySelector('a').click()")
+            browser.wait("return document.getElementById('main') !== null")
+
+    try:
+        await asyncio.to_thread(work)
+    finally:
+        await server.close()
 
 
 async def test_a_curve_is_read_with_the_keys(page: Web) -> None:

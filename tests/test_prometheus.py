@@ -14,8 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ftis_node
+from ftis_node.condition import State
 from ftis_node.observe.api import Api, ask_text
-from ftis_node.observe.prometheus import PEERS_MAX, exposition
+from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
 from ftis_node.progress import Totals
 from ftis_node.report import last_step
 from tests.documented import EVENTS, exposed, keys, metrics
@@ -179,10 +180,27 @@ def test_no_text_of_a_peer_is_in_it() -> None:
     assert b"99" not in odd and b"ftis_node_peer_standing{" not in odd
 
 
-def test_a_models_path_of_whatever_characters_stays_a_label() -> None:
-    found = [*text_string_to_metric_families(exposition(TRAINING | {"model": EVIL}, NOBODY).decode())]
+def model_label(model: str) -> str:
+    found = [*text_string_to_metric_families(exposition(TRAINING | {"model": model}, NOBODY).decode())]
     [info] = [sample for family in found for sample in family.samples if sample.name == "ftis_node_info"]
-    assert info.labels["model"] == EVIL
+    return str(info.labels["model"])
+
+
+def test_of_a_models_folder_the_last_name_alone_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "somebody" / "my-model"
+    folder.mkdir(parents=True)
+    assert model_label(str(folder)) == "my-model", "also of one that is no model, or gone"
+    (folder / "config.json").write_text("{}")
+    assert model_label(str(folder)) == "my-model"
+    assert model_label("qwen2.5-3b") == "Qwen/Qwen2.5-3B" and model_label("someone/model") == "someone/model"
+
+
+def test_a_models_name_of_whatever_characters_stays_a_label() -> None:
+    assert model_label(EVIL) == EVIL
+
+
+def test_every_state_of_a_node_is_known_here() -> None:
+    assert sorted(STATES) == sorted(State)
 
 
 def test_at_most_64_peers_are_in_it() -> None:

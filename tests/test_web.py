@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import json
 import math
+import re
 import socket
 import stat
 from collections.abc import AsyncIterator
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from ftis_node.condition import State
 from ftis_node.errors import UserError
 from ftis_node.observe import history as history_module
 from ftis_node.observe.history import POINTS, History
@@ -28,6 +31,7 @@ from ftis_node.settings import Settings
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from tests.daemons import Daemon, run_cli
+from tests.test_web_doors import opens
 
 TOKEN = "t" * 43
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\ud800"
@@ -41,7 +45,7 @@ async def page() -> AsyncIterator[Web]:
     async def fail() -> dict[str, Any]:
         raise RuntimeError("a secret of the inside")
 
-    async def metrics(request: web.Request) -> web.Response:
+    async def metrics(request: web.BaseRequest) -> web.Response:
         return web.Response(text="up 1\n")
 
     routes = [json_route("/api/status", answer), json_route("/broken", fail)]
@@ -96,7 +100,8 @@ async def test_the_link_becomes_a_cookie_that_no_script_and_no_other_site_can_us
     page: Web, browser: aiohttp.ClientSession
 ) -> None:
     async with browser.get(link(page.address, TOKEN), allow_redirects=False) as response:
-        assert (response.status, response.headers["Location"]) == (303, "/")
+        assert response.status == 200, "a redirect after a click elsewhere would be followed without the cookie"
+        assert '<meta http-equiv="refresh" content="0; url=/">' in await response.text()
         cookie = response.headers["Set-Cookie"]
     assert {"HttpOnly", "Path=/", "SameSite=Strict"} <= set(cookie.split("; "))
     async with browser.get(page.address) as response:
@@ -195,6 +200,19 @@ async def test_the_page_needs_nothing_from_elsewhere(page: Web, browser: aiohttp
             text = (await response.text()).replace("http://www.w3.org/2000/svg", "")
         assert "://" not in text, path
         assert "innerHTML" not in text and "insertAdjacentHTML" not in text, path
+
+
+# --- what the page knows ------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_a_shape_and_a_colour_for_every_state() -> None:
+    files = resources.files("ftis_node.observe").joinpath("page")
+    script, style = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    [marks] = re.findall(r"const MARKS = \{(.*?)\};", script, re.DOTALL)
+    assert sorted(re.findall(r'"?([A-Z-]+)"?:', marks)) == sorted(State)
+    tones = {state: re.findall(rf"\.state\.{state.lower()}\b[^{{]*\{{ color: var\(--(\w+)\)", style) for state in State}
+    assert all(len(found) == 1 for found in tones.values()), tones
+    assert tones["DEGRADED"] == ["alert"]
 
 
 async def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
@@ -381,24 +399,24 @@ async def test_each_group_is_read_once_and_known_texts_outlive_the_compute_proce
     assert page is not None
     headers = bearer(read_token(home.page_token))
 
-    async def ask(what: str) -> Any:
+    async def told(what: str) -> Any:
         async with browser.get(f"{page.address}api/{what}", headers=headers) as response:
             assert response.status == 200
             return await response.json()
 
     try:
-        assert await ask("status") == {"state": "LOADING"}
-        assert await ask("completions") == {"step": 0, "groups": []}
-        assert (await ask("history"))["steps"] == {}
+        assert await told("status") == {"state": "LOADING"}
+        assert await told("completions") == {"step": 0, "groups": []}
+        assert (await told("history"))["steps"] == {}
         found[0] = stepper
         stepper.recent.add([shown(1, None), shown(1, "peer")])
-        first = await ask("completions")
-        assert await ask("completions") == first and reader.asked == 2
+        first = await told("completions")
+        assert await told("completions") == first and reader.asked == 2
         assert [group["author"] for group in first["groups"]] == [None, "peer"]
         assert first["groups"][0]["completions"][0] == {"text": HOSTILE, "reward": 1.0, "tokens": 2, "finished": True}
         reader.gone = True
         stepper.recent.add([shown(2, None)])
-        assert (await ask("completions"))["groups"] == first["groups"]
+        assert (await told("completions"))["groups"] == first["groups"]
     finally:
         await page.close()
 
@@ -410,14 +428,23 @@ async def test_who_wants_no_page_gets_none(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_daemon_serves_its_page_before_and_while_it_trains(
-    tmp_path: Path, browser: aiohttp.ClientSession
+    tmp_path: Path, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    program = tmp_path / "browser"
+    program.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/opened\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("BROWSER", f"{program} %s")
     daemon = Daemon(tmp_path / "home", "--model", "tiny-a").start()
     try:
         await asyncio.to_thread(daemon.wait, lambda status: status["state"] == "LOADING" and status["page"], "a page")
         told = await asyncio.to_thread(run_cli, "page", "--json", "--home", str(daemon.home.path))
         found = json.loads(told.stdout)
         assert found["page"].startswith(daemon.status()["page"]) and not found["opened"]
+        told = await asyncio.to_thread(run_cli, "page", "--open", "--json", "--home", str(daemon.home.path))
+        assert json.loads(told.stdout)["opened"]
+        invited = (tmp_path / "opened").read_text()
+        assert read_token(daemon.home.page_token) not in invited, "all can read a browser's command line"
+        assert (await opens(invited))[0] == 200 and (await opens(invited))[0] == 401
         await asyncio.to_thread(daemon.wait, lambda status: status.get("step", 0) >= 2, "two steps")
         async with browser.get(found["page"]) as response:
             assert response.status == 200 and "ftis-node" in await response.text()

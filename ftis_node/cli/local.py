@@ -59,7 +59,8 @@ def page(
     if address is None:
         raise UserError("The node on this home serves no page.", "Start it without --set page=false.")
     found = link(address, read_token(place.page_token))
-    opened = open_ and webbrowser.open(found)
+    # Every user of the machine can read a browser's command line: it gets a link that opens once, never the token.
+    opened = open_ and webbrowser.open(ask(place.api_socket(), "/page")["link"])
     if json:
         print_json({"page": found, "opened": opened})
         return

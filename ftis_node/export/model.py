@@ -16,7 +16,7 @@ from ftis_node.export.card import card
 from ftis_node.export.folder import appearing, check_target
 from ftis_node.export.history import History, history_of
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
-from ftis_node.policy.names import BUILT_IN_DIR, resolve
+from ftis_node.policy.names import public_name, resolve
 from ftis_node.policy.tokenizer import end_ids
 from ftis_node.settings import Settings
 from ftis_node.trained import Checkpoint, gone, load_trained
@@ -79,12 +79,6 @@ def export(
         "bytes": sum(files.values()),
         "files": files,
     }
-
-
-def public_name(model: str) -> str:
-    """The model's hub id, or the last part of a folder's path: paths of this machine are nobody else's business."""
-    source = Path(resolve(model))
-    return model if source.parent == BUILT_IN_DIR else source.name if source.is_dir() else str(source)
 
 
 def _write_model(folder: Path, checkpoint: Checkpoint, settings: Settings, history: History, shard_bytes: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from prometheus_client import generate_latest
@@ -17,6 +18,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 import ftis_node
+from ftis_node.errors import UsageError
+from ftis_node.policy.names import public_name
 
 PEERS_MAX = 64
 STATES = ("LOADING", "JOINING", "ALONE", "ONLINE", "RELAYED", "OUTBOUND-ONLY", "PAUSED", "DEGRADED", "STOPPING")
@@ -140,7 +143,8 @@ class _Said(Collector):
     def collect(self) -> Iterator[Family]:
         status = self._status
         info = _family("gauge", "info", _INFO, ["version", "model", "kind", "run"])
-        info.add_metric([ftis_node.__version__, *(str(status.get(key) or "") for key in ("model", "kind", "run"))], 1)
+        known = (str(status.get(key) or "") for key in ("kind", "run"))
+        info.add_metric([ftis_node.__version__, _model(str(status.get("model") or "")), *known], 1)
         yield info
         yield from _one_of("state", _STATE, "state", STATES, {"": status.get("state")})
         reached = {"": _at(status, "network.reachability")}
@@ -167,6 +171,14 @@ class _Said(Collector):
                 for _, number in metric.values(peer):
                     family.add_metric([peer["id"]], number)
             yield from _if_known(family)
+
+
+def _model(name: str) -> str:
+    """Without the folders it lies in: anybody on the machine may read this, and paths have names of people in them."""
+    try:
+        return public_name(name)
+    except UsageError:  # a folder that is gone
+        return Path(name).name
 
 
 def _family(

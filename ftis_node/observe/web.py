@@ -10,6 +10,8 @@ import logging
 import math
 import os
 import secrets
+import time
+from asyncio import Transport
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -24,6 +26,12 @@ from ftis_node.errors import UserError
 logger = logging.getLogger(__name__)
 
 TOKEN_BYTES = 32
+CODE_SECONDS = 30.0
+GUESTS_MAX = 16
+CONNECTIONS_MAX = 64  # a browser opens six, Prometheus one
+BACKLOG = 64
+IDLE_SECONDS = 30.0  # a connection that asks nothing for so long is closed, also one that never asked anything
+HTTP_PORT = 80  # browsers leave it out of the Host
 FILES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -36,8 +44,14 @@ HEADERS = {
     "Server": "ftis-node",
 }
 NO_TOKEN = "This page is for the node's owner. `ftis-node page`, on the node's machine, prints the link to it.\n"
+# Not a redirect: after a click on another site's page a browser would follow one without the cookie that came with it.
+WELCOME = (
+    b'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ftis-node</title>'
+    b'<link rel="icon" href="/icon.svg">'
+    b'<meta http-equiv="refresh" content="0; url=/"></head><body><p><a href="/">To the page</a></p></body></html>\n'
+)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ def link(address: str, token: str) -> str:
 def json_route(path: str, answer: Callable[[], Awaitable[dict[str, Any]]]) -> Route:
     """A route that answers a JSON object."""
 
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: web.BaseRequest) -> web.Response:
         return json_response(request, to_json(await answer()))
 
     return Route(path, handle)
@@ -88,7 +102,7 @@ def to_json(value: Any) -> bytes:
     return json.dumps(_finite(value)).replace("<", "\\u003c").encode()
 
 
-def json_response(request: web.Request, body: bytes) -> web.Response:
+def json_response(request: web.BaseRequest, body: bytes) -> web.Response:
     """The body, or 304 where the browser has it already."""
     return _unless_known(request, body, "application/json")
 
@@ -99,16 +113,12 @@ class Web:
     def __init__(self, token: str, routes: Sequence[Route]) -> None:
         self.address = ""  # where it listens, once it was started: http://127.0.0.1:PORT/
         self._token = token.encode()
+        self._guests = Guests()
         # Cookies know no ports: without a name of its own each node's would push out the others' on this machine.
         self._cookie = f"ftis-node-{hashlib.sha256(self._token).hexdigest()[:12]}"
-        self._hosts: frozenset[str] = frozenset()
-        self._any_address = False
-        self._open = frozenset(route.path for route in routes if route.open)
-        app = web.Application(middlewares=[self._guard])
-        app.on_response_prepare.append(_add_headers)
-        for route in (*_files(), *routes):
-            app.router.add_get(route.path, route.handler)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._names = Names()
+        self._routes = {route.path: route for route in (*_files(), *routes)}
+        self._runner: web.ServerRunner | None = None
 
     async def start(self, host: str, port: int) -> None:
         """Listens; port 0 means any that is free.
@@ -116,87 +126,175 @@ class Web:
         Raises:
             UserError: it cannot listen there.
         """
-        await self._runner.setup()
+        server = _Server(self._answer, keepalive_timeout=IDLE_SECONDS, access_log=None)
+        self._runner = runner = web.ServerRunner(server)
+        await runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
         except OSError as error:
-            await self._runner.cleanup()
+            await runner.cleanup()
             raise UserError(
                 f"The page cannot be served at {host} port {port}: {error.strerror or error}.",
                 "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false.",
             ) from error
-        bound, port = self._runner.addresses[0][:2]
+        bound, port = runner.addresses[0][:2]
         address = ipaddress.ip_address(bound)
         own = bound if not address.is_unspecified else "127.0.0.1" if address.version == 4 else "::1"
         shown = f"[{own}]" if ":" in own else own
         self.address = f"http://{shown}:{port}/"
-        names = {"127.0.0.1", "localhost", "[::1]", shown, host}
-        self._hosts = frozenset(f"{name}:{port}".lower() for name in names)
-        self._port = port
-        self._any_address = not address.is_loopback
-        if self._any_address:
+        names = frozenset(name.lower() for name in ("127.0.0.1", "localhost", "[::1]", shown, host))
+        self._names = Names(names, port, any_address=not address.is_loopback)
+        if self._names.any_address:
             logger.warning(
                 "The page is served at %s without encryption: who listens on the way learns its token.", host
             )
 
     async def close(self) -> None:
-        await self._runner.cleanup()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def invite(self) -> str:
+        """A link that opens the page once, within half a minute, for a browser whose command line others can read."""
+        return f"{self.address}?{urlencode({'code': self._guests.invite()})}"
 
     # --- who may ask ----------------------------------------------------------------------------------------------
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = await self._guard(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    async def _guard(self, request: web.BaseRequest) -> web.StreamResponse:
         """First by which name, for a stranger's page may give its own name this address (DNS rebinding)."""
-        if not self._is_ours(request.headers.get("Host", "")):
+        if not self._names.hold(request.headers.get("Host", "")):
             return _plain(403, f"This is a node's page; it is found at {self.address}\n")
         if request.method not in ("GET", "HEAD"):
             return _plain(405, "This page is to be looked at only.\n", Allow="GET, HEAD")
-        if request.path == "/" and "token" in request.query:
-            return self._welcome(request.query["token"])
-        if request.path not in self._open and not self._may(request):
+        if request.path == "/" and not request.query.keys().isdisjoint(("token", "code")):
+            return self._welcome(request)
+        route = self._routes.get(request.path)
+        if not (route is not None and route.open) and not self._may(request):
             return _plain(401, NO_TOKEN, **{"WWW-Authenticate": "Bearer"})
+        if route is None:
+            return _plain(404, "There is nothing here.\n")
         try:
-            return await handler(request)
-        except web.HTTPException as error:
-            return _plain(error.status, f"{error.reason}\n")
+            return await route.handler(request)
         except Exception:
             logger.exception("The page could not answer %s.", request.path)
             return _plain(500, "The node could not answer; its node.log says why.\n")
 
-    def _is_ours(self, host: str) -> bool:
-        """Where the node listens beyond loopback, also any address in digits: no name leads there, so none lies."""
-        if host.lower() in self._hosts:
-            return True
-        if not self._any_address:
-            return False
-        name, _, port = host.rpartition(":")
-        try:
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-        except ValueError:
-            return False
-        return port == str(self._port)
-
-    def _welcome(self, token: str) -> web.Response:
-        """The token goes from the address, which is shown and remembered, into a cookie."""
-        if not self._is_token(token):
+    def _welcome(self, request: web.BaseRequest) -> web.Response:
+        """What was given goes from the address, which is shown and remembered, into a cookie."""
+        shown = request.cookies.get(self._cookie, "")
+        if "token" in request.query:
+            given = request.query["token"]
+            cookie = given if self._is_token(given) else ""
+        else:
+            cookie = self._guests.enter(request.query["code"], shown, let_in=self._may(request))
+        if not cookie:
             return _plain(401, NO_TOKEN)
-        response = web.Response(status=303, headers={"Location": "/"})
-        response.set_cookie(self._cookie, token, path="/", httponly=True, samesite="Strict")
+        response = web.Response(body=WELCOME, content_type="text/html", headers={"Cache-Control": "no-store"})
+        response.set_cookie(self._cookie, cookie, path="/", httponly=True, samesite="Strict")
         return response
 
-    def _may(self, request: web.Request) -> bool:
+    def _may(self, request: web.BaseRequest) -> bool:
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._is_token(given.strip()):
             return True
-        return self._is_token(request.cookies.get(self._cookie, ""))
+        cookie = request.cookies.get(self._cookie, "")
+        return self._is_token(cookie) or self._guests.know(cookie)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), self._token)
 
 
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    for name, value in HEADERS.items():
-        response.headers[name] = value
+@dataclass(frozen=True)
+class Names:
+    """What the page may be called in a request's Host: names in small letters, and the port it listens at.
+
+    any_address: also any address in digits, for a page beyond loopback: no name leads there, so none lies.
+    """
+
+    names: frozenset[str] = frozenset()
+    port: int = 0
+    any_address: bool = False
+
+    def hold(self, host: str) -> bool:
+        name, _, port = host.lower().rpartition(":")
+        if self.port == HTTP_PORT and not (name and port.isdecimal()):
+            name, port = host.lower(), str(HTTP_PORT)
+        if port != str(self.port):
+            return False
+        if name in self.names:
+            return True
+        try:
+            return self.any_address and bool(ipaddress.ip_address(name.removeprefix("[").removesuffix("]")))
+        except ValueError:
+            return False
+
+
+@dataclass
+class _Invitation:
+    until: float
+    session: str = ""  # the cookie of the browser that came with it
+
+
+class Guests:
+    """Browsers that came with a code, which opens once and within half a minute.
+
+    Every user of the machine can read the command line of the owner's browser, and be there first. So a code that is
+    shown again, by whom and whenever, shuts out who came with it before.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._invitations: dict[str, _Invitation] = {}  # by the hash of their code, the latest last
+
+    def invite(self) -> str:
+        """A new code."""
+        code = secrets.token_urlsafe(TOKEN_BYTES)
+        self._invitations[_key(code)] = _Invitation(self._clock() + CODE_SECONDS)
+        for key in list(self._invitations)[:-GUESTS_MAX]:
+            del self._invitations[key]
+        return code
+
+    def enter(self, code: str, shown: str, *, let_in: bool) -> str:
+        """The cookie of who came with the code; empty for who stays outside.
+
+        Args:
+            shown: the cookie it has. let_in: whether that opens the page already.
+        """
+        found = self._invitations.get(_key(code))
+        if found is not None and found.session and _key(found.session) == _key(shown):
+            return shown  # it went back
+        if found is not None and (found.session or let_in):
+            del self._invitations[_key(code)]
+            if found.session:
+                logger.warning("A link to the page was used twice, so it opens nothing any more: was that you?")
+        if let_in:
+            return shown
+        if found is None or found.session or self._clock() > found.until:
+            return ""
+        found.session = secrets.token_urlsafe(TOKEN_BYTES)
+        return found.session
+
+    def know(self, cookie: str) -> bool:
+        return _key(cookie) in {_key(one.session) for one in self._invitations.values() if one.session}
+
+
+class _Server(web.Server):
+    """Closes connections beyond a number at once: whoever opens many would take all files that a process may open."""
+
+    def connection_made(self, handler: web.RequestHandler, transport: Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+
+
+def _key(secret: str) -> str:
+    """Hashed, so that the time of a comparison tells nothing of the secret."""
+    return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
 
 def _plain(status: int, text: str, **headers: str) -> web.Response:
@@ -215,13 +313,13 @@ def _files() -> list[Route]:
 
 
 def _file_handler(body: bytes, kind: str) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: web.BaseRequest) -> web.Response:
         return _unless_known(request, body, kind)
 
     return handle
 
 
-def _unless_known(request: web.Request, body: bytes, kind: str) -> web.Response:
+def _unless_known(request: web.BaseRequest, body: bytes, kind: str) -> web.Response:
     tag = hashlib.sha256(body).hexdigest()[:32]
     headers = {"ETag": f'"{tag}"'}
     if any(known.value == tag for known in request.if_none_match or ()):

@@ -48,3 +48,13 @@ def resolve(name: str) -> str:
         f"of: {', '.join(built_in())}, "
         "qwen2.5-0.5b, -1.5b, -3b, -7b, qwen2.5-coder-…, each also with -instruct.",
     )
+
+
+def public_name(name: str) -> str:
+    """The model's hub id, or the last part of a folder's path: paths of this machine are nobody else's business.
+
+    Raises:
+        UsageError: as `resolve`.
+    """
+    source = Path(resolve(name))
+    return name if source.parent == BUILT_IN_DIR else source.name if source.is_dir() else str(source)

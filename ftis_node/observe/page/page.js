@@ -7,17 +7,10 @@ import { everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 const POLL = 2000;
 const PATIENCE = 8000;
 
-// What a person can do about a state; the node says why it is in it.
-const ADVICE = {
-  LOADING: "Nothing to do: the page fills as soon as the model is ready.",
-  JOINING: "Nothing to do, unless it lasts: ftis-node doctor net --peers ADDRESS says whether peers can be reached.",
-  ALONE: "To train with others, give them an address of this node (ftis-node id), or start it with --peers ADDRESS.",
-  ONLINE: "",
-  RELAYED: "Nothing to do; with a port open to the outside (--port) it would need no relay.",
-  "OUTBOUND-ONLY": "It learns and teaches all the same; to be dialled, open a port for it (--port) or name a --relay.",
-  STOPPING: "Wait: it finishes its step and saves. The same ftis-node join goes on from there.",
+// A shape for each state beside its colour, which is in page.css.
+const MARKS = {
+  LOADING: "◌", JOINING: "◌", ALONE: "○", ONLINE: "●", RELAYED: "◐", "OUTBOUND-ONLY": "◐", PAUSED: "‖", DEGRADED: "▲", STOPPING: "■",
 };
-const MARKS = { LOADING: "◌", JOINING: "◌", ALONE: "○", ONLINE: "●", RELAYED: "◐", "OUTBOUND-ONLY": "◐", STOPPING: "■" };
 
 const REACHED = { direct: "reached directly", relayed: "reached by relays", "outbound-only": "nobody can dial it" };
 
@@ -135,7 +128,10 @@ function showStatus() {
   state.className = `state ${status.state.toLowerCase()}`;
   state.textContent = `${MARKS[status.state] ?? "●"} ${status.state}`;
   const waiting = status.waiting_for ? ` Waiting for ${status.waiting_for}.` : "";
-  show(find("reason"), el("span", null, `${status.reason}${waiting} `), el("span", { class: "advice" }, ADVICE[status.state] ?? ""));
+  const pausing = status.pausing && status.state !== "PAUSED" ? " It pauses after this step." : "";
+  const finishing = status.finishing ? " It ends after this step." : "";
+  const told = el("span", null, `${status.reason}${waiting}${pausing}${finishing} `);
+  show(find("reason"), told, el("span", { class: "advice" }, commands(status.advice ?? "")));
   const id = (status.addresses?.[0] ?? "").split("/p2p/").pop();
   const facts = [
     ["Model", status.kind ? `${status.model} (${status.kind})` : status.model],
@@ -148,6 +144,9 @@ function showStatus() {
   showTiles(status);
   showNetwork(status);
 }
+
+/** A sentence of the node's in which commands stand between backticks. */
+const commands = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", null, part) : part));
 
 function showTiles(status) {
   const authors = Object.keys(status.foreign_groups_used ?? {}).length;

@@ -1,0 +1,175 @@
+"""Who gets in at the page: links that open once, names that it answers to, and no more connections than it can bear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ftis_node.observe import web as web_module
+from ftis_node.observe.web import CODE_SECONDS, CONNECTIONS_MAX, GUESTS_MAX, Guests, Names, Route, Web
+from ftis_node.page import invitation
+
+TOKEN = "t" * 43
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Web]:
+    async def metrics(request: web.BaseRequest) -> web.Response:
+        return web.Response(text="up 1\n")
+
+    server = Web(TOKEN, [Route("/metrics", metrics, open=True)])
+    await server.start("127.0.0.1", 0)
+    yield server
+    await server.close()
+
+
+# --- links that open once -----------------------------------------------------------------------------------------
+
+
+async def opens(url: str, cookie: str = "") -> tuple[int, str]:
+    """The answer's status and cookie for a browser that has no other cookie."""
+    headers = {"Cookie": cookie} if cookie else {}
+    jar = aiohttp.DummyCookieJar()
+    async with aiohttp.ClientSession(cookie_jar=jar) as session, session.get(url, headers=headers) as response:
+        return response.status, response.headers.get("Set-Cookie", "").split(";")[0]
+
+
+async def test_the_link_of_a_command_line_opens_once_and_never_has_the_token(page: Web) -> None:
+    invited = invitation(page)["link"]
+    status, cookie = await opens(invited)
+    assert status == 200 and TOKEN not in invited and TOKEN not in cookie
+    assert (await opens(page.address, cookie))[0] == 200
+    assert await opens(invited, cookie) == (200, cookie), "the same browser may go back"
+    assert (await opens(page.address + "page.js", "x" + cookie))[0] == 401
+
+
+async def test_who_was_faster_than_the_owners_browser_is_shut_out_by_it(
+    page: Web, caplog: pytest.LogCaptureFixture
+) -> None:
+    invited = page.invite()
+    _, stolen = await opens(invited)
+    assert await opens(invited) == (401, "") and "used twice" in caplog.text
+    assert (await opens(page.address, stolen))[0] == 401
+    assert (await opens(invited))[0] == 401, "and it opens for nobody later"
+
+
+async def test_a_browser_that_is_let_in_already_uses_the_link_up(page: Web) -> None:
+    invited, mine = page.invite(), f"{page._cookie}={TOKEN}"
+    assert await opens(invited, mine) == (200, mine), "and keeps the cookie that outlives the node"
+    assert (await opens(invited))[0] == 401
+    stolen_link = page.invite()
+    _, stolen = await opens(stolen_link)
+    assert await opens(stolen_link, mine) == (200, mine)
+    assert (await opens(page.address, stolen))[0] == 401
+
+
+def test_a_code_is_good_for_half_a_minute_and_few_are_kept() -> None:
+    now = 100.0
+    guests = Guests(lambda: now)
+    late, good = guests.invite(), guests.invite()
+    session = guests.enter(good, "", let_in=False)
+    now += CODE_SECONDS + 1
+    assert guests.enter(late, "", let_in=False) == "" and guests.enter("ü", "", let_in=False) == ""
+    assert guests.know(session) and not guests.know(""), "who is in stays in"
+    for _ in range(GUESTS_MAX):
+        guests.invite()
+    assert not guests.know(session)
+
+
+def test_a_node_without_a_page_invites_nobody() -> None:
+    assert invitation(None) == {"link": None}
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "held"), [("Node", True), ("node:80", True), ("[::1]", True), ("evil", False), ("", False)]
+)
+def test_at_port_80_a_host_has_no_port(host: str, held: bool) -> None:
+    names = frozenset({"node", "[::1]"})
+    assert Names(names, 80).hold(host) == held
+    assert not Names(names, 8080).hold(host)
+
+
+@pytest.mark.parametrize("port", [80, 9464])
+def test_beyond_loopback_any_address_in_digits_is_its_name(port: int) -> None:
+    beyond, loopback = Names(frozenset({"node"}), port, any_address=True), Names(frozenset({"node"}), port)
+    for address in ("172.18.0.2", "[2001:db8::7]"):
+        assert beyond.hold(f"{address}:{port}") and not loopback.hold(f"{address}:{port}")
+        assert beyond.hold(address) == (port == 80)
+    assert not beyond.hold(f"evil.example:{port}") and not beyond.hold("172.18.0.2:1")
+
+
+# --- connections --------------------------------------------------------------------------------------------------
+
+
+async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Web) -> bytes:
+    host = page.address.removeprefix("http://").rstrip("/")
+    writer.write(f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    return await reader.readexactly(len("up 1\n"))
+
+
+def sockets() -> int:
+    """Open sockets of this process."""
+    return sum(
+        str(file.readlink()).startswith("socket:") for file in Path("/proc/self/fd").iterdir() if file.is_symlink()
+    )
+
+
+async def connect(page: Web) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(page.address.split(":")[-1].rstrip("/")))
+
+
+async def test_idle_connections_take_few_files_and_shut_nobody_out_who_is_in(page: Web) -> None:
+    async with asyncio.timeout(60):
+        await _crowd(page)
+
+
+async def _crowd(page: Web) -> None:
+    mine = await connect(page)
+    assert await asked(*mine, page) == b"up 1\n"
+    before = sockets()
+    idle = [await connect(page) for _ in range(200)]
+    refused = [asyncio.create_task(reader.read()) for reader, _ in idle]
+    left = 200 - (CONNECTIONS_MAX - 1)
+    pending: set[Any] = set(refused)
+    while 200 - len(pending) < left:
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    assert await asked(*mine, page) == b"up 1\n"
+    assert sockets() - before == 200 + CONNECTIONS_MAX - 1, "this process has both ends"
+    for _, writer in (*idle, mine):
+        writer.close()
+    await asyncio.gather(*refused, return_exceptions=True)
+    while True:  # once they are gone there is room again
+        again = await connect(page)
+        try:
+            assert await asked(*again, page) == b"up 1\n"
+            break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            continue
+        finally:
+            again[1].close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: "])
+async def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_module, "IDLE_SECONDS", 0.05)
+    server = Web(TOKEN, [])
+    await server.start("127.0.0.1", 0)
+    try:
+        reader, writer = await connect(server)
+        writer.write(sent)
+        async with asyncio.timeout(60):
+            assert await reader.read() == b""
+        writer.close()
+    finally:
+        await server.close()
