@@ -25,7 +25,7 @@ from ftis_node.observe.web import link, read_token
 from tests.browser import Browser
 from tests.daemons import Daemon
 
-BEGINNING = 1120  # pixels
+BEGINNING = 1104  # pixels
 FULL_SPEED = ("--set", "learning_rate=2e-4")
 LORA_SPEED = ("--set", "learning_rate=3e-3")
 KINDS = {
