@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ftis_node.doctor.place import standing
+from ftis_node.doctor.place import check_page, checkpoint_bytes, standing
 from ftis_node.errors import UserError
-from ftis_node.joining import JoinOptions, known_run
+from ftis_node.joining import JoinOptions, known_run, packet_quota
 from ftis_node.policy.geometry import geometry
 from ftis_node.policy.hub import ask_hub, described
 from ftis_node.policy.load import load_tokenizer
@@ -56,6 +56,7 @@ class DryRun:
         self.problems: list[UserError] = []
         self._settle = settle
         self._run_file: RunFile | None = None
+        self._refused = False  # the run asks for what its owner has to name: it is not opened
         self._task: Task | None = None
         self._settings, self._origins = settle(options.task or "arithmetic")
 
@@ -104,7 +105,10 @@ class DryRun:
         self._settings, self._origins = self._settle(self.options.task_of(found))
         if found is not None:
             refuse_horizontal(found.run)
-            check_named(found.run, task=self.options.task, reward=self.options.reward, ours=origin == "home")
+            self._refused = True
+            options, ours = self.options, origin == "home"
+            check_named(found.run, task=options.task, reward=options.reward, ours=ours, data=options.data)
+            self._refused = False
 
     async def _ask_peers(self) -> RunFile:
         """By a network daemon that listens nowhere and has a key of its own."""
@@ -123,6 +127,8 @@ class DryRun:
         options = self.options
         name = options.task_of(self._run_file)
         self.report["task"] = told = {"name": name, "found": False, "rows": None, "held_out": None, "bytes": None}
+        if self._refused:
+            return
         if name == "gsm8k" and options.data is None:
             file = cache_dir() / "gsm8k-train.jsonl"
             if sha256_of(file) != TRAIN.sha256:
@@ -144,6 +150,8 @@ class DryRun:
         _, plan = plan_memory(settings, self._workload(), remembered, shape)
         kind = "lora" if plan.lora else "full"
         self.report["model"] = {"name": settings.model, "parameters": shape.parameters, "kind": kind, **told(plan)}
+        with self._noting():
+            packet_quota(settings, checkpoint_bytes(plan, shape))
         facts = newest_facts(self.home.checkpoints)
         with self._noting():
             if facts is not None:
@@ -187,6 +195,9 @@ class DryRun:
             "relays": list(how.relays),
             "dials": list(self.options.peers),
         }
+        with self._noting():
+            if settings.page:
+                check_page(settings)
         if settings.listen:
             check_port(settings.host, settings.port)
 

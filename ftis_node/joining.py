@@ -214,7 +214,7 @@ async def find_run(
         found = await fetch_run(transport, bootstraps, patience)
         logger.info("The peers' run is %s: %s", found.run.id.hex(), dump_run_file(found))
     if found is not None:
-        check_named(found.run, task=options.task, reward=options.reward, ours=ours)
+        check_named(found.run, task=options.task, reward=options.reward, ours=ours, data=options.data)
     return found
 
 

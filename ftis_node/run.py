@@ -189,11 +189,11 @@ def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
         )
 
 
-def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool) -> None:
-    """Refuses a run that asks for what the owner of this node has to ask for: code, or a large parser.
+def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, data: Path | None = None) -> None:
+    """Refuses a run that asks for what the owner of this node has to ask for: code, a file, or a large parser.
 
     Args:
-        task, reward: what the owner named at this start. ours: the run is the home's own, joined or begun before.
+        task, reward, data: what the owner named at this start. ours: the run is the home's own, joined or begun before.
 
     Raises:
         UsageError: it was not named, or another rule was.
@@ -202,6 +202,11 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool) -
         raise UsageError(
             f"The run's task is Python code, {run.task!a}, which is imported only if you name it yourself.",
             f"Get that code from someone you trust, read it, and start with --task {run.task}.",
+        )
+    if run.task.endswith(".jsonl") and task is None and data is None and not ours:
+        raise UsageError(
+            f"The run's task is the file {run.task!a}, and which file is opened here is not a run's to say.",
+            "Get it from the others in the run, and name your copy with --data FILE.",
         )
     if reward is not None and reward != run.reward:
         raise UsageError(f"The run's reward rule is {run.reward!a}, not {reward!a}.", "Leave out --reward.")

@@ -211,6 +211,12 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "… is there and not empty.",
         ),
     },
+    "test_export.py::test_a_folder_with_more_than_a_model_is_not_replaced": {
+        "export/folder.py": ("… holds …, which is no part of a model, so it is not replaced.",),
+    },
+    "test_export.py::test_the_base_model_is_not_replaced": {
+        "export/folder.py": ("… holds the base model of the checkpoint.",),
+    },
     "test_export.py::test_layers_that_hold_no_numbers_are_not_merged": {
         "export/model.py": ("The LoRA layers of … cannot be merged: ….",),
     },

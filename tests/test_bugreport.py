@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
@@ -144,10 +145,97 @@ def test_one_address_has_one_name_in_all_reports_of_a_home_and_another_elsewhere
         "torch 2.13.0+cpu 1.2.3",
         "tokens: 12, token_ids",
         "std::vector",
+        "tokenizer = abc, token_ids: [1, 2], completion_tokens=16",
+        'File "ftis_node/node.py:45", settings.toml:3',
+        "https://huggingface.co/Qwen/Qwen2.5-3B",
     ],
 )
 def test_what_only_looks_like_a_secret_stays(text: str) -> None:
     assert Redactor(b"a").clean(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "secrets"),
+    [
+        (r'{"message": "sent {\"token\": \"abc\"}"}', ("abc",)),
+        (r'{"message": "sent {\"token\": \"ab\\\"c d\"} and"}', ("ab", "c d")),
+        (r'{"message": "sent {\\\"password\\\": \\\"abc def\\\"}"}', ("abc", "def")),
+        (rf"all:\n{PEER}", (PEER,)),
+        (r"all:\n192.0.2.7", ("192.0.2.7",)),
+        (r"all:\r\n2001:db8::77", ("2001:db8",)),
+        (r"all:\thf_AbCdEfGhIjKlMnOpQrStUv", ("AbCd",)),
+        (r"all:\nHF_TOKEN=sesame", ("sesame",)),
+        (r"all:\nBearer sesame-open", ("sesame",)),
+        ('password: "open sesame, please"', ("open", "sesame", "please")),
+        ("secret='open sesame'", ("open", "sesame")),
+        ("AWS_SECRET_ACCESS_KEY=sesame", ("sesame",)),
+        ("SECRET_KEY=sesame", ("sesame",)),
+        ("A_VERY_LONG_NAME_OF_A_SETTING_FOR_SOMEBODYS_TOKEN_FOR_READING=sesame", ("sesame",)),
+        ("passphrase: sesame", ("sesame",)),
+        ("http://user:p@ss/w@host", ("user", "p@ss", "ss/w")),
+        ("dialled node.example.org:4001 again", ("example",)),
+        (r"dialled\nnode.example.org:4001", ("example",)),
+        ("-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIAAA\nMC4CAQAwBQY=\n-----END PRIVATE KEY-----", ("MC4C",)),
+        (r"-----BEGIN RSA PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIAAA\nMC4CAQAwBQYDK2Vw", ("MC4C",)),
+    ],
+)
+def test_secrets_and_addresses_are_found_in_all_kinds_of_dress(text: str, secrets: tuple[str, ...]) -> None:
+    cleaned = Redactor(b"a").clean(text)
+    assert not [secret for secret in secrets if secret in cleaned], cleaned
+    assert cleaned != text
+
+
+def test_what_is_around_a_secret_stays() -> None:
+    clean = Redactor(b"a").clean
+    assert clean(r'{"a": "x {\"token\": \"abc\", \"step\": 3}"}') == (
+        r'{"a": "x {\"token\": \"[removed]\", \"step\": 3}"}'
+    )
+    assert clean("HF_TOKEN=abc; and http://me:p@ss@host/x") == "HF_TOKEN=[removed]; and http://[removed]@host/x"
+    began = "-----BEGIN PRIVATE KEY-----\n2026-11-22 07:22:31 Step 7\nStep 8"
+    assert clean(began) == "[removed]\n2026-11-22 07:22:31 Step 7\nStep 8", "the rest of the log is not hidden"
+
+
+def test_the_way_home_is_removed_in_every_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/jos\u00e9")
+    clean = Redactor(b"a").clean
+    path = "/home/jos\u00e9/node"
+    for text in (path, json.dumps(path), json.dumps(json.dumps(path))):
+        assert "jos" not in clean(text) and "~/node" in clean(text)
+    assert Redactor(b"a", ["s\u00e9same-ouvre"]).clean(json.dumps("s\u00e9same-ouvre")) == '"[removed]"'
+
+
+HOSTILE = """
+from ftis_node.doctor.redaction import Redactor
+
+parts = ["a-", "token", "token ", "secret-", "-eyJaaaaaaaaa", "-eyJaaaaaaaaa.b", "://", "://a@", "a.", "1.", "1.1.1.1_",
+         ":", "0:", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----A", "basic ", "authorization ", "\\\\n",
+         "token=\\\\", 'token="', "/dns/", "hf_", "aaaa-aaaa."]
+for part in parts:
+    text = part * (200_000 // len(part))
+    Redactor(b"a").clean(text)
+    Redactor(b"a").clean(f"token{' ' * 100}={text}")
+for text in ("token" + "\\\\" * 200_000, "token=" + "\\\\" * 200_000 + "x", "token" + " " * 200_000):
+    Redactor(b"a").clean(text)
+"""
+
+
+def test_a_hostile_log_is_cleaned_in_time_with_its_length() -> None:
+    """A pattern that goes back over what it has seen takes minutes for these."""
+    subprocess.run([sys.executable, "-c", HOSTILE], check=True, timeout=20)
+
+
+def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Report, tmp_path: Path) -> None:
+    """A damaged run file, checkpoints of a model that is gone, wrong flags and a wrong environment at once."""
+    home.run_file.write_text("run =")
+    checkpoints = Checkpoints(home.checkpoints)
+    facts = {"model": labelled(str(tmp_path / "gone"), "full"), "optimiser": "adamw", "progress": {"step": 4}}
+    checkpoints.commit(checkpoints.begin(4), facts)
+    code, _, err = report("--home", str(home.path), "--out", str(tmp_path / "r.tar.gz"), "--set", "seed=x")
+    assert code == 0, err
+    findings = json.loads(contents(tmp_path / "r.tar.gz")["doctor.json"])
+    told = " ".join(one["text"] for one in findings if one["verdict"] == "fail")
+    assert "is not TOML" in told and "There is no model" in told
+    assert "'seed' from flags is wrong" in told and "FTIS_HUB_PASSWORD is no setting" in told
 
 
 def test_a_long_log_is_cut_at_a_line(home: Home, report: Report, tmp_path: Path) -> None:

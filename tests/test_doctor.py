@@ -24,15 +24,17 @@ import pytest
 from huggingface_hub import constants
 
 from ftis_node.cli import main
+from ftis_node.cli import run as run_files
 from ftis_node.cli.doctor import case_of
 from ftis_node.doctor import machine, models, place
 from ftis_node.doctor.examination import CHECKS
 from ftis_node.doctor.finding import Case, Check, Finding, examine, failed
+from ftis_node.doctor.net import of_a_running_node
 from ftis_node.doctor.smoke import smoke
 from ftis_node.errors import UserError
 from ftis_node.policy.hub import Hub, ask_hub, cached, described, offered
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.run import RunFile, dump_run_file
+from ftis_node.run import RunFile, dump_run_file, load_run_file
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
@@ -176,6 +178,33 @@ def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert failed(list(machine.limits(a_case(tmp_path))))
 
 
+def test_a_library_that_is_missing_is_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: ["surely-not-there>=1"])
+    monkeypatch.setattr(machine, "_TOLD", ("surely-not-there", "hivemind"))
+    found = list(machine.libraries(a_case(tmp_path)))
+    assert [one.verdict for one in found] == ["fail", "ok"] and found[1].text.startswith("0 are within")
+    assert "hivemind" in found[1].text and "surely" not in found[1].text
+
+
+def test_a_gpu_that_a_daemon_of_this_home_uses_is_not_called_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects = [check.subject for check in CHECKS]
+    assert subjects.index("home") < subjects.index("gpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(machine, "smoke", lambda _: Finding("gpu", "fail", "Out of memory.", "Look."))
+    case = a_case(tmp_path, device="cuda")
+    assert list(seen(machine.gpu, case)) == ["fail"]
+    case.status = {"state": "RUNNING"}
+    assert "a daemon runs on this home" in seen(machine.gpu, case)["warn"].text
+
+
+def test_a_node_without_peers_may_be_the_first(tmp_path: Path) -> None:
+    network = {"p2pd_restarts": 0, "p2pd": None, "reachability": "direct"}
+    found = of_a_running_node({"addresses": [], "peers": 0, "network": network})
+    assert {one.subject: one.verdict for one in found}["peers"] == "warn" and not failed(found)
+
+
 def test_the_small_computation_agrees_with_itself_here() -> None:
     assert smoke("cpu") == {"name": "cpu", "wrong": []}
 
@@ -289,7 +318,7 @@ def test_what_the_hub_would_have_to_give_is_refused_in_words() -> None:
 def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path) -> None:
     case = a_case(tmp_path, model="qwen2.5-3b", vram_gb=2.0, device="cpu")
     assert "would do" in seen(models.memory, case)["fail"].text
-    assert place.checkpoint_bytes(case) > 0
+    assert case.plan is not None and case.shape is not None and place.checkpoint_bytes(case.plan, case.shape) > 0
     case = a_case(tmp_path, device="cpu", vram_gb=4.0)
     assert "of 4.0 GB" in seen(models.memory, case)["ok"].text
     case.status = {"plan": {"memory_bytes": 1 << 30, "budget": 2 << 30, "fits": True}}
@@ -303,6 +332,22 @@ def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path) -> None:
     case = a_case(home)
     assert case.task == RUN.task
     assert "is not the run's" in seen(models.tokenizer, case)["fail"].text
+
+
+def test_a_home_whose_run_the_model_fits_is_well(tmp_path: Path) -> None:
+    run_files.new(tmp_path / "run.toml")
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "run.toml").rename(home / "run.toml")
+    found = seen(models.tokenizer, a_case(home))
+    assert list(found) == ["ok"] and load_run_file(home / "run.toml").run.id.hex() in found["ok"].text
+
+
+def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("run =")
+    code, out, _ = doctor("--home", str(tmp_path), "--device", "cpu", "--json")
+    told = [one for one in json.loads(out)["findings"] if one["verdict"] == "fail" and one["subject"] == "home"]
+    assert code == 1 and "is not TOML" in told[0]["text"]
 
 
 async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path) -> None:
@@ -353,6 +398,28 @@ def test_a_disk_that_is_too_small_or_far_away_is_told(tmp_path: Path, monkeypatc
     there = SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4")
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: [SimpleNamespace(mountpoint="/", fstype="ext4"), there])
     assert "(nfs4)" in seen(place.disk, a_case(tmp_path))["warn"].text
+
+
+def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path: Path) -> None:
+    case = a_case(tmp_path, disk_gb=0.2, device="cpu")
+    list(models.memory(case))
+    assert "0.1 GB of packets" in seen(place.disk, case)["ok"].text
+    case.settings = case.settings.model_copy(update={"disk_gb": 0.05})
+    assert "may take 0.05 GB on disk" in seen(place.disk, case)["fail"].text
+
+
+def test_a_port_of_the_page_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = int(taken.getsockname()[1])
+        case = a_case(tmp_path, http_port=number)
+        found = seen(place.page, case)["fail"]
+        assert f"port {number}" in found.text and f"pid {os.getpid()}" in found.advice and "http_port" in found.advice
+        case.status = {"page": f"http://127.0.0.1:{number}/"}
+        assert "daemon on this home" in seen(place.page, case)["ok"].text
+        assert "switched off" in seen(place.page, a_case(tmp_path, http_port=number, page=False))["ok"].text
+    assert list(seen(place.page, case)) == ["ok"]
 
 
 def test_a_port_that_is_taken_says_by_whom(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ftis_node.joining import JoinOptions
 from ftis_node.run import RunFile, dump_run_file, load_run_file
 from ftis_node.settings import collect
 from ftis_node.store.checkpoints import Checkpoints, labelled
-from tests.helpers_swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
+from tests.helpers_swarm import RUN, event_loop_policy, make_run, member  # noqa: F401 - a fixture
 
 Join = Callable[..., tuple[int, str, str]]
 
@@ -69,6 +69,42 @@ def test_the_run_it_would_start_is_the_run_it_starts(
     capsys.readouterr()
     wanted = load_run_file(tmp_path / "run.toml").run.id.hex()
     assert report_of(join, "--home", str(tmp_path / "home"))["run"]["id"] == wanted
+
+
+def test_a_run_that_fits_gives_no_problem(join: Join, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new(tmp_path / "run.toml")
+    capsys.readouterr()
+    for flags in ((), ("--task", "arithmetic")):
+        report = report_of(join, "--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"), *flags)
+        assert report["problems"] == [] and report["run"]["from"] == "file"
+
+
+def test_disk_and_page_are_tried_too(join: Join, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = ("--home", str(tmp_path / "home"), "--set", "disk_gb=0.05", "--set", "packet_quota_mb=16")
+        report = report_of(join, *flags, "--set", f"http_port={port}", code=2)
+    told = [one["what"] for one in report["problems"]]
+    assert len(told) == 2 and "GB on disk" in told[0] and f"page cannot be served at 127.0.0.1 port {port}" in told[1]
+
+
+def test_a_file_that_a_stranger_names_is_not_opened(join: Join, tmp_path: Path) -> None:
+    """Not even to say what is wrong with it."""
+    (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=make_run(task="a/../none.jsonl", reward="integer"))))
+    flags = ("--home", str(tmp_path / "home"), "--run", str(tmp_path / "run.toml"))
+    report = report_of(join, *flags, code=2)
+    told = " ".join(one["what"] for one in report["problems"])
+    assert "not a run's to say" in told and "Cannot read" not in told and not report["task"]["found"]
+    rows = "".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(20))
+    (tmp_path / "mine.jsonl").write_text(rows)
+    report = report_of(join, *flags, "--data", str(tmp_path / "mine.jsonl"), code=2)
+    assert report["task"]["found"] and "not a run's to say" not in str(report["problems"])
+    (tmp_path / "home").mkdir()
+    (tmp_path / "run.toml").rename(tmp_path / "home" / "run.toml")
+    told = str(report_of(join, *flags[:2], code=2)["problems"])
+    assert "not a run's to say" not in told and "Cannot read" in told, "a home that joined once goes on as it did"
 
 
 def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Join, tmp_path: Path) -> None:

@@ -159,6 +159,12 @@ ROWS = {
         "lab run",
         run=(('collaboration = "vertical"', f'collaboration = "horizontal"\nparts = {RUN.group}'),),
     ),
+    "a file that the run names": Row(
+        f"{JOIN} --run {{tmp}}/changed.toml",
+        "not a run's to say",
+        "--data",
+        run=((f'task = "{RUN.task}"', 'task = "a/../../x.jsonl"'),),
+    ),
     "a model of another tokenizer": Row(
         f"{JOIN} --run {{tmp}}/changed.toml", "tokenizer", "family", run=((RUN.tokenizer, "0" * 64),)
     ),
@@ -223,6 +229,19 @@ ROWS = {
     "verdicts to nowhere": Row(
         "eval --checkpoint tiny-a --task arithmetic --out {tmp}/none/x", "cannot be written", "--out"
     ),
+    "verdicts over the questions": Row(
+        "eval --checkpoint tiny-a --task {tmp}/rows.jsonl --out {tmp}/rows.jsonl",
+        "holds the questions",
+        "--out",
+        files={"rows.jsonl": f"{GOOD}\n{GOOD.replace('1+1', '2+0')}\n"},
+    ),
+    "verdicts over the data": Row(
+        "eval --checkpoint tiny-a --task gsm8k --data {tmp}/rows.jsonl --out {tmp}/rows.jsonl",
+        "holds the questions",
+        "--out",
+        files={"rows.jsonl": '{"question": "1+1", "answer": "#### 2"}\n'},
+    ),
+    "a page at a port that is taken": Row(f"{JOIN} --set http_port={{taken}}", "page cannot be served", "http_port", 1),
     "a bench of nothing": Row("bench train --lora --json", "need a model", "--model"),
     "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
     "an experiment into a file": Row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.export import export
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.run import RunFile, dump_run_file, make_run
+from ftis_node.run import RunFile, dump_run_file, load_run_file, make_run
 from ftis_node.stepping import Progress
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
@@ -199,8 +200,11 @@ def test_the_card_tells_how_the_model_came_about(homes: dict[str, Path], tmp_pat
     text = (tmp_path / "out" / "README.md").read_text()
     front = text.split("---\n")[1]
     assert 'base_model: "tiny-a"' in front and 'library_name: "peft"' in front and '"arxiv:2605.22537"' in front
-    run = (homes["lora"] / "run.toml").read_text()
-    assert "arithmetic" in text and run
+    run = load_run_file(homes["lora"] / "run.toml").run
+    assert (
+        f"| run | {run.id.hex()} |" in text
+        and f"| task | arithmetic; reward `integer`; sha256 of the data {run.data[:16]}" in text
+    )
     for told in (
         "200 of its own, 88 foreign, of 2 other authors",
         "| steps | 12 |",
@@ -208,8 +212,9 @@ def test_the_card_tells_how_the_model_came_about(homes: dict[str, Path], tmp_pat
         "torch 1.2.3",
     ):
         assert told in text
-    assert "at step 0 (95 %:" in text or "at step 0" in text
-    assert "at step 12" in text and "at step 99" not in text
+    rate = r"[\d.]+% \(95 %: [\d.]+% to [\d.]+%, n = 60\) at step"
+    assert re.search(rf"\| greedy pass@1, held-out questions \| {rate} 0; {rate} 12 \|", text), text
+    assert "at step 99" not in text
     assert "| objective | ftis |" in text and "learning rate 0.003" in text
     assert "licence of that model applies" in text
 
@@ -259,6 +264,28 @@ def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes: dict[str,
     error = refused("--checkpoint", str(homes["full"]), "--to", str(homes["full"]), "--overwrite")
     assert "checkpoint itself" in error.what
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["letters", "out"]
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "notes", "raw/data.csv", "link.json"])
+def test_a_folder_with_more_than_a_model_is_not_replaced(homes: dict[str, Path], name: str, tmp_path: Path) -> None:
+    """A config.json makes no model of somebody's work."""
+    out = shutil.copytree(BASE, tmp_path / "out")
+    (out / name).parent.mkdir(exist_ok=True)
+    if name == "link.json":
+        (out / name).symlink_to(BASE / "config.json")
+    else:
+        (out / name).write_text("three years of work")
+    error = refused("--checkpoint", str(homes["full"]), "--to", str(out), "--overwrite")
+    assert f"holds '{name.partition('/')[0]}', which is no part of a model" in error.what
+    assert (out / name).exists() and (out / "config.json").exists()
+
+
+def test_the_base_model_is_not_replaced(homes: dict[str, Path], tmp_path: Path) -> None:
+    base = shutil.copytree(BASE, tmp_path / "models" / "base")
+    for to in (base, base.parent):
+        line = ("--checkpoint", str(homes["lora"]), "--model", str(base), "--to", str(to), "--overwrite")
+        assert "holds the base model" in refused(*line).what
+    assert (base / "model.safetensors").exists()
 
 
 def test_mistakes_are_told_before_anything_is_written(homes: dict[str, Path], tmp_path: Path) -> None:

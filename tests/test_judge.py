@@ -17,7 +17,18 @@ import psutil
 import pytest
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import JUDGED_RULES, PURE_RULES, RULES, judge, load_evaluation, load_task, math500, score, scoring
+from ftis_node.tasks import (
+    JUDGED_RULES,
+    PURE_RULES,
+    RULES,
+    begin_group,
+    judge,
+    load_evaluation,
+    load_task,
+    math500,
+    score,
+    scoring,
+)
 from ftis_node.tasks.judge import ANSWER_CHARACTERS, Judge
 from ftis_node.tasks.mathematics import score_mathematics
 
@@ -208,6 +219,31 @@ def test_the_next_answer_after_an_attack_is_judged_by_another_process() -> None:
         assert one.same("12", "24/2")
         assert one.pid != first
         assert (one.started, one.unanswered) == (2, 1)
+
+
+def test_a_group_of_attacks_costs_three_of_them() -> None:
+    with Judge("regex", seconds=0.15) as one:
+        one.begin()
+        assert not any(one.same(r"(a+)+b", "a" * 60) for _ in range(12))
+        assert (one.started, one.unanswered) == (3, 12)
+        assert not one.same(r"(a+)+b", "aab"), "the rest of that group is wrong, whatever it says"
+        one.begin()
+        assert one.same(r"(a+)+b", "aab"), "the next group is another's"
+
+
+def test_groups_begin_for_scorers_and_single_answers_know_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(judge.SECONDS, "regex", 0.15)
+    monkeypatch.setattr(judge, "UNANSWERED_A_GROUP", 1)
+    attack, right = (f"<think></think><answer>{answer}</answer>" for answer in ("a" * 60, "aab"))
+    with scoring("regex") as rate:
+        assert [rate(text, "(a+)+b").reward for text in (attack, attack, right)] == [0.0, 0.0, 1.0]
+        begin_group(rate)
+        assert [rate(text, "(a+)+b").reward for text in (right, attack, right)] == [1.0, 0.0, 0.0]
+        begin_group(rate)
+        assert rate(right, "(a+)+b").reward == 1.0
+    with scoring("integer") as rate:
+        begin_group(rate)  # it makes no difference
+        assert rate("<think></think><answer>12</answer>", "12").reward == 1.0
 
 
 def test_a_parent_with_much_memory_is_no_reason_to_start_anew() -> None:

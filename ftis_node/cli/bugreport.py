@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, parse_pairs, print_json
-from ftis_node.cli.doctor import case_of
-from ftis_node.errors import UsageError
+from ftis_node.cli.doctor import bare_case, case_of
+from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.settings import known_variables
+
+if TYPE_CHECKING:
+    from ftis_node.doctor.finding import Case, Finding
 
 
 def bugreport(
@@ -37,19 +41,10 @@ def bugreport(
         raise UsageError(f"{to} exists already.", "Name another file with --out.")
     from ftis_node.doctor.bugreport import collect, pack
     from ftis_node.doctor.examination import examined
-    from ftis_node.doctor.finding import Finding
 
     flags = parse_pairs(set_ or []) | ({"model": model} if model else {})
-    unsound: list[Finding] = []
-    try:
-        case = case_of(home, flags, file=settings)
-    except UsageError as error:  # it may be what the report is about
-        unsound.append(Finding("settings", "fail", error.what, error.fix))
-        try:
-            case = case_of(home, flags, file=settings, environment=known_variables())
-        except UsageError:
-            case = case_of(home, {}, environment={})
-    findings = []
+    case, unsound = _case(home, flags, settings)
+    findings: list[Finding] = []
     for finding in itertools.chain(unsound, examined(case)):
         findings.append(finding)
         print(f"{finding.verdict:5}{finding.subject}", file=sys.stderr, flush=True)
@@ -63,3 +58,23 @@ def bugreport(
         print(f"  {name:18} {len(text.encode()):9,} bytes")
     hidden = "" if with_addresses else " Addresses and peer ids are replaced by names that only this home can make."
     print(f"Nothing was sent.{hidden} Look through it before you send it: tar -xzf {to}")
+
+
+def _case(home: Path, flags: dict[str, Any], settings: Path | None) -> tuple[Case, list[Finding]]:
+    """With as much of what a person set as can be read; what cannot be may be what the report is about."""
+    from ftis_node.doctor.finding import Finding
+
+    unsound: dict[str, Finding] = {}
+    ways: tuple[Callable[[], Case], ...] = (
+        lambda: case_of(home, flags, file=settings),
+        lambda: case_of(home, flags, file=settings, environment=known_variables()),
+        lambda: case_of(home, {}, environment={}),
+    )
+    for way in ways:
+        try:
+            return way(), list(unsound.values())
+        except UserError as error:
+            unsound.setdefault(error.what, Finding("settings", "fail", error.what, error.fix))
+        except OSError as error:  # the home cannot be looked into
+            unsound.setdefault(brief(error), Finding("home", "fail", f"It cannot be read: {brief(error)}.", ""))
+    return bare_case(home), list(unsound.values())

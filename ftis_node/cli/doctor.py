@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +68,7 @@ def case_of(
     peers: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Case:
-    """What the doctor looks at; what nobody named is as the home has it.
+    """What the doctor looks at; what nobody named is as the home has it, as far as that can be read.
 
     Args:
         environment: by default the process's own.
@@ -84,20 +85,36 @@ def case_of(
     from ftis_node.store.home import Home
 
     place = Home(home.expanduser())
-    runs = [load_run_file(file).run for file in (place.run_file, run) if file and (file is run or file.exists())]
+    runs = [load_run_file(run).run] if run is not None else []
+    with suppress(UserError, OSError):  # a damaged file is for the check of the home to tell
+        runs = [load_run_file(place.run_file).run, *runs] if place.run_file.exists() else runs
     task = task or (runs[0].task if runs else "arithmetic")
     settings, origins = collect(task=task, flags=flags, file=file, environment=environment)
-    facts = newest_facts(place.checkpoints) if place.checkpoints.is_dir() else None
-    of = parse_label(facts["model"]) if facts is not None else None
+    facts = None
+    with suppress(OSError):
+        facts = newest_facts(place.checkpoints) if place.checkpoints.is_dir() else None
+    of = parse_label(str(facts.get("model"))) if facts is not None else None
     if origins["model"] == "default" and of is not None:
         settings, origins = settings.model_copy(update={"model": of[0]}), origins | {"model": "home"}
-    resolve(settings.model)
+    if origins["model"] != "home":  # a folder that is gone is for the checks of the model to tell
+        resolve(settings.model)
     if peers:
         from ftis_node.swarm.addresses import parse_address
 
         for text in peers:
             parse_address(text)
     return Case(settings=settings, origins=origins, home=place, task=task, run=run, peers=peers)
+
+
+def bare_case(home: Path) -> Case:
+    """A home, and nothing that anybody set: for a report on what cannot be read."""
+    from ftis_node.doctor.finding import Case
+    from ftis_node.settings import Settings
+    from ftis_node.store.home import Home
+
+    settings = Settings()
+    origins = dict.fromkeys(settings.model_dump(), "default")
+    return Case(settings=settings, origins=origins, home=Home(home.expanduser()), task="arithmetic")
 
 
 @app.command("net")

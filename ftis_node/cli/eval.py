@@ -72,6 +72,8 @@ def evaluate(
     from ftis_node.tasks import load_evaluation, scoring
 
     chosen = load_evaluation(task, data=data, reward=reward, code=True)
+    if out is not None:
+        _refuse_questions(out, task, data)
     examples = chosen.held_out[:prompts]
     with contextlib.ExitStack() as stack:
         scorer = stack.enter_context(
@@ -304,6 +306,13 @@ def _row(one: Judged) -> dict[str, Any]:
         "formatted": one.score.formatted,
         "lenient": one.score.lenient,
     }
+
+
+def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
+    """Raises UsageError for an output that is the file that the questions are from."""
+    for file in (data, Path(task) if task.endswith(".jsonl") else None):
+        if file is not None and out.exists() and file.exists() and out.samefile(file):
+            raise UsageError(f"{out} holds the questions: it is not written over.", "Name another --out.")
 
 
 @contextlib.contextmanager

@@ -24,17 +24,18 @@ def _network(case: Case) -> Iterator[Finding]:
 
 
 CHECKS: Sequence[Check] = (
+    Check("home", place.home),
     Check("python", machine.python),
     Check("libraries", machine.libraries),
     Check("torch", machine.torch_, _HEAVY),
     Check("gpu", machine.gpu, machine.SMOKE_SECONDS + 5.0),
     Check("limits", machine.limits),
-    Check("home", place.home),
     Check("hub", models.hub, _HEAVY),
     Check("clock", models.clock, _HEAVY),
     Check("memory", models.memory, _HEAVY),
     Check("disk", place.disk, 10.0),
     Check("port", place.port, _HEAVY),
+    Check("page", place.page),
     Check("peers", _network, None),
     Check("tokenizer", models.tokenizer, _HEAVY),
 )

@@ -25,6 +25,7 @@ from ftis_node.policy.plan import GB
 _PACKAGE = "ftis-node"
 _NVIDIA = Path("/proc/driver/nvidia/version")
 SMOKE_SECONDS = 60.0
+_TOLD = ("transformers", "peft", "hivemind")
 FEW_FILES = 1024  # what most systems give; p2pd has one for each connection
 
 
@@ -67,9 +68,8 @@ def libraries(case: Case) -> Iterator[Finding]:
     for requirement in requirements:
         optional = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
         wanted = f"{requirement.name}{requirement.specifier}"
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
+        version = _version(requirement.name)
+        if not version:
             if not optional:
                 yield Finding("libraries", "fail", f"{wanted} is not installed.", f"Run: pip install '{wanted}'")
             continue
@@ -78,8 +78,16 @@ def libraries(case: Case) -> Iterator[Finding]:
         else:
             text = f"{requirement.name} {version} is outside of {requirement.specifier}."
             yield Finding("libraries", "warn" if optional else "fail", text, f"Run: pip install '{wanted}'")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("transformers", "peft", "hivemind"))
-    yield Finding("libraries", "ok", f"{sound} are within their ranges; {versions}.")
+    versions = "".join(f"{name} {version}, " for name in _TOLD if (version := _version(name)))
+    yield Finding("libraries", "ok", f"{sound} are within their ranges; {versions}".rstrip(", ;") + ".")
+
+
+def _version(name: str) -> str:
+    """Empty if it is not installed, which is a finding of its own."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def torch_(case: Case) -> Iterator[Finding]:
@@ -119,13 +127,17 @@ def gpu(case: Case) -> Iterator[Finding]:
             yield Finding("gpu", "warn", "There is none that torch can use: the CPU trains.", advice)
         return
     device = case.settings.device if case.settings.device.startswith("cuda") else "cuda"
-    yield smoke(device)
+    found = smoke(device)
+    if found.verdict == "fail" and (case.status is not None or case.home.in_use()):
+        text = f"{found.text} But a daemon runs on this home, and may have all of the GPU's memory."
+        found = Finding("gpu", "warn", text, f"Stop it to try the GPU alone. {found.advice}")
+    yield found
 
 
 def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
     """What `ftis_node.doctor.smoke` finds out about a device, in a process of its own."""
     advice = "Look at `nvidia-smi` and the kernel's log; with --device cpu the node does without."
-    line = [sys.executable, "-m", "ftis_node.doctor.smoke", device]
+    line = [sys.executable, "-P", "-m", "ftis_node.doctor.smoke", device]  # -P: what lies in this folder is no module
     try:
         ended = subprocess.run(line, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

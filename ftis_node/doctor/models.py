@@ -135,7 +135,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         run = run_file.run
         ids[run.id] = origin
         facts = {"tokenizer": mark, "vocabulary": len(words), "data": run.data, "task": run.task}
-        check_fit(run, facts, case.settings.model)
+        check_fit(run, facts | {"reward": run.reward}, case.settings.model)
         yield Finding("tokenizer", "ok", f"It is that of the run of {origin}, {run.id.hex()}.")
     if len(ids) > 1:
         advice = "A node is in one run: name another --home, or other peers."

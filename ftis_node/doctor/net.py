@@ -44,7 +44,8 @@ def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
     if status["peers"]:
         found.append(Finding("peers", "ok", f"{status['peers']} peers."))
     else:
-        found.append(Finding("peers", "fail", "No peers.", "Dial one by hand: `ftis-node doctor net --peers ADDRESS`."))
+        advice = "Fine for the first node of a run; else dial one by hand: `ftis-node doctor net --peers ADDRESS`."
+        found.append(Finding("peers", "warn", "No peers: it trains alone.", advice))
     found.append(_reachability(network["reachability"], (network["p2pd"] or {}).get("reachability", "unknown")))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +14,11 @@ import psutil
 
 from ftis_node.doctor.finding import Case, Finding
 from ftis_node.errors import UserError
-from ftis_node.joining import CHECKPOINTS, LOG_BYTES
-from ftis_node.policy.plan import GB
+from ftis_node.joining import CHECKPOINTS, LOG_BYTES, packet_quota
+from ftis_node.policy.geometry import Geometry
+from ftis_node.policy.plan import GB, Plan
+from ftis_node.run import load_run_file
+from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import newest_facts, parse_label
 
 # SQLite's locks, and the home's own, cannot be relied on there.
@@ -46,6 +50,11 @@ def home(case: Case) -> Iterator[Finding]:
     elif place.in_use():
         advice = f"Look into {place.log}; if it hangs, end it: `ftis-node stop`, else kill -9."
         yield Finding("home", "fail", f"A daemon holds {place.path} but does not answer.", advice)
+    if place.run_file.exists():
+        try:
+            load_run_file(place.run_file)
+        except UserError as error:
+            yield Finding("home", "fail", f"{place.run_file}: {error.what}", error.fix)
     yield from _contents(case)
 
 
@@ -88,8 +97,8 @@ def disk(case: Case) -> Iterator[Finding]:
         text = f"{place} is on a network file system ({kind}), whose locks SQLite cannot rely on."
         yield Finding("disk", "warn", text, "Name a --home on a disk of this machine.")
     free, there = shutil.disk_usage(place).free, used(case.home.path)
-    packets = case.settings.packet_quota_mb << 20
-    checkpoints = CHECKPOINTS * checkpoint_bytes(case) if case.plan is not None else 0
+    one = checkpoint_bytes(case.plan, case.shape) if case.plan is not None and case.shape is not None else 0
+    checkpoints, packets = CHECKPOINTS * one, packet_quota(case.settings, one)
     need = max(0, packets + checkpoints + LOG_BYTES - there)
     parts = f"{checkpoints / GB:.1f} GB of checkpoints, {packets / GB:.1f} GB of packets"
     text = f"{free / GB:.1f} GB are free on the home's disk; it may grow by {need / GB:.1f} GB ({parts})."
@@ -110,10 +119,8 @@ def disk(case: Case) -> Iterator[Finding]:
         yield Finding("disk", "ok", text)
 
 
-def checkpoint_bytes(case: Case) -> int:
+def checkpoint_bytes(plan: Plan, shape: Geometry) -> int:
     """One checkpoint: what is trained in fp32, and the optimiser's state."""
-    assert case.plan is not None and case.shape is not None
-    plan, shape = case.plan, case.shape
     trained = shape.lora_parameters(plan.lora_rank, plan.lora_targets) if plan.lora else shape.parameters
     return 4 * trained + plan.memory.optimiser
 
@@ -165,6 +172,39 @@ def port(case: Case) -> Iterator[Finding]:
         yield Finding("port", "fail", *_why_not(error, case))
         return
     yield Finding("port", "ok", f"{where} is free, for TCP and UDP.")
+
+
+def page(case: Case) -> Iterator[Finding]:
+    """Whether the node's page could be served where it is told to."""
+    settings = case.settings
+    if not settings.page:
+        yield Finding("page", "ok", "It is switched off.")
+        return
+    where = f"{settings.http_host}, port {settings.http_port or 'any'}"
+    try:
+        check_page(settings)
+    except UserError as error:
+        if case.status is not None and f":{settings.http_port}/" in (case.status.get("page") or ""):
+            yield Finding("page", "ok", f"{where} is that of the daemon on this home.")
+            return
+        owner = _who_listens(settings.http_port) if settings.http_port else ""
+        yield Finding("page", "fail", error.what, f"{f'{owner} has it. ' if owner else ''}{error.fix}")
+        return
+    yield Finding("page", "ok", f"It can be served at {where}.")
+
+
+def check_page(settings: Settings) -> None:
+    """Raises UserError if the page cannot be served where the settings say; nothing is kept."""
+    host, port = settings.http_host, settings.http_port
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            probe.bind((host, port))
+    except OSError as error:
+        raise UserError(
+            f"The page cannot be served at {host} port {port}: {error.strerror or error}.",
+            "Name another port with --set http_port=PORT (0: any), or do without it with --set page=false.",
+        ) from error
 
 
 def _why_not(error: UserError, case: Case) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -12,25 +13,43 @@ from pathlib import Path
 
 REMOVED = "[removed]"
 
+# Texts may be JSON, or JSON within JSON: quotes come with backslashes before them, and line breaks as \n, whose letter
+# is no part of the word that follows. And texts may be hostile: every pattern takes time with the length of the text
+# and no more, so whatever repeats is possessive, has a limit, or cannot begin within itself.
+_BEGIN = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))"
+_BREAK = r"(?:\s|\\+[nrt])*+"
+_QUOTE = r"\\*+[\"']?"
+
 # Forms of secrets, wherever they stand.
 _SECRETS = re.compile(
-    r"\bhf_[A-Za-z0-9]{8,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bsk-[\w-]{16,}|\bAKIA[A-Z0-9]{12,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-    re.DOTALL,
+    rf"{_BEGIN}(?:hf_[A-Za-z0-9]{{8,}}|gh[pousr]_[A-Za-z0-9]{{16,}}|github_pat_\w{{16,}}|sk-[\w-]{{16,}}"
+    r"|AKIA[A-Z0-9]{12,})|(?:(?<![\w-])|(?<=\\[nrt]))eyJ[\w-]{8,}+\.[\w-]++\.[\w-]*+"
+    # Of a key in PEM what looks like one: whoever writes its first line into a log must not hide the rest of the log.
+    rf"|-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----"
+    rf"(?:{_BREAK}(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{{1,100}})*+(?:{_BREAK}[A-Za-z0-9+/=]{{16,}}+)*+"
+    rf"(?:{_BREAK}[A-Za-z0-9+/=]{{0,76}}+{_BREAK}-----END [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----)?"
 )
-_IN_A_URL = re.compile(r"(?<=://)[^/\s@\"']+(?=@)")
-# NAME=value, "name": "value", Authorization: Bearer value. `tokens`, of which logs are full, are no secret.
+_URL = re.compile(r"://[^\s\"'<>]++")
+# NAME=value, "name": "value", Authorization: Bearer value. Whatever else is in the name, before or after. `tokens`,
+# `tokenizer` and `token_ids`, of which logs are full, are no secret. What is quoted goes up to the same quote.
 _NAMED = re.compile(
-    r"(?i)(\b[\w-]*(?:password|passwd|secret|credential|api[_-]?key|private[_-]?key|token)(?:[\"']?\s*[:=]\s*[\"']?))"
-    r"[^\s\"',;&}]+"
+    r"(?i)((?:passw(?:or)?d|passphrase|secret|credential|(?:api|private|access)[_-]?key|token(?!s|iz|[_-]?id))"
+    rf"[\w-]{{0,40}}+{_QUOTE}[ \t]*+[:=][ \t]*+)"
+    r"(?:(?P<quote>\\*+[\"'])(?:(?!(?<!\\)(?P=quote))[^\n])*+|(?:[^\s\"',;&}\\]|\\(?!\\{0,8}[\"']))++)"
 )
 _BEARER = re.compile(
-    r"(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}|(\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?)[^\"'\n;,}]+"
+    rf"(?i)({_BEGIN}(?:bearer|basic)\s++)[\w.~+/=-]{{8,}}"
+    rf"|({_BEGIN}(?:proxy-)?authorization{_QUOTE}\s*+[:=]\s*+{_QUOTE})[^\"'\n;,}}\\]++"
 )
-_PEER = re.compile(r"\b12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\b")
-_NAME = re.compile(r"(?<=/)(dns|dns4|dns6|dnsaddr|ip4|ip6)/([^/\s\"',]+)")
-_IP4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)")
-_IP6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])")
+_PEER = re.compile(rf"{_BEGIN}12D3KooW[1-9A-HJ-NP-Za-km-z]{{44}}\b")
+_NAME = re.compile(r"(?<=/)(dns|dns4|dns6|dnsaddr|ip4|ip6)/([^/\s\"',\\]+)")
+_IP4 = re.compile(r"(?:(?<![\w.])|(?<=\\[nrt]))\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)")
+_IP6 = re.compile(r"(?:(?<![\w:.])|(?<=\\[nrt]))[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])")
+# A name with a port; FILE.py:12 is a place in the code.
+_HOST = re.compile(
+    r"(?i)(?:(?<![a-z0-9.-])|(?<=\\[nrt]))(?:[a-z0-9-]{1,63}+\.){1,10}"
+    r"(?!(?:py|pyi|toml|jsonl?|log|md|txt|so|c|cc|cpp|h|rs|go|sh):)[a-z]{2,24}+(?=:\d{1,5}(?!\d))"
+)
 
 
 class Redactor:
@@ -43,18 +62,20 @@ class Redactor:
             secrets: texts that are removed wherever they stand.
         """
         self._key = hashlib.sha256(b"ftis-node bugreport" + (key or os.urandom(32))).digest()
-        self._secrets = sorted((one for one in secrets if len(one) >= 6), key=len, reverse=True)
+        known = {form for one in secrets if len(one) >= 6 for form in _spellings(one)}
+        self._secrets = sorted(known, key=len, reverse=True)
         self._with_addresses = with_addresses
-        self._home = str(Path.home())
+        homes = "|".join(map(re.escape, _spellings(str(Path.home()))))
+        self._home = re.compile(rf"(?:{homes})(?![\w.-])") if len(str(Path.home())) > 1 else None
 
     def clean(self, text: str) -> str:
         """The text without what should not leave this machine."""
         for secret in self._secrets:
             text = text.replace(secret, REMOVED)
         text = _SECRETS.sub(REMOVED, text)
-        text = _IN_A_URL.sub(REMOVED, text)
+        text = _URL.sub(_without_credentials, text)
         text = _BEARER.sub(lambda found: f"{found[1] or found[2]}{REMOVED}", text)
-        text = _NAMED.sub(rf"\1{REMOVED}", text)
+        text = _NAMED.sub(lambda found: f"{found[1]}{found['quote'] or ''}{REMOVED}", text)
         if not self._with_addresses:
             text = _PEER.sub(lambda found: self._named("peer", found[0]), text)
             text = _NAME.sub(lambda found: f"{found[1]}/{self._place(found[2])}", text)
@@ -62,7 +83,8 @@ class Redactor:
             text = _IP6.sub(
                 lambda found: self._place(found[0]) if "::" in found[0] or _full(found[0]) else found[0], text
             )
-        return re.sub(rf"{re.escape(self._home)}(?![\w.-])", "~", text) if len(self._home) > 1 else text
+            text = _HOST.sub(lambda found: self._named("addr", found[0].lower()), text)
+        return text if self._home is None else self._home.sub("~", text)
 
     def _place(self, text: str) -> str:
         """The name of an address; those of this machine alone, which say nothing, stay."""
@@ -75,6 +97,18 @@ class Redactor:
 
     def _named(self, kind: str, text: str) -> str:
         return f"{kind}-{hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()[:12]}"
+
+
+def _spellings(text: str) -> list[str]:
+    """As it is, in JSON, and in JSON within JSON; the longest first."""
+    within = json.dumps(text)[1:-1]
+    return sorted({text, within, json.dumps(within)[1:-1]}, key=len, reverse=True)
+
+
+def _without_credentials(found: re.Match[str]) -> str:
+    """Everything up to the last @, for a password may hold one, and slashes."""
+    _, at, rest = found[0].rpartition("@")
+    return f"://{REMOVED}@{rest}" if at else found[0]
 
 
 def _full(text: str) -> bool:

@@ -13,14 +13,17 @@ from safetensors import SafetensorError
 from ftis_node.errors import UsageError, UserError
 
 _OURS = ("config.json", "adapter_config.json")  # one of them is in every folder of a model
+# What transformers, peft and the hub put into such a folder.
+_SUFFIXES = frozenset((".safetensors", ".json", ".jinja", ".md", ".txt", ".model", ".bin"))
 _ANOTHER = "Name another --to."
 
 
-def check_target(to: Path, *, overwrite: bool, source: Path) -> None:
+def check_target(to: Path, *, overwrite: bool, source: Path, base: Path | None = None) -> None:
     """Refuses, before anything is loaded, a target that cannot be written or must not be replaced.
 
     Args:
         source: the checkpoint, which must not lie in what is replaced.
+        base: its base model, which must not either, if it is a folder here.
 
     Raises:
         UsageError: it is not empty (and not a model, with `overwrite`), or not a directory.
@@ -28,6 +31,8 @@ def check_target(to: Path, *, overwrite: bool, source: Path) -> None:
     target = to.resolve()
     if source.resolve().is_relative_to(target) or target.is_relative_to(source.resolve()):
         raise UsageError(f"{to} holds the checkpoint itself, or lies in it.", _ANOTHER)
+    if base is not None and base.is_dir() and base.resolve().is_relative_to(target):
+        raise UsageError(f"{to} holds the base model of the checkpoint.", _ANOTHER)
     try:
         held = sorted(entry.name for entry in to.iterdir()) if to.is_dir() else []
     except OSError as error:
@@ -38,6 +43,16 @@ def check_target(to: Path, *, overwrite: bool, source: Path) -> None:
         raise UsageError(f"{to} is there and not empty.", "Name another --to, or replace it with --overwrite.")
     if held and (to.is_symlink() or not any(name in held for name in _OURS)):
         raise UsageError(f"{to} does not look like a model, so it is not replaced.", _ANOTHER)
+    foreign = [name for name in held if not _of_a_model(to / name)]
+    if foreign:
+        raise UsageError(
+            f"{to} holds {foreign[0][:80]!a}, which is no part of a model, so it is not replaced.",
+            "Move that away, or name another --to.",
+        )
+
+
+def _of_a_model(entry: Path) -> bool:
+    return entry.is_file() and not entry.is_symlink() and entry.suffix in _SUFFIXES
 
 
 @contextmanager

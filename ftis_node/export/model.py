@@ -53,7 +53,7 @@ def export(
         raise UsageError(
             f"{checkpoint.path} is of a model that was trained in full, so there is no adapter.", "Leave out --adapter."
         )
-    check_target(to, overwrite=overwrite, source=checkpoint.path)
+    check_target(to, overwrite=overwrite, source=checkpoint.path, base=Path(resolve(settings.model)))
     history = history_of(checkpoint)
     base = public_name(settings.model)
     kind = "adapter" if adapter else "merged" if checkpoint.lora else "full"

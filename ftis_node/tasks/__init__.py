@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -29,6 +29,7 @@ __all__ = [
     "Score",
     "Scorer",
     "Task",
+    "begin_group",
     "load_evaluation",
     "load_task",
     "make_task",
@@ -129,11 +130,31 @@ def scoring(rule: str, own: Scorer | None = None) -> Iterator[Scorer]:
     check_rule(rule)
     if rule in JUDGED_RULES:
         with Judge(cast(Literal["math", "regex"], rule)) as judge:
-            yield functools.partial(score_mathematics if rule == "math" else _score_expression, judge)
+            yield _Judged(judge, score_mathematics if rule == "math" else _score_expression)
         if judge.unanswered:
             logger.warning("%d answers were given no verdict in time; they count as wrong.", judge.unanswered)
         return
     yield functools.partial(score, rule)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Scores with the help of a process."""
+
+    judge: Judge
+    rule: Callable[[Judge, str, str], Score]
+
+    def __call__(self, text: str, answer: str) -> Score:
+        return self.rule(self.judge, text, answer)
+
+
+def begin_group(scorer: Scorer) -> None:
+    """What `scorer` is asked next, up to the next `begin_group`, is one group: hostile ones cost some seconds at most.
+
+    Without it each answer is asked about, as in evaluations, where each is to another question.
+    """
+    if isinstance(scorer, _Judged):
+        scorer.judge.begin()
 
 
 def _score_expression(judge: Judge, text: str, gold: str) -> Score:

@@ -28,6 +28,9 @@ MEMORY_BYTES = 1 << 30
 ANSWER_CHARACTERS = 300  # of mathematics; the longest gold of MATH-500 has 53
 _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTERS}
 
+UNANSWERED_A_GROUP = 3
+"""So many answers of a group may get no verdict; the rest of it is wrong unasked, or a group would take a minute."""
+
 _START_SECONDS = 60.0
 _CHILD = Path(__file__).with_name("judge_child.py")
 # The rest of the environment, tokens and passwords with it, is none of its business.
@@ -54,6 +57,7 @@ class Judge:
             )
         self.started = 0  # processes, up to now
         self.unanswered = 0  # answers that are wrong because nothing was said of them
+        self._left: int | None = None  # of what may go unanswered in this group; None: answers come one by one
         self._rule = rule
         self._seconds = SECONDS[rule] if seconds is None else seconds
         self._memory = memory
@@ -73,10 +77,15 @@ class Judge:
         """Of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
+    def begin(self) -> None:
+        """The answers that follow, up to the next `begin`, are of one group (see `UNANSWERED_A_GROUP`)."""
+        self._left = UNANSWERED_A_GROUP
+
     def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
         """Whether `answer` is worth what `gold`, an expression in LaTeX, is, or matches the regular expression `gold`.
 
-        False for what is too long, takes too long or too much memory, or ends the process.
+        False for what is too long, takes too long or too much memory, or ends the process, and for the rest of a group
+        (see `begin`) of which too many answers did.
 
         Args:
             loose: `answer` is text to find an expression in, rather than one expression.
@@ -85,6 +94,9 @@ class Judge:
             UserError: the process cannot be started.
         """
         if len(answer) > _LONGEST[self._rule]:
+            return False
+        if self._left == 0:
+            self.unanswered += 1
             return False
         connection = self._connection or self._start()
         request = json.dumps([gold, answer, loose]).encode() + b"\n"
@@ -97,7 +109,9 @@ class Judge:
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
             self.close()
             raise
-        self.unanswered += letter == b""
+        if letter == b"":
+            self.unanswered += 1
+            self._left = None if self._left is None else self._left - 1
         if letter not in (b"0", b"1"):
             self.close()
         return letter in (b"1", b"y")
