@@ -161,6 +161,22 @@ def test_each_thread_of_an_engine_has_a_process_of_its_own_that_judges(
     assert not children()
 
 
+def test_a_group_of_answers_that_hang_costs_three_of_them_and_not_the_next_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(judge.SECONDS, "regex", 1.0)
+    rows = [json.dumps({"prompt": f"{i}+1=", "answer": r"(1+)+|7"}) + "\n" for i in range(5)]
+    (tmp_path / "t.jsonl").write_text("".join(rows))
+    engine = engine_on(str(tmp_path / "t.jsonl"), reward="regex")
+    right, hanging = "<think></think><answer>7</answer>", f"<think></think><answer>{'1' * 60}2</answer>"
+    try:
+        assert engine.score(0, group(right, hanging))["rewards"] == [1.0, 0.0]
+        assert engine.score(0, group(hanging, hanging, hanging, right))["rewards"] == [0.0] * 4, "unasked"
+        assert engine.score(0, group(right))["rewards"] == [1.0]
+    finally:
+        engine.close()
+
+
 def children() -> list[int]:
     return [child.pid for child in psutil.Process().children() if "judge_child" in " ".join(child.cmdline())]
 

@@ -29,7 +29,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from ftis_node.run import RUN_DEFAULTS, Run
 from ftis_node.settings import Settings
-from ftis_node.tasks import Example, Score, Scorer, Task, load_evaluation, load_task, scoring
+from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
 
@@ -333,6 +333,7 @@ class Engine:
 
     def _scores(self, row: int, completions: Sequence[Completion], scorer: Scorer) -> list[Score]:
         example = self.task.train[row]
+        begin_group(scorer)
         return [evaluation.judge(self.policy.tokenizer, c, example, scorer).score for c in completions]
 
 
