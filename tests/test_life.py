@@ -32,7 +32,8 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     home = ("--home", str(node.home.path))
     begun = run_cli("join", "--detach", *home, *PLACE, *STILL, "--model", "tiny-a", "--nice", "5", timeout=120)
     assert begun.returncode == 0, begun.stderr
-    assert "Loading tiny-a." in begun.stderr and "ftis-node stop" in begun.stdout
+    assert "What leaves this machine" in begun.stderr and "Loading tiny-a." in begun.stderr
+    assert "ftis-node stop" in begun.stdout
     record = node.home.runtime()
     assert record is not None and str(record["pid"]) in begun.stdout
     daemon = psutil.Process(record["pid"])

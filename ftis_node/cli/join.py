@@ -134,10 +134,12 @@ def join(
     resolve(chosen.model)
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
+    first = not Home(home).run_file.exists()
     if background and not dry_run:
+        if first:
+            print(NOTICE % home, file=sys.stderr)
         _detach(home)
         return
-    first = not Home(home).run_file.exists()
     shown = sys.stderr.isatty() if view is None else view
     tail = Tail(LINES)
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")

@@ -95,7 +95,7 @@ def torch_(case: Case) -> Iterator[Finding]:
     import torch
 
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU"
-    seen = f"{torch.__version__}, {build}; {torch.get_num_threads()} threads"
+    seen = f"{torch.__version__}, {build}; {torch.get_num_threads()} thread(s)"
     with warnings.catch_warnings(record=True) as said:  # torch tells of a driver that is too old in a warning
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
