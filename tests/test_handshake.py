@@ -1,0 +1,50 @@
+"""The run of others: of the first peer that gives one, and clear words where none does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ftis_node.errors import UserError
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.handshake import fetch_run
+from ftis_node.swarm.service import FtisSwarm
+from tests.helpers_swarm import (
+    RUN,
+    Answers,
+    event_loop_policy,  # noqa: F401 - a fixture
+    transport,
+)
+from tests.test_membership import ALICE, BOB, CAROL, node
+
+
+async def test_the_run_comes_from_the_first_peer_that_lives(tmp_path: Path) -> None:
+    async with node(ALICE, tmp_path) as (_, alice), transport(CAROL, tmp_path / "c") as carol:
+        dead = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
+        found = await fetch_run(carol, [dead, *await alice.addresses()], patience=0.0)
+        assert found.run == RUN
+
+
+async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp_path: Path) -> None:
+    async with transport(CAROL, tmp_path / "c") as carol:
+        dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{who.peer_id}" for port, who in ((1, ALICE), (2, BOB))]
+        began = time.monotonic()
+        with pytest.raises(UserError) as error:
+            await fetch_run(carol, dead, patience=0.6)
+        assert 0.6 <= time.monotonic() - began < 10
+    assert all(text in error.value.what for text in dead)
+    assert "--run FILE" in error.value.fix
+
+
+async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path: Path) -> None:
+    class Rude(Answers):
+        async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+            return ftis_pb2.Handshake(refusal="\x1b[31mgo\naway", run_file="[run]")
+
+    async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
+        await FtisSwarm(Rude(lambda request, peer: None)).add_p2p_handlers(alice.p2p)  # type: ignore[arg-type, return-value]
+        with pytest.raises(UserError) as error:
+            await fetch_run(carol, [(await alice.addresses())[0]], patience=0.0)
+    assert "?[31mgo?away" in error.value.what and error.value.what.isprintable()
