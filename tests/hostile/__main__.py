@@ -1,8 +1,9 @@
 """Plays attacks against honest daemons on loopback and tells what became of them, as one JSON object on stdout.
 
-Quiet phases and attacks take turns, so that what else the machine does weighs on both alike. The exit code is 1 if a
-node died, restarted a process or logged an unforeseen error, grew, or blamed an innocent one. Attacks under which the
-swarm took fewer than nine tenths of its steps are named in `slow`.
+Quiet phases and attacks take turns, so that what else the machine does weighs on both alike. Attackers get the cores
+that nobody else wants, as if they had their own, unless --sharing. The exit code is 1 if a node died, restarted a
+process or logged an unforeseen error, grew, or blamed an innocent one. Attacks under which the swarm took fewer than
+nine tenths of its steps are named in `slow`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from tests.hostile.arena import Arena, arena
+from tests.hostile.arena import Arena, arena, give_way
 from tests.hostile.attack import Attack
 from tests.hostile.attacks import chosen
 from tests.hostile.stage import Stage
@@ -28,12 +29,16 @@ SLOW = 0.9
 WARM_UP_SECONDS = 10.0
 
 
-async def play(ring: Arena, kinds: Sequence[type[Attack]], seconds: float, *, together: bool, seed: int) -> Any:
+async def play(
+    ring: Arena, kinds: Sequence[type[Attack]], seconds: float, *, together: bool, sharing: bool, seed: int
+) -> Any:
     """Everything, one after another or at once."""
+    if not sharing:
+        give_way()
     acts = [list(kinds)] if together else [[kind] for kind in kinds]
     told: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hostile-") as scratch:
-        stage = Stage(ring, Path(scratch), seed)
+        stage = Stage(ring, Path(scratch), seed, sharing=sharing)
         await stage.watch(min(WARM_UP_SECONDS, seconds / 4))
         for act in acts:
             name = "together" if together else act[0].__name__
@@ -65,6 +70,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="for everything, the start left out")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--together", action="store_true", help="all attacks at once, not one after another")
+    parser.add_argument("--sharing", action="store_true", help="attackers want the cores as much as the nodes do")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="without spaces and line breaks")
     options = parser.parse_args()
@@ -75,7 +81,8 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory(prefix="arena-") as folder, arena(Path(folder), options.nodes) as ring:
-        playing = play(ring, kinds, options.seconds, together=options.together, seed=options.seed)
+        how = {"together": options.together, "sharing": options.sharing, "seed": options.seed}
+        playing = play(ring, kinds, options.seconds, **how)
         told = uvloop.run(playing)
     found = problems(told)
     slow = {name: seen["pace"]["ratio"] for name, seen in told.items() if seen["pace"]["ratio"] < SLOW}

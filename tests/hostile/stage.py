@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.swarm.identity import Identity, peer_id
-from tests.hostile.arena import Arena, Phase, Sample, grown
+from tests.hostile.arena import Arena, Phase, Sample, give_way, grown
 from tests.hostile.attack import Attack
 from tests.hostile.peer import hostile
 from tests.hostile.world import World
@@ -24,7 +24,12 @@ LONGEST_PHASE = 15.0
 class Stage:
     """Attacks and quiet phases on an arena."""
 
-    def __init__(self, ring: Arena, scratch: Path, seed: int) -> None:
+    def __init__(self, ring: Arena, scratch: Path, seed: int, *, sharing: bool = True) -> None:
+        """
+        Args:
+            sharing: attackers want the cores as much as the nodes do.
+        """
+        self.sharing = sharing
         self.ring = ring
         self.scratch = scratch
         self.seed = seed
@@ -51,6 +56,8 @@ class Stage:
                 identity = Identity(self._opened.to_bytes(16, "big") + self.seed.to_bytes(16, "big"))
                 opening = hostile(self.scratch / f"hostile-{self._opened}", self.ring.addresses, identity, self.world)
                 peer = await stack.enter_async_context(opening)
+                if not self.sharing:
+                    give_way(peer.transport.pid)
                 self.world = peer.world
                 attacks.append(kind(peer, self._opened))
             await asyncio.gather(*(attack.begin() for attack in attacks))
