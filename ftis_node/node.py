@@ -369,9 +369,8 @@ class Node:
     async def _save_last(self, rooms: Rooms) -> None:
         progress = rooms.stepper.progress
         await rooms.saving.settle()
-        sound = not rooms.stepper.last.get(
-            "bad_steps"
-        )  # else the weights are in a checkpoint already, under their step
+        # Bad steps left the weights as they were, and those are in a checkpoint already, under their own step.
+        sound = not rooms.stepper.last.get("bad_steps")
         if sound and progress.pass_at_1 is not None and rooms.saving.saved_step != progress.step:
             await rooms.saving.checkpoint(self._compute.worker, progress)
         await rooms.saving.settle()
@@ -455,14 +454,17 @@ class Node:
         """Says so when the state changes."""
         now = self.condition()
         if now.state != self._told:
-            logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
+            self._say(now)
+
+    def _say(self, now: Condition) -> None:
+        logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
         self._told = now.state
 
     def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
         """From now on it does not train, for this reason."""
         if not self._stopping.is_set() or state is State.STOPPING:
             self._apart = Condition(state, reason, advice)
-            self._look_around()
+            self._say(self._apart)
 
     def status(self) -> dict[str, Any]:
         """What `ftis-node status --json` shows."""
