@@ -65,6 +65,7 @@ class Pool:
             keep_all: also groups without a signal; a part of a group says nothing of the whole.
         """
         self.max_age = max_age
+        self.added = 0
         self.no_signal = 0
         self.expired = 0
         self._clock = clock
@@ -83,6 +84,7 @@ class Pool:
             return False
         if scored.group.key in self._born:
             return False
+        self.added += 1
         self._born[scored.group.key] = scored.born
         self._by_author.setdefault(scored.group.author, []).append(scored)
         return True

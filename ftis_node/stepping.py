@@ -32,6 +32,7 @@ OWN_SHARE_FLOOR = 0.25
 RECENT_SECONDS = 30.0
 PREFETCH_SECONDS = 10.0
 WAIT_SECONDS = 0.25
+SUPPLY_MEMORY = 0.2  # how much of what is known of others' supply each step replaces
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,9 @@ class Stepper:
         self._store = store
         self._pool_grew = asyncio.Event()
         self._scoring: set[asyncio.Task[None]] = set()
+        self._supply: float | None = None  # groups that come into the pool a step; None before the first
+        self._counted = 0  # of the groups that ever came into the pool
+        self._left = 0  # groups that the latest batch had no room for
         self._step_seconds: deque[float] = deque(maxlen=8)
         self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one group oneself
 
@@ -141,7 +145,7 @@ class Stepper:
             most = math.ceil(newcomers.room * ahead)
             usable -= max(0, theirs - most)  # what no batch has room for must not keep others' from being pulled
             newcomers.room = max(0, most - theirs)
-        return Want(math.ceil((batch - self.own_quota()) * ahead) - usable, newcomers, 2 * batch)
+        return Want(math.ceil((batch - self._own_part()) * ahead) - usable, newcomers, 2 * batch)
 
     def take(self, count: int) -> list[Scored]:
         """Groups for one batch, of the pool."""
@@ -190,12 +194,35 @@ class Stepper:
     # --- the step -------------------------------------------------------------------------------------------------
 
     def own_quota(self) -> int:
-        """Groups of the next batch that this node generates itself, before it is known whether others suffice."""
+        """Groups of the next batch that this node generates itself, before it is known whether others suffice.
+
+        Its part, and besides what others are not going to bring: by what waits and what came lately, not by who
+        announced something, or to announce and to hold nothing useful would make others wait.
+        """
+        part, batch = self._own_part(), self._settings.batch_groups
+        if self._supply is None or self.own_only or self._settings.own_share is not None:
+            return part
+        return min(batch, max(part, batch - max(int(self._left + self._supply), self._takeable())))
+
+    def _own_part(self) -> int:
+        """Groups of a batch that this node makes itself if others bring theirs."""
         share = 1.0 if self.own_only else self._settings.own_share
         if share is None:
             recent = self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds()))
             share = max(1 / (1 + self.standing.heads(recent)), OWN_SHARE_FLOOR)
         return math.ceil(share * self._settings.batch_groups)
+
+    def _takeable(self) -> int:
+        """Groups that wait and have room in a batch."""
+        waiting, room = self.pool.waiting(), self._newcomers().room
+        theirs = sum(count for author, count in waiting.items() if not self.standing.established(author))
+        return sum(waiting.values()) - (0 if room is None else max(0, theirs - room))
+
+    def note_supply(self) -> None:
+        """What came since the latest batch, to be called when the next one is assembled."""
+        came, self._counted = self.pool.added - self._counted, self.pool.added
+        self._supply = came if self._supply is None else self._supply + SUPPLY_MEMORY * (came - self._supply)
+        self._left = self._takeable()
 
     def step_seconds(self) -> float:
         """Mean duration of the latest steps; 0 before the first."""
@@ -212,6 +239,7 @@ class Stepper:
         if stopping.is_set():
             self.pool.put_back(foreign)
             return None
+        self.note_supply()
         try:
             own += await self.generate(0 if self.hurry.is_set() else self._missing(len(own) + len(foreign)))
         except FtisError:

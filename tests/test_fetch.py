@@ -17,7 +17,7 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm import fetch as fetching
 from ftis_node.swarm import ftis_pb2, service
 from ftis_node.swarm.announcement import PacketRef, announce
-from ftis_node.swarm.fetch import HolderFault, Uploads, fetch
+from ftis_node.swarm.fetch import HolderFault, Rests, Uploads, fetch
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.service import STREAMS_OF_ONE_PEER, FtisSwarm
 from ftis_node.swarm.table import Known, Target
@@ -378,3 +378,16 @@ async def test_streams_that_never_ask_are_bounded_and_end(pair: Pair, monkeypatc
     await eventually(lambda: not served._streams, "all streams have ended")
     for _, _, writer in opened:
         writer.close()
+
+
+def test_who_never_has_anything_is_left_alone_for_ever_longer() -> None:
+    rests = Rests()
+    seen = []
+    for _ in range(12):
+        rests.note(b"a", brought=False)
+        seen.append(rests.seconds(b"a", 0.1))
+    assert seen == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0]
+    assert rests.seconds(b"a", 90.0) == 90.0, "an interval at least"
+    assert rests.seconds(b"b", 0.1) == 0.1, "another is not meant"
+    rests.note(b"a", brought=True)
+    assert rests.seconds(b"a", 0.1) == 0.1, "something is enough to be asked as before"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from pathlib import Path
@@ -19,8 +20,10 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
 from tests.helpers_swarm import RUN
+from tests.test_pool import scored
 
 BATCH = 24
+_NUMBERS = itertools.count()
 
 
 def stepper(path: Path, others: int, *, own_only: bool = False, **settings: Any) -> Stepper:
@@ -45,6 +48,49 @@ def test_a_node_makes_its_part_of_the_batch_but_never_less_than_a_quarter(
     node = stepper(tmp_path, others)
     assert node.own_quota() == own == math.ceil(max(1 / (1 + others), OWN_SHARE_FLOOR) * BATCH)
     assert node.want().groups == 2 * (BATCH - own), "one step and one ahead"
+
+
+def test_a_node_counts_on_what_comes_and_not_on_who_announces(tmp_path: Path) -> None:
+    node = stepper(tmp_path, others=3)
+    assert node.own_quota() == 6, "before the first step there is only who announced"
+    bring(node, 0)
+    assert (node.own_quota(), node.want().groups) == (BATCH, 2 * 18), (
+        "nothing came: it still pulls, and waits for nobody"
+    )
+    for _ in range(40):
+        bring(node, 10)
+    assert node.own_quota() == pytest.approx(BATCH - 10, abs=1)
+    for _ in range(40):
+        bring(node, 30)
+    assert node.own_quota() == 6, "never less than its part"
+
+
+def test_what_waits_need_not_come(tmp_path: Path) -> None:
+    node = stepper(tmp_path, others=3)
+    for _ in range(40):
+        bring(node, 0)
+    bring(node, 10, take=0)
+    assert node.own_quota() == BATCH - 12, "10 that are there, and 2 that a step brings"
+    for _ in range(40):
+        bring(node, 0)
+    assert node.own_quota() == BATCH - 10
+
+
+def test_what_has_no_room_in_a_batch_is_not_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = stepper(tmp_path, others=3)
+    monkeypatch.setattr(node.standing, "newcomers_room", lambda batch: 4)
+    bring(node, 16, take=0)
+    for _ in range(40):
+        bring(node, 0)
+    assert node.own_quota() == BATCH - 4
+
+
+def bring(node: Stepper, count: int, take: int | None = None) -> None:
+    """A step for which so many groups came, and were taken."""
+    for _ in range(count):
+        node.pool.add(scored(1, next(_NUMBERS), 0, time.monotonic()))
+    node.take(count if take is None else take)
+    node.note_supply()
 
 
 def test_a_listener_makes_nothing_and_wants_everything(tmp_path: Path) -> None:

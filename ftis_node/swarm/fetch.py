@@ -13,6 +13,7 @@ from hivemind.p2p import PeerID
 from ftis_node.errors import brief
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.service import FtisSwarm
@@ -28,6 +29,8 @@ OPEN_SECONDS = 5.0
 CHUNK_SECONDS = 2 * BUSY_AFTER + 2.0
 SLOWEST_BYTES = 64 << 10
 DIGEST_BYTES = 32
+LONGEST_REST_SECONDS = 60.0  # or an interval, if that is longer
+HOLDERS_MAX = 1024
 FETCH_SECONDS = 60.0  # all the waiting for one holder together: a chunk every 7 s is not an answer
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,27 @@ class Limit:
         if self._rate:
             self._free_at = max(self._free_at, self._clock()) + size / self._rate
         return wait
+
+
+class Rests:
+    """How long holders that had not all are left alone: an interval, and twice as long each further time in a row that
+    one had nothing at all. So whoever tells of much and gives nothing costs ever less."""
+
+    def __init__(self) -> None:
+        self._in_vain: dict[bytes, int] = {}
+
+    def note(self, holder: bytes, brought: bool) -> None:
+        """A pull ended that brought something, or nothing."""
+        if brought:
+            self._in_vain.pop(holder, None)
+        else:
+            make_room(self._in_vain, holder, HOLDERS_MAX)
+            self._in_vain[holder] = self._in_vain.get(holder, 0) + 1
+
+    def seconds(self, holder: bytes, interval: float) -> float:
+        """For how long it is left alone, if exchanges are so many seconds apart."""
+        times = min(max(self._in_vain.get(holder, 0) - 1, 0), 16)
+        return float(min(interval * 2**times, max(LONGEST_REST_SECONDS, interval)))
 
 
 class Uploads:

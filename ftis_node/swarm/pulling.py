@@ -16,7 +16,7 @@ from ftis_node.pool import Want
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
 from ftis_node.swarm.deadline import Deadline
-from ftis_node.swarm.fetch import HolderFault, HolderLie, fetch
+from ftis_node.swarm.fetch import HolderFault, HolderLie, Rests, fetch
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
@@ -65,7 +65,7 @@ class Pulling:
         """
         Args:
             want: how many more groups the node would take now.
-            interval: seconds between a hungry node's exchanges, which a holder that had not all is left alone for.
+            interval: seconds between a hungry node's exchanges, see `Rests`.
             on_groups: takes admitted groups.
             news: set when there may be more to pull.
         """
@@ -82,6 +82,7 @@ class Pulling:
         self._interval = interval
         self._on_groups = on_groups
         self._busy_holders: set[bytes] = set()
+        self._rests = Rests()
         self._pulls: set[asyncio.Task[bool]] = set()
         self._under_way = 0  # packets
         self._crawling: set[Target] = set()  # of holders that let one wait, which no longer count as under way
@@ -114,7 +115,7 @@ class Pulling:
                 task.add_done_callback(functools.partial(self._pulled, holder, targets))
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
-        """A holder that had nothing, or not all, is left alone for a moment."""
+        """A holder that had not all is left alone for a moment."""
         self._pulls.discard(task)
         for target in list(left):
             self._landed(target, left)
@@ -124,7 +125,9 @@ class Pulling:
             well = error is None and task.result()
             if error is not None:
                 logger.error("A pull failed; what it brought will be pulled again", exc_info=error)
-        asyncio.get_running_loop().call_later(0.0 if well else self._interval(), self._free, holder)
+        asyncio.get_running_loop().call_later(
+            0.0 if well else self._rests.seconds(holder, self._interval()), self._free, holder
+        )
 
     def _free(self, holder: bytes) -> None:
         """It may be asked again."""
@@ -143,7 +146,7 @@ class Pulling:
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
         """Fetches from one holder, taking from `left` what landed; returns whether it had everything."""
         arrived: dict[Target, Arrival] = {}
-        missing = False
+        missing, brought = False, False
         patience = Deadline(lambda: self._slow(left))
         patience.put_off(SLOW_SECONDS)
         limits = self._membership.limits(holder) or OWN
@@ -152,6 +155,7 @@ class Pulling:
                 group = None
                 patience.put_off(SLOW_SECONDS)
                 if chunk.status == ftis_pb2.FetchChunk.HERE:
+                    brought = True
                     self._standing.delivered(holder, len(chunk.packet))
                     group = self._admit(target, chunk.packet)
                 else:
@@ -184,6 +188,8 @@ class Pulling:
                         target.tried(holder)
         finally:
             patience.cancel()
+            if brought or self._transport.up:
+                self._rests.note(holder, brought)
             await self._hand_over(arrived, left)
         return not missing
 

@@ -1,8 +1,8 @@
 """A swarm of many nodes on a virtual clock, without models and without a network: what sharing costs and brings.
 
 The daemon's own code runs here: all of `swarm.table.Table` and of `swarm.gossip.Gossip`, on the real bytes of signed
-announcements, the protobuf messages of the RPCs, `swarm.fetch.Limit`, `pool.Pool`, and `stepping.Stepper`'s want,
-own_quota, step_seconds and patience. Limits and intervals are imported from the modules that own them.
+announcements, the protobuf messages of the RPCs, `swarm.fetch.Limit` and `Rests`, `pool.Pool`, and `stepping.Stepper`'s
+want, own_quota, step_seconds and patience. Limits and intervals are imported from the modules that own them.
 
 Restated as events, because they are coroutines on libp2p, the event loop or the wall clock:
 

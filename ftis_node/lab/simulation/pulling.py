@@ -12,7 +12,7 @@ from ftis_node.lab.simulation.scheduler import Alarm
 from ftis_node.lab.simulation.store import Body
 from ftis_node.lab.simulation.uploads import BUSY, HERE
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.fetch import CHUNK_SECONDS, FETCH_SECONDS, OPEN_SECONDS, SLOWEST_BYTES
+from ftis_node.swarm.fetch import CHUNK_SECONDS, FETCH_SECONDS, OPEN_SECONDS, SLOWEST_BYTES, Rests
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.pulling import IDLE_SECONDS, TAKEN_TOGETHER
 from ftis_node.swarm.table import Target
@@ -31,6 +31,7 @@ class Pull:
     began: float
     arrived: dict[Target, Body] = field(default_factory=dict)
     missing: bool = False
+    brought: bool = False
     over: bool = False
     chunks: int = 0
 
@@ -56,6 +57,7 @@ class Pulling:
         self._rng = rng
         self._on_bodies = on_bodies
         self._busy_holders: set[bytes] = set()
+        self._rests = Rests()
         self._under_way = 0
         self._alarm = Alarm(line.after, self._look)
 
@@ -122,6 +124,7 @@ class Pulling:
         if pull.over:
             return
         pull.chunks += 1
+        pull.brought |= status == HERE
         target = pull.asked.pop(digest)
         if status == BUSY:
             self._line.meter.counts["busy"] += 1
@@ -159,7 +162,9 @@ class Pulling:
         self._hand_over(pull)
         for target in list(pull.left):
             self._landed(target, pull)
-        self._line.after(self._swarm.interval if pull.missing else 0.0, self._free, pull.holder)
+        self._rests.note(pull.holder, pull.brought)
+        rest = self._rests.seconds(pull.holder, self._swarm.interval) if pull.missing else 0.0
+        self._line.after(rest, self._free, pull.holder)
 
     def _free(self, holder: bytes) -> None:
         self._busy_holders.discard(holder)

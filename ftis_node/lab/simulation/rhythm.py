@@ -143,6 +143,7 @@ class Rhythm(Stepper):
     def _gathered(self) -> None:
         self._gathering = False
         self._waited = self._clock() - self._generated
+        self.note_supply()
         self._make(self._missing(self._settings.batch_groups - self._missing_groups + len(self._foreign)), self._train)
 
     def _train(self) -> None:
