@@ -187,6 +187,23 @@ def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(bench: Bench) 
     assert small.table.get(author(9).author, 0) is not None, "another introducer's stays"
 
 
+def test_who_tells_first_of_what_others_made_cannot_make_it_vanish() -> None:
+    small = Bench(capacity=4 * INTRODUCER_PART)
+    liar, honest = PEERS[:2]
+    small.add(signed(9, 0), introducer=liar)
+    assert small.add(signed(9, 0), introducer=honest) is Heard.KNOWN
+    for round in range(300):
+        small.clock.now += 0.1
+        small.add(signed(1, round), introducer=liar)
+    kept = small.table.get(author(9).author, 0)
+    assert kept is not None and kept.introducer == honest
+    assert sum(known.introducer == liar for known in small.table) == 4
+    for round in range(4):
+        small.clock.now += 0.1
+        small.add(signed(9, 1 + round), introducer=honest)
+    assert small.table.get(author(9).author, 0) is None, "of its own part it is the oldest"
+
+
 def test_ones_own_announcements_are_not_held_to_a_part(bench: Bench) -> None:
     small = Bench(capacity=8)
     assert [small.add(signed(1, round), introducer=None) for round in range(8)] == [Heard.NEW] * 8

@@ -64,6 +64,10 @@ class Known:
         self.id = announcement_id(self.data)
 
     @property
+    def key(self) -> tuple[bytes, int]:
+        return (self.announcement.author, self.announcement.round)
+
+    @property
     def settled(self) -> bool:
         """Whether there is nothing left to pull of it."""
         return (self.done | self.pulling).bit_count() == len(self.announcement.packets)
@@ -167,6 +171,7 @@ class Table:
         self.max_age = max_age
         self.capacity = capacity
         self.clock = clock
+        self._part = max(1, capacity // INTRODUCER_PART)
         self._rng = rng or random.Random()
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
@@ -212,9 +217,8 @@ class Table:
             if introducer is not None:
                 self.note_holder(known, introducer, held, born)
             return Heard.KNOWN
-        if introducer is not None and self._introduced[introducer] >= max(1, self.capacity // INTRODUCER_PART):
-            mine = (key for key, entry in self._known.items() if entry.introducer == introducer)
-            self._remove(min(mine, key=lambda key: self._known[key].born))  # its own oldest makes room for its newest
+        if introducer is not None and self._introduced[introducer] >= self._part:
+            self._displace(introducer)
         while len(self._known) >= self.capacity:
             self._remove(self._rng.choice(list(self._known)))
         self._left.pop(key, None)
@@ -304,6 +308,23 @@ class Table:
             known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
         return news
 
+    def _displace(self, introducer: bytes) -> None:
+        """Its own oldest makes room for its newest. What another peer has told too and has room for is that one's from
+        now on: or who tells first of what others made, and then of much, would make it vanish."""
+        oldest = min((known for known in self._known.values() if known.introducer == introducer), key=lambda k: k.born)
+        others = (peer for peer in oldest.holders if peer != introducer and self._introduced[peer] < self._part)
+        if (heir := next(others, None)) is None:
+            self._remove(oldest.key)
+            return
+        self._uncount(introducer)
+        self._introduced[heir] += 1
+        oldest.introducer = heir
+
+    def _uncount(self, introducer: bytes) -> None:
+        self._introduced[introducer] -= 1
+        if not self._introduced[introducer]:
+            del self._introduced[introducer]
+
     def _remove(self, key: tuple[bytes, int]) -> None:
         known = self._known.pop(key)
         make_room(self._left, key, 2 * self.capacity)
@@ -311,6 +332,4 @@ class Table:
         if self._by_id.get(known.id) is known:  # whoever signs for long finds two of one id
             del self._by_id[known.id]
         if known.introducer is not None:
-            self._introduced[known.introducer] -= 1
-            if not self._introduced[known.introducer]:
-                del self._introduced[known.introducer]
+            self._uncount(known.introducer)
