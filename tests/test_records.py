@@ -23,7 +23,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.swarm.dht_guard import NEW_IDS_AT_ONCE
+from ftis_node.swarm.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.records import (
     MAX_ADDRESSES,
@@ -201,5 +201,8 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         assert {name: unpack_addresses(entry.value) for name, entry in found.value.items()} == {
             ALICE.peer_id: ADDRESSES
         }
+        pings = [asking.rpc_ping(dht_pb2.PingRequest()) for _ in range(2 * int(CALLS_AT_ONCE))]
+        answers = await asyncio.wait_for(asyncio.gather(*pings, return_exceptions=True), 30)
+        assert any("DHT calls a second" in str(answer) for answer in answers)
         await bob.shutdown()
         await alice.shutdown()

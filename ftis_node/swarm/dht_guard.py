@@ -24,12 +24,15 @@ MAX_KEYS = 16
 NODES_MAX = 1024
 RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # each a list in a call to store
 NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node that is started anew has a new id in the DHT
+CALLS_A_SECOND, CALLS_AT_ONCE = 10.0, 100.0  # of one peer
 
 
-class _Nodes:
-    """Which id in the DHT each peer has: one, or it would fill the routing table with as many as it makes up."""
+class _Callers:
+    """How often each peer may call, and which id in the DHT it has: one, or it would fill the routing table with those
+    that it makes up."""
 
     def __init__(self) -> None:
+        self.calls = Budgets(time.monotonic, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._ids: dict[bytes, bytes] = {}
         self._new = Budgets(time.monotonic, NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE)
 
@@ -48,17 +51,21 @@ _ping, _store, _find = DHTProtocol.rpc_ping, DHTProtocol.rpc_store, DHTProtocol.
 
 
 def _check(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
-    """Raises ValueError for more keys than anybody needs; a caller's id that is not believed is left out."""
+    """Raises ValueError for more keys than anybody needs."""
+    _check_caller(dht, request, context)
     if len(request.keys) > MAX_KEYS or any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
         raise ValueError(f"a DHT call has at most {MAX_KEYS} keys of {DHTID.HASH_NBYTES} bytes")
-    _check_caller(dht, request, context)
 
 
 def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
+    """Raises ValueError if it calls too often; an id that is not believed is left out."""
     if "callers" not in dht.__dict__:
-        dht.callers = _Nodes()
-    nodes: _Nodes = dht.callers
-    if request.peer.node_id and not nodes.believes(context.remote_id.to_bytes(), request.peer.node_id):
+        dht.callers = _Callers()
+    callers: _Callers = dht.callers
+    peer = context.remote_id.to_bytes()
+    if not callers.calls.take(peer):
+        raise ValueError(f"a peer has {CALLS_A_SECOND:g} DHT calls a second")
+    if request.peer.node_id and not callers.believes(peer, request.peer.node_id):
         request.ClearField("peer")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import statistics
@@ -179,10 +180,22 @@ def arena(path: Path, nodes: int, flags: Sequence[str] = FLAGS) -> Iterator[Aren
 
 
 def give_way(pid: int | None = None) -> None:
-    """Has a process (None: this one) and its session take the cores that nobody else wants, as if it had its own."""
+    """Has a process (None: this one) and its session take the cores that nobody else wants, as if it had its own.
+
+    The session of this one, in which a person's shell may be, gets its own back when it ends.
+    """
     os.setpriority(os.PRIO_PROCESS, pid or 0, 19)
-    with contextlib.suppress(OSError):  # a kernel without automatic groups
-        Path(f"/proc/{pid or 'self'}/autogroup").write_text("19")
+    with contextlib.suppress(OSError, ValueError):  # a kernel without automatic groups
+        group = Path(f"/proc/{pid or 'self'}/autogroup")
+        before = group.read_text().split()[-1]
+        group.write_text("19")
+        if pid is None:
+            atexit.register(_give_back, group, before)
+
+
+def _give_back(group: Path, before: str) -> None:
+    with contextlib.suppress(OSError):  # only root may
+        group.write_text(before)
 
 
 def grown(before: Sequence[Sample], after: Sequence[Sample]) -> dict[str, list[float]]:
