@@ -13,7 +13,7 @@ from typing import Any
 
 from ftis_node.doctor.place import check_page, checkpoint_bytes, standing
 from ftis_node.errors import UserError
-from ftis_node.joining import JoinOptions, known_run, packet_quota
+from ftis_node.joining import JoinOptions, known_run, quotas
 from ftis_node.policy.geometry import geometry
 from ftis_node.policy.hub import ask_hub, described
 from ftis_node.policy.load import load_tokenizer
@@ -151,7 +151,7 @@ class DryRun:
         kind = "lora" if plan.lora else "full"
         self.report["model"] = {"name": settings.model, "parameters": shape.parameters, "kind": kind, **told(plan)}
         with self._noting():
-            packet_quota(settings, checkpoint_bytes(plan, shape))
+            quotas(settings, checkpoint_bytes(plan, shape))
         facts = newest_facts(self.home.checkpoints)
         with self._noting():
             if facts is not None:

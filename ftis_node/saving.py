@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.files import replace_text
+from ftis_node.files import bytes_under, replace_text
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.progress import Progress
 from ftis_node.store.checkpoints import Checkpoints, newest_facts, parse_label
@@ -113,7 +113,7 @@ class Saving:
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: dict[str, Any]) -> None:
         await worker.call("write", directory=str(directory))
-        self._saved_bytes = await asyncio.to_thread(_size, directory)
+        self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
         await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step = step
 
@@ -166,10 +166,6 @@ class Saving:
             "The training gives no finite numbers any more, and older checkpoints did not help.",
             f"Start again with a smaller learning_rate; the checkpoints under {self._path} stand.",
         )
-
-
-def _size(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.iterdir())
 
 
 def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:

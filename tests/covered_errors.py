@@ -42,7 +42,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "… is no device (…).",
         ),
     },
-    "test_condition.py::test_a_limit_on_disk_leaves_packets_what_checkpoints_and_logs_do_not_need": {
+    "test_condition.py::test_a_limit_on_disk_leaves_packets_and_steps_what_checkpoints_and_logs_do_not_need": {
         "joining.py": ("The home may take … GB on disk, but checkpoints, packets and logs need",),
     },
     "test_config.py::test_a_file_that_is_not_sound_is_told_with_its_remedy": {

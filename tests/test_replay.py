@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import os
@@ -134,6 +135,18 @@ def test_a_daemons_training_comes_out_again_bit_for_bit(name: str, homes: Homes,
         original = verify(saved)
         assert original["model"] == facts["model"] and original["optimiser"] == facts["optimiser"]
         assert {n: original["progress"][n] for n in told} == {n: facts["progress"][n] for n in told}
+
+
+def test_a_log_in_parts_is_replayed_like_one_file(copy: Path) -> None:
+    log = copy / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    for number, some in enumerate((lines[:3], lines[3:5]), start=1):
+        (copy / f"metrics-{number:08d}.jsonl.gz").write_bytes(gzip.compress(b"".join(some)))
+    log.write_bytes(b"".join(lines[5:]))
+    assert replay(copy, until=4)["identical"]
+    (copy / "metrics-00000001.jsonl.gz").unlink()
+    with pytest.raises(UserError, match="begins with its part 2"):
+        replay(copy)
 
 
 def test_a_restart_is_in_the_log_with_its_settings(homes: Homes) -> None:

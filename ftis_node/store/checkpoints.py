@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 from ftis_node.errors import FtisError
+from ftis_node.files import sync
 
 SCHEMA = 1
 KEPT = 2
@@ -65,14 +65,14 @@ class Checkpoints:
         manifest = {"schema": SCHEMA, "files": files, "facts": facts}
         (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         for file in directory.iterdir():
-            _fsync(file)
-        _fsync(directory)
+            sync(file)
+        sync(directory)
         final, replaced = directory.with_suffix(""), directory.with_suffix(".replaced")
         if final.exists():  # the same step again, as after a restart: at every moment one of the two is whole
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         directory.rename(final)
-        _fsync(self.path)
+        sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
         for old in _complete(self.path)[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
@@ -158,11 +158,3 @@ def _step(directory: Path) -> int:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,6 +23,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.packet import Group
 from ftis_node.pool import Scored
@@ -66,6 +67,7 @@ def replay(home: Path, *, until: int | None = None, out: Path | None = None) -> 
     if out is not None:
         _refuse_out(out, home)
     with _unused(place):
+        _refuse_dropped(place.metrics)
         line = lineage(read_events(place.metrics, *EVENTS), until)
         packets = StoredPackets(place.store)
         try:
@@ -342,6 +344,17 @@ def _unused(home: Home) -> Iterator[None]:
                 f"A daemon is running on the home {home.path}.", f"Stop it first: `ftis-node stop --home {home.path}`."
             ) from None
         yield
+
+
+def _refuse_dropped(log: Path) -> None:
+    """Raises UserError if the beginning of the log is there no more."""
+    older = older_parts(log)
+    if older and older[0].number > 1:
+        raise UserError(
+            f"The log of this home begins with its part {older[0].number}: the parts before were dropped, to keep to "
+            "its place on the disk, and a replay has to begin at the first step.",
+            "Give `join` a larger disk_gb for a training that is to be replayed, or put back the parts from a copy.",
+        )
 
 
 def _refuse_out(out: Path, home: Path) -> None:
