@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class ComputeProcess:
-    """One at a time; `worker` is the present one, `facts` what it said of task and model when it was loaded."""
+    """One at a time; `worker` is the present one, `facts` what it said of task and model when it was loaded. `options`
+    may change before it is started."""
 
     def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
         """
@@ -36,7 +37,7 @@ class ComputeProcess:
         self.worker = Worker()
         self.facts: dict[str, Any] = {}
         self.restarts = 0
-        self._options = options
+        self.options = options
         self._home = home
         self._started = started
         self._failures = self._saved_step = 0
@@ -52,7 +53,7 @@ class ComputeProcess:
         self._learned = LearnedSizes(self._home.plan, settings.model)
         self.worker = Worker()
         with contextlib.ExitStack() as stack:
-            output = self._options.output
+            output = self.options.output
             await self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
         self._started()
         run = run_file.run if run_file is not None else None
@@ -60,10 +61,10 @@ class ComputeProcess:
         self.facts = await self.worker.call(
             "load",
             settings=settings.model_dump(mode="json"),
-            task=self._options.task_of(run_file),
-            **self._options.files(),
-            reward=self._options.reward_of(run_file),
-            code=self._options.task is not None,
+            task=self.options.task_of(run_file),
+            **self.options.files(),
+            reward=self.options.reward_of(run_file),
+            code=self.options.task is not None,
             caps={name: getattr(run, name) for name in caps},
             remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
         )

@@ -33,6 +33,7 @@ from ftis_node.swarm.transport import Transport
 from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.download import cache_dir, sha256_of
 from ftis_node.tasks.gsm8k import TRAIN
+from ftis_node.upgrading import with_remembered
 from ftis_node.worker.engine import choose_objective
 from ftis_node.worker.planning import settle as plan_memory
 from ftis_node.worker.planning import told
@@ -50,8 +51,8 @@ class DryRun:
         Args:
             settle: settings and their origins for a task.
         """
-        self.options = options
         self.home = Home(options.home)
+        self.options = with_remembered(options, self.home)
         self.report: dict[str, Any] = {}
         self.problems: list[UserError] = []
         self._settle = settle

@@ -34,6 +34,7 @@ from ftis_node.swarm.handshake import somebody_else
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.transport import Transport
+from ftis_node.upgrading import remember_files, upgrade, with_remembered
 from ftis_node.worker.client import WorkerDied, WorkerFault
 
 logger = logging.getLogger(__name__)
@@ -167,6 +168,8 @@ class Node:
     async def _start(self) -> None:
         self.home.open()
         self._stack.callback(self.home.close)
+        upgrade(self.home)
+        self.options = self._compute.options = with_remembered(self.options, self.home)
         if self.settings.nice > os.getpriority(os.PRIO_PROCESS, 0):
             os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # the processes that it starts have it from here
         bootstraps = [parse_address(text)[0] for text in self.options.peers]
@@ -182,6 +185,7 @@ class Node:
         refuse_horizontal(run)
         check_fit(run, self._compute.facts, self.settings.model)
         replace_text(self.home.run_file, dump_run_file(self._run_file))
+        remember_files(self.home, self.options, self.options.task_of(self._run_file))
         opened = await self._compute.worker.call("open", run=run.model_dump(mode="json"))
         self._rooms = rooms = furnish(
             self.home,

@@ -183,7 +183,7 @@ def settled(checkpoints: Path, model: str) -> dict[str, Any]:
     of = parse_label(facts["model"]) if facts is not None else None
     if facts is None or of is None or of[0] != model:
         return {}
-    return {"lora": of[1] == "lora", "optimiser": facts.get("optimiser", "adamw")}
+    return {"lora": of[1] == "lora", "optimiser": facts["optimiser"]}
 
 
 class LearnedSizes:

@@ -39,6 +39,7 @@ from ftis_node.swarm.standing import Standing
 from ftis_node.worker.engine import Engine
 from tests.daemons import Daemon, run_cli
 from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.old_home import age
 
 SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "learning_rate=3e-4", "--set", "wait=5")
 Homes = dict[str, Path]
@@ -58,8 +59,10 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
         killed.kill()
         [worker] = [process for process in stopped.pids() if "ftis_node.worker" in process.cmdline()]
         worker.suspend()  # or the restart would take twice as long on a single core
+        age(killed.home)  # as an older version would have left it
         killed.flags += ("--set", "weight_decay=0.0")  # a person may have other wishes at each start
         killed.start().wait(lambda s: s.get("step", 0) >= 6, "it goes on")
+        assert "was brought from schema 1 to 2" in killed.log()
         with pytest.raises(UsageError, match="A daemon is running") as refused:
             replay(killed.home.path)
         assert "ftis-node stop" in refused.value.fix

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from ftis_node.errors import FtisError
 from ftis_node.files import sync
+from ftis_node.store.migrations import Schema
 
-SCHEMA = 1
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "checkpoint.json"
@@ -29,8 +29,17 @@ def parse_label(label: object) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
+def _name_the_optimiser(facts: dict[str, Any]) -> None:
+    """There was but one at first."""
+    facts.setdefault("optimiser", "adamw")
+
+
+SCHEMA = Schema[dict[str, Any]]({1: _name_the_optimiser})
+"""Of what a manifest says, as it is read: no checkpoint is written a second time."""
+
+
 class CheckpointError(FtisError):
-    """A checkpoint that is damaged or of another schema."""
+    """A checkpoint that is damaged."""
 
 
 class Checkpoints:
@@ -62,7 +71,7 @@ class Checkpoints:
             facts: what else to remember; comes back from `latest`.
         """
         files = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
-        manifest = {"schema": SCHEMA, "files": files, "facts": facts}
+        manifest = {"schema": SCHEMA.newest, "files": files, "facts": facts}
         (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         for file in directory.iterdir():
             sync(file)
@@ -83,6 +92,9 @@ class Checkpoints:
 
         Args:
             before: only those of earlier steps than this one.
+
+        Raises:
+            UserError: a newer version wrote it.
         """
         for directory in reversed(_complete(self.path)):
             if before is not None and _step(directory) >= before:
@@ -118,10 +130,14 @@ class Checkpoints:
 
 
 def newest_facts(path: Path) -> dict[str, Any] | None:
-    """The facts of the newest checkpoint under `path`, without a look at its files; None if none can be read."""
+    """The facts of the newest checkpoint under `path`, without a look at its files; None if none can be read.
+
+    Raises:
+        UserError: a newer version wrote it.
+    """
     for directory in reversed(_complete(path) if path.exists() else []):
         try:
-            return dict(json.loads((directory / _MANIFEST).read_text())["facts"])
+            return _facts(directory, json.loads((directory / _MANIFEST).read_text()))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
@@ -136,18 +152,25 @@ def verify(directory: Path) -> dict[str, Any]:
     """Checks every file of a checkpoint against its checksum and returns the facts it was committed with.
 
     Raises:
-        CheckpointError: a file is missing or altered, or the schema is unknown.
+        CheckpointError: a file is missing or altered.
+        UserError: a newer version wrote it.
     """
     try:
         manifest = json.loads((directory / _MANIFEST).read_text())
-        schema, files, facts = manifest["schema"], dict(manifest["files"]), dict(manifest["facts"])
+        files, facts = dict(manifest["files"]), _facts(directory, manifest)
         sound = all(_sha256(directory / name) == digest for name, digest in files.items())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"The checkpoint {directory} cannot be read: {error}") from error
-    if schema != SCHEMA:
-        raise CheckpointError(f"The checkpoint {directory} has schema {schema}, this version reads {SCHEMA}.")
     if not sound:
         raise CheckpointError(f"The checkpoint {directory} is damaged: a checksum differs.")
+    return facts
+
+
+def _facts(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """As the newest schema has them."""
+    facts = dict(manifest["facts"])
+    for step in SCHEMA.pending(f"The checkpoint {directory}", int(manifest["schema"])):
+        step(facts)
     return facts
 
 
