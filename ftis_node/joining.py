@@ -82,6 +82,7 @@ class Rooms:
 
     def close(self) -> None:
         """Closes the files; the swarm must have ended."""
+        self.saving.abandon()
         self.store.close()
         self.metrics.close()
 

@@ -141,6 +141,14 @@ class Saving:
         if writing is not None:
             await writing
 
+    def abandon(self) -> None:
+        """The node ends, and nobody will ask any more what came of the checkpoint that is being written."""
+        writing, self._writing = self._writing, None
+        if writing is None or writing.cancel() or writing.cancelled():
+            return
+        if (error := writing.exception()) is not None:
+            logger.warning("A checkpoint was not written (%s); step %d was saved last.", error, self.saved_step)
+
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
         self._count_setback()

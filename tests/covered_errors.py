@@ -298,12 +298,16 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "There is no Python module …, neither in … nor installed.",
         ),
     },
+    "test_own_tasks.py::test_a_reward_whose_process_does_not_start_is_an_error": {
+        "tasks/own.py": ("The process that runs the reward function of … was not ready within",),
+    },
     "test_own_tasks.py::test_code_that_nobody_here_named_is_not_imported": {
         "tasks/own.py": ("The task … is Python code, which is imported only if the owner of this",),
     },
     "test_own_tasks.py::test_make_task_holds_out_and_checks": {
         "tasks/jsonl.py": ("… has only … different question(s), and one of them has to be held out",),
         "tasks/own.py": (
+            "A reward cannot take … seconds.",
             "Row … of the task has an answer that is not ….",
             "Row … of the task has no question that is a text.",
             "The task has no rows.",
@@ -352,12 +356,15 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_replay.py::test_a_packet_that_was_evicted_ends_the_replay_before_its_step": {
         "lab/replaying/replay.py": ("what",),
     },
+    "test_replay.py::test_a_task_in_python_is_replayed_by_whoever_names_it": {
+        "lab/replaying/replay.py": ("The task of this home is …, not ….",),
+    },
     "test_replay.py::test_it_ends_at_the_step_that_was_asked_for": {
         "lab/replaying/lineage.py": ("There is no step … on the way to this home's weights.",),
     },
     "test_replay.py::test_what_is_not_what_it_was_is_refused": {
         "lab/replaying/replay.py": (
-            "The data of … or the tokenizer of … are not what they were.",
+            "The data or the code of …, or the tokenizer of …, are not what they were.",
             "… cannot be written: ….",
             "… is of another run than the log.",
         ),

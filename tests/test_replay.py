@@ -10,8 +10,9 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -308,17 +309,17 @@ class Nobody:
         return False
 
 
-async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes_on(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
+async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmetic") -> None:
+    """A node alone, without its processes: a step for each number of bad steps in a row that is told of it."""
     home.open()
     worker = InThisProcess(Engine())
-    loaded = worker.engine.load(arithmetic_settings(batch_groups=4), "arithmetic", None, None)
+    loaded = worker.engine.load(arithmetic_settings(batch_groups=4), task, None, None, code=True)
     run = Run(**arithmetic_run(loaded))
     opened = worker.engine.open(run.model_dump(mode="json"))
     home.run_file.write_text(dump_run_file(RunFile(run=run)))
     log, store = MetricsLog(home.metrics), PacketStore(home.store, run.id, 1 << 30)
     told = {"run": run.id.hex(), "settings": loaded["settings"], "versions": versions()}
-    log.write(**started(fresh=True) | told)
+    log.write(**started(fresh=True) | told | {"task": task})
     stepper = Stepper(
         context=AdmissionContext(run=run, prompt_digests=opened["prompt_digests"]),
         **{
@@ -332,14 +333,20 @@ async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes
     )
     stepper.swarm = Nobody()
     saving = Saving(home.checkpoints, "tiny-a (full)", "adamw", log)
-    for bad in (0, 0, BAD_STEPS, 0):
+    for bad in bad_steps:
         taken = await stepper.step(asyncio.Event())
         log.write("step", **taken)
         await saving.after_step(worker, stepper.progress, taken | {"bad_steps": bad, "diverged": bad == BAD_STEPS})
     await saving.settle()
+    worker.engine.close()
     log.close()
     store.close()
     home.close()
+
+
+async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes_on(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    await train_here(home, (0, 0, BAD_STEPS, 0))
     report = replay(home.path)
     assert [event["weights_of_step"] for event in read_events(home.metrics, "restored")] == [1]
     assert (report["steps"], report["last_step"], report["void_steps"]) == (2, 4, 2)
@@ -437,3 +444,36 @@ def test_a_missing_line_is_named_unless_its_weights_were_lost(events: list[dict[
     with pytest.raises(UserError, match=f"no line for step {missing}"):
         lineage(events)
     assert path_of([*BEGUN, *took(1, 3), resumed(1), *took(2)]) == [(1, ""), (2, "")]
+
+
+PYTHON = """
+from ftis_node.tasks import Score, make_task
+
+def judge(text, answer):
+    return Score(len(text) % 3 / 2, True, True)
+
+def build():
+    return make_task([(f"{i}+{i}=", str(2 * i)) for i in range(20)], reward=judge, template="{question}",
+                     completion_tokens=16, prompt_tokens=16)
+"""
+
+
+async def test_a_task_in_python_is_replayed_by_whoever_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "replayed_task.py").write_text(PYTHON)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    home = Home(tmp_path / "home")
+    await train_here(home, (0, 0), "replayed_task:build")
+    with pytest.raises(UsageError, match="only if the owner") as refused:
+        replay(home.path)
+    assert "--task and that name" in refused.value.fix
+    with pytest.raises(UsageError, match="is replayed_task:build, not another:build"):
+        replay(home.path, task="another:build")
+    ended = by_command(str(home.path), "--task", "replayed_task:build", "--json")
+    assert ended.exit_code == 0 and json.loads(ended.stdout)["identical"], ended.exception
+    (tmp_path / "replayed_task.py").write_text(PYTHON.replace("% 3 / 2", "% 2"))
+    monkeypatch.delitem(sys.modules, "replayed_task")
+    with pytest.raises(UserError, match="data or the code of replayed_task:build, or"):
+        replay(home.path, task="replayed_task:build")
