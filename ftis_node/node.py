@@ -25,7 +25,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
 from ftis_node.page import invitation, start_page
-from ftis_node.report import peers_report, training_status, worker_memory
+from ftis_node.report import peers_report, training_status
 from ftis_node.run import RunFile, check_fit, dump_run_file, refuse_horizontal, run_for
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
@@ -481,16 +481,12 @@ class Node:
             "pausing": self._pausing,
             "finishing": self._finishing,
             "model": self.settings.model,
-            "kind": self._compute.facts.get("kind"),
-            "plan": self._compute.facts.get("plan"),
-            "parameters": self._compute.facts.get("parameters"),
             "addresses": rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
             "curve": list(self._curve),
             "page": self._page.address if self._page is not None else None,
             "uptime": time.time() - self._started,
-            "worker_restarts": self._compute.restarts,
-            "worker_memory_bytes": worker_memory(self._compute.worker.pid),
+            **self._compute.status(),
         } | (training_status(rooms.stepper, rooms.swarm) if rooms is not None else {})
 
     def peers(self) -> dict[str, Any]:
