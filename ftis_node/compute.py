@@ -12,21 +12,24 @@ from typing import Any
 
 from ftis_node.errors import FtisError, UserError
 from ftis_node.joining import JoinOptions
+from ftis_node.report import worker_memory
 from ftis_node.run import RunFile
 from ftis_node.saving import LearnedSizes, settled
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
-from ftis_node.worker.client import Worker
+from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
 LONGEST_PAUSE = 30.0
+GPU_SECONDS = 2.0  # between looks at what it is at
 
 logger = logging.getLogger(__name__)
 
 
 class ComputeProcess:
-    """One at a time; `worker` is the present one, `facts` what it said of task and model when it was loaded."""
+    """One at a time; `worker` is the present one, `facts` what it said of task and model when it was loaded. `options`
+    may change before it is started."""
 
     def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
         """
@@ -35,13 +38,15 @@ class ComputeProcess:
         """
         self.worker = Worker()
         self.facts: dict[str, Any] = {}
+        self.gpu: dict[str, Any] | None = None  # what it is at; None where there is none, or it does not tell
         self.restarts = 0
-        self._options = options
+        self.options = options
         self._home = home
         self._started = started
         self._failures = self._saved_step = 0
         self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # when, and what was wrong
         self._learned: LearnedSizes
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, settings: Settings, run_file: RunFile | None) -> None:
         """Spawns it and loads task and model in it.
@@ -52,7 +57,7 @@ class ComputeProcess:
         self._learned = LearnedSizes(self._home.plan, settings.model)
         self.worker = Worker()
         with contextlib.ExitStack() as stack:
-            output = self._options.output
+            output = self.options.output
             await self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
         self._started()
         run = run_file.run if run_file is not None else None
@@ -60,20 +65,37 @@ class ComputeProcess:
         self.facts = await self.worker.call(
             "load",
             settings=settings.model_dump(mode="json"),
-            task=self._options.task_of(run_file),
-            **self._options.files(),
-            reward=self._options.reward_of(run_file),
-            code=self._options.task is not None,
+            task=self.options.task_of(run_file),
+            **self.options.files(),
+            reward=self.options.reward_of(run_file),
+            code=self.options.task is not None,
             caps={name: getattr(run, name) for name in caps},
             remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
         )
+        if self.facts["device"].startswith("cuda"):
+            self._watching = asyncio.create_task(self._watch(self.worker))
         plan = self.facts["plan"]
         for reason in plan["reasons"]:
             (logger.info if plan["fits"] else logger.warning)("%s", reason)
 
     async def stop(self) -> None:
         """Ends it now, which frees its memory. What should last must have been saved before."""
+        await self._unwatch()
         await self.worker.stop()
+
+    async def _watch(self, worker: Worker) -> None:
+        with contextlib.suppress(WorkerDied, WorkerFault):
+            while True:
+                self.gpu = (await worker.call("gpu"))["gpu"]
+                await asyncio.sleep(GPU_SECONDS)
+        self.gpu = None
+
+    async def _unwatch(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait({watching})
+        self.gpu = None
 
     def saved(self, step: int) -> None:
         """The newest checkpoint is of this step: if it is a new one, what failed before it is forgiven."""
@@ -107,9 +129,18 @@ class ComputeProcess:
                 f"Look into {self._home.log}; if it was out of memory, give a smaller micro_batch_tokens.",
             )
         logger.error("The compute process failed (%s); starting a new one.", fault)
-        await self.worker.stop()
+        await self.stop()
         await asyncio.sleep(min(2.0**self._failures, LONGEST_PAUSE))
         return self._failures > FAILURES_OF_NEWEST
+
+    def status(self) -> dict[str, Any]:
+        """In plain values, for people."""
+        return {
+            **{name: self.facts.get(name) for name in ("kind", "plan", "parameters")},
+            "worker_restarts": self.restarts,
+            "worker_memory_bytes": worker_memory(self.worker.pid),
+            "gpu": self.gpu,
+        }
 
     def faults(self, seconds: float) -> tuple[str, ...]:
         """What it failed with in the last so many seconds, the latest last."""

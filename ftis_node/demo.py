@@ -169,7 +169,7 @@ class Demo:
         if member.process is not None and member.process.poll() is not None:
             log = member.home.path / "output.log"
             last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            raise UserError(f"Node {member.name} ended by itself: {last}", f"Its whole log is {log}.")
+            raise UserError(f"Node {member.name} ended by itself: {last}", f"Its whole log is {member.home.log}.")
 
     def _stop(self) -> None:
         """SIGTERM to all, so that each takes its last evaluation and checkpoint; SIGKILL for what is left."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ftis_node.doctor.place import check_page, checkpoint_bytes, standing
 from ftis_node.errors import UserError
-from ftis_node.joining import JoinOptions, known_run, packet_quota
+from ftis_node.joining import JoinOptions, known_run, quotas
 from ftis_node.policy.geometry import geometry
 from ftis_node.policy.hub import ask_hub, described
 from ftis_node.policy.load import load_tokenizer
@@ -33,6 +33,7 @@ from ftis_node.swarm.transport import Transport
 from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.download import cache_dir, sha256_of
 from ftis_node.tasks.gsm8k import TRAIN
+from ftis_node.upgrading import with_remembered
 from ftis_node.worker.engine import choose_objective
 from ftis_node.worker.planning import settle as plan_memory
 from ftis_node.worker.planning import told
@@ -50,8 +51,8 @@ class DryRun:
         Args:
             settle: settings and their origins for a task.
         """
-        self.options = options
         self.home = Home(options.home)
+        self.options = with_remembered(options, self.home)
         self.report: dict[str, Any] = {}
         self.problems: list[UserError] = []
         self._settle = settle
@@ -151,7 +152,7 @@ class DryRun:
         kind = "lora" if plan.lora else "full"
         self.report["model"] = {"name": settings.model, "parameters": shape.parameters, "kind": kind, **told(plan)}
         with self._noting():
-            packet_quota(settings, checkpoint_bytes(plan, shape))
+            quotas(settings, checkpoint_bytes(plan, shape))
         facts = newest_facts(self.home.checkpoints)
         with self._noting():
             if facts is not None:

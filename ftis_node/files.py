@@ -1,17 +1,52 @@
-"""Files that others may read at any moment."""
+"""Files that others may read at any moment, and what is on the disk."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Writes a UTF-8 file so that a reader, or a kill in between, finds the old text or the new one, never a part.
+
+    Args:
+        durable: it must outlive a power loss too, once this returns.
 
     Raises:
         OSError: the directory cannot be written; the old file stands.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
+    if durable:
+        sync(temporary)
     temporary.replace(path)
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def end_of(file: IO[bytes], size: int) -> bytes:
+    """The last `size` bytes in whole lines: of half a line nobody knows what it is half of."""
+    length = file.seek(0, os.SEEK_END)
+    file.seek(max(0, length - size))
+    data = file.read()
+    return data.partition(b"\n")[2] if length > size else data
+
+
+def bytes_under(directory: Path) -> int:
+    """Of all files in a directory and those below it; 0 if there is none."""
+    total = 0
+    for file in directory.rglob("*") if directory.is_dir() else ():
+        with suppress(OSError):  # somebody may take it away meanwhile
+            total += file.lstat().st_size
+    return total

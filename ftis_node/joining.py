@@ -31,7 +31,8 @@ from ftis_node.swarm.transport import Transport
 from ftis_node.worker.client import Worker
 
 CHECKPOINTS = 3  # on disk while the third is written
-LOG_BYTES = 64 << 20
+LOG_BYTES = 64 << 20  # node.log and output.log with their older files, the present part of metrics.jsonl and one more
+OLDER_METRICS_BYTES = 256 << 20  # compressed; an eighth of what `disk_gb` leaves, where that is less
 LEAST_PACKETS = 16 << 20
 
 logger = logging.getLogger(__name__)
@@ -81,12 +82,21 @@ class Rooms:
 
     def close(self) -> None:
         """Closes the files; the swarm must have ended."""
+        self.saving.abandon()
         self.store.close()
         self.metrics.close()
 
 
-def packet_quota(settings: Settings, checkpoint_bytes: int) -> int:
-    """Bytes of packets that the home may keep.
+@dataclass(frozen=True)
+class Quotas:
+    """Bytes that the home may keep: packets, older_metrics (compressed parts of metrics.jsonl)."""
+
+    packets: int
+    older_metrics: int
+
+
+def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
+    """What is left for packets and for the log of steps.
 
     Args:
         checkpoint_bytes: of one; three lie there while the third is written.
@@ -94,18 +104,19 @@ def packet_quota(settings: Settings, checkpoint_bytes: int) -> int:
     Raises:
         UsageError: `disk_gb` has no room for the checkpoints.
     """
-    quota = settings.packet_quota_mb << 20
+    packets = settings.packet_quota_mb << 20
     if settings.disk_gb is None:
-        return quota
+        return Quotas(packets, OLDER_METRICS_BYTES)
     room = round(settings.disk_gb * 1e9) - CHECKPOINTS * checkpoint_bytes - LOG_BYTES
-    if room < LEAST_PACKETS:
-        need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS
+    older = min(OLDER_METRICS_BYTES, room // 8)
+    if room - older < LEAST_PACKETS:
+        need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS * 8 // 7
         raise UsageError(
             f"The home may take {settings.disk_gb:g} GB on disk, but checkpoints, packets and logs need "
             f"{need / 1e9:.1f} GB at least.",
             "Give it more with --set disk_gb=…, or train LoRA layers, whose checkpoints are small.",
         )
-    return min(quota, room)
+    return Quotas(min(packets, room - older), older)
 
 
 def furnish(
@@ -125,9 +136,10 @@ def furnish(
         facts: what the compute process said of task and model; opened: and of the run.
     """
     run = run_file.run
-    store = PacketStore(home.store, run.id, packet_quota(settings, facts["checkpoint_bytes"]))
+    quota = quotas(settings, facts["checkpoint_bytes"])
+    store = PacketStore(home.store, run.id, quota.packets)
     store.skip_round()
-    metrics = MetricsLog(home.metrics)
+    metrics = MetricsLog(home.metrics, quota.older_metrics)
     model = labelled(settings.model, facts["kind"])
     standing = Standing(time.monotonic, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])

@@ -25,7 +25,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
 from ftis_node.page import invitation, start_page
-from ftis_node.report import peers_report, training_status, worker_memory
+from ftis_node.report import peers_report, training_status
 from ftis_node.run import RunFile, check_fit, dump_run_file, refuse_horizontal, run_for
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
@@ -34,6 +34,7 @@ from ftis_node.swarm.handshake import somebody_else
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.transport import Transport
+from ftis_node.upgrading import remember_files, upgrade, with_remembered
 from ftis_node.worker.client import WorkerDied, WorkerFault
 
 logger = logging.getLogger(__name__)
@@ -167,6 +168,8 @@ class Node:
     async def _start(self) -> None:
         self.home.open()
         self._stack.callback(self.home.close)
+        upgrade(self.home)
+        self.options = self._compute.options = with_remembered(self.options, self.home)
         if self.settings.nice > os.getpriority(os.PRIO_PROCESS, 0):
             os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # the processes that it starts have it from here
         bootstraps = [parse_address(text)[0] for text in self.options.peers]
@@ -182,6 +185,7 @@ class Node:
         refuse_horizontal(run)
         check_fit(run, self._compute.facts, self.settings.model)
         replace_text(self.home.run_file, dump_run_file(self._run_file))
+        remember_files(self.home, self.options, self.options.task_of(self._run_file))
         opened = await self._compute.worker.call("open", run=run.model_dump(mode="json"))
         self._rooms = rooms = furnish(
             self.home,
@@ -477,16 +481,12 @@ class Node:
             "pausing": self._pausing,
             "finishing": self._finishing,
             "model": self.settings.model,
-            "kind": self._compute.facts.get("kind"),
-            "plan": self._compute.facts.get("plan"),
-            "parameters": self._compute.facts.get("parameters"),
             "addresses": rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
             "curve": list(self._curve),
             "page": self._page.address if self._page is not None else None,
             "uptime": time.time() - self._started,
-            "worker_restarts": self._compute.restarts,
-            "worker_memory_bytes": worker_memory(self._compute.worker.pid),
+            **self._compute.status(),
         } | (training_status(rooms.stepper, rooms.swarm) if rooms is not None else {})
 
     def peers(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.files import replace_text
+from ftis_node.files import bytes_under, replace_text
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.progress import Progress
 from ftis_node.store.checkpoints import Checkpoints, newest_facts, parse_label
@@ -113,7 +113,7 @@ class Saving:
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: dict[str, Any]) -> None:
         await worker.call("write", directory=str(directory))
-        self._saved_bytes = await asyncio.to_thread(_size, directory)
+        self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
         await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step = step
 
@@ -140,6 +140,14 @@ class Saving:
         writing, self._writing = self._writing, None
         if writing is not None:
             await writing
+
+    def abandon(self) -> None:
+        """The node ends, and nobody will ask any more what came of the checkpoint that is being written."""
+        writing, self._writing = self._writing, None
+        if writing is None or writing.cancel() or writing.cancelled():
+            return
+        if (error := writing.exception()) is not None:
+            logger.warning("A checkpoint was not written (%s); step %d was saved last.", error, self.saved_step)
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
@@ -168,10 +176,6 @@ class Saving:
         )
 
 
-def _size(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.iterdir())
-
-
 def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
     """Raises UsageError if checkpoints are not of the model, trained in the way, that both labels name."""
     if theirs != ours:
@@ -187,7 +191,7 @@ def settled(checkpoints: Path, model: str) -> dict[str, Any]:
     of = parse_label(facts["model"]) if facts is not None else None
     if facts is None or of is None or of[0] != model:
         return {}
-    return {"lora": of[1] == "lora", "optimiser": facts.get("optimiser", "adamw")}
+    return {"lora": of[1] == "lora", "optimiser": facts["optimiser"]}
 
 
 class LearnedSizes:

@@ -163,7 +163,7 @@ class Settings(BaseModel):
     nice: int = Field(0, ge=0, le=19)
     """Scheduling priority of all the node's processes; at 19 they give way to everything else."""
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """[GB] For checkpoints, packets and logs; metrics.jsonl and damaged checkpoints come on top. Default: no limit."""
+    """[GB] For checkpoints, packets and logs; damaged checkpoints come on top. Default: no limit."""
 
     page: bool = True
     """Whether the node serves a page about itself and its metrics."""

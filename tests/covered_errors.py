@@ -42,7 +42,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "… is no device (…).",
         ),
     },
-    "test_condition.py::test_a_limit_on_disk_leaves_packets_what_checkpoints_and_logs_do_not_need": {
+    "test_condition.py::test_a_limit_on_disk_leaves_packets_and_steps_what_checkpoints_and_logs_do_not_need": {
         "joining.py": ("The home may take … GB on disk, but checkpoints, packets and logs need",),
     },
     "test_config.py::test_a_file_that_is_not_sound_is_told_with_its_remedy": {
@@ -298,12 +298,16 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "There is no Python module …, neither in … nor installed.",
         ),
     },
+    "test_own_tasks.py::test_a_reward_whose_process_does_not_start_is_an_error": {
+        "tasks/own.py": ("The process that runs the reward function of … was not ready within",),
+    },
     "test_own_tasks.py::test_code_that_nobody_here_named_is_not_imported": {
         "tasks/own.py": ("The task … is Python code, which is imported only if the owner of this",),
     },
     "test_own_tasks.py::test_make_task_holds_out_and_checks": {
         "tasks/jsonl.py": ("… has only … different question(s), and one of them has to be held out",),
         "tasks/own.py": (
+            "A reward cannot take … seconds.",
             "Row … of the task has an answer that is not ….",
             "Row … of the task has no question that is a text.",
             "The task has no rows.",
@@ -318,9 +322,6 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_packet_store.py::test_a_damaged_database_says_what_to_do": {
         "store/packets.py": ("The database … cannot be used: ….",),
-    },
-    "test_packet_store.py::test_a_database_of_a_newer_version_says_what_to_do": {
-        "store/packets.py": ("The database … has schema …, this version knows ….",),
     },
     "test_policy_load.py::test_a_device_that_is_none_is_refused": {
         "policy/load.py": ("… is no device.",),
@@ -355,12 +356,15 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_replay.py::test_a_packet_that_was_evicted_ends_the_replay_before_its_step": {
         "lab/replaying/replay.py": ("what",),
     },
+    "test_replay.py::test_a_task_in_python_is_replayed_by_whoever_names_it": {
+        "lab/replaying/replay.py": ("The task of this home is …, not ….",),
+    },
     "test_replay.py::test_it_ends_at_the_step_that_was_asked_for": {
         "lab/replaying/lineage.py": ("There is no step … on the way to this home's weights.",),
     },
     "test_replay.py::test_what_is_not_what_it_was_is_refused": {
         "lab/replaying/replay.py": (
-            "The data of … or the tokenizer of … are not what they were.",
+            "The data or the code of …, or the tokenizer of …, are not what they were.",
             "… cannot be written: ….",
             "… is of another run than the log.",
         ),
@@ -440,6 +444,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_tokenizer.py::test_a_tokenizer_without_an_end_is_refused": {
         "policy/tokenizer.py": ("This tokenizer has no end-of-sequence token.",),
+    },
+    "test_upgrading.py::test_a_home_of_a_newer_version_is_left_as_it_is": {
+        "store/migrations.py": ("… has schema …, and this version of ftis-node knows … to ….",),
     },
     "test_web.py::test_a_port_that_is_taken_is_told_with_what_to_do": {
         "observe/web.py": ("The page cannot be served at … port …: ….",),

@@ -93,7 +93,9 @@ class Daemon:
         return str(self.wait(lambda s: s.get("addresses"), "an address")["addresses"][0])
 
     def log(self) -> str:
-        return (self.home.path / "output.log").read_text(errors="replace")
+        """What it printed, and what it logged."""
+        files = [file for file in (self.home.path / "output.log", self.home.log) if file.exists()]
+        return "".join(file.read_text(errors="replace") for file in files)
 
     def pids(self) -> list[psutil.Process]:
         """The daemon and everything it started."""

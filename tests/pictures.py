@@ -18,9 +18,10 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from ftis_node.cli.top import HINT, LINES, last_lines
+from ftis_node.cli.top import HINT, LINES
 from ftis_node.observe.api import ask
 from ftis_node.observe.live import node_view
+from ftis_node.observe.logs import last_lines
 from ftis_node.observe.web import link, read_token
 from tests.browser import Browser
 from tests.daemons import Daemon

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.store import checkpoints
 from ftis_node.store.checkpoints import KEPT, CheckpointError, Checkpoints, verify
 
 # Commits one checkpoint after another, at first its newest once more as a restarted node does, and tells its parent.
@@ -138,17 +136,17 @@ def test_with_all_damaged_there_is_none_and_nothing_is_deleted(tmp_path: Path) -
     assert len(store.damaged()) == 2
 
 
-def test_an_unknown_schema_is_refused_by_name(tmp_path: Path) -> None:
-    directory = write(Checkpoints(tmp_path), 1)
-    manifest = json.loads((directory / "checkpoint.json").read_text())
-    manifest["schema"] = checkpoints.SCHEMA + 1
-    (directory / "checkpoint.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=f"schema {checkpoints.SCHEMA + 1}"):
-        verify(directory)
-    assert Checkpoints(tmp_path).latest() is None
-
-
-@pytest.mark.parametrize("manifest", ["[]", "5", "{}", '{"schema": 1, "files": "x", "facts": {}}', "\udcff"])
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "[]",
+        "5",
+        "{}",
+        '{"schema": 1, "files": "x", "facts": {}}',
+        '{"schema": "x", "files": {}, "facts": {}}',
+        "\udcff",
+    ],
+)
 def test_a_manifest_may_be_anything(tmp_path: Path, manifest: str) -> None:
     directory = write(Checkpoints(tmp_path), 1)
     (directory / "checkpoint.json").write_bytes(manifest.encode(errors="surrogateescape"))

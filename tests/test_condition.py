@@ -10,7 +10,7 @@ import pytest
 from ftis_node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
 from ftis_node.errors import UsageError
 from ftis_node.exams import Exams
-from ftis_node.joining import LOG_BYTES, packet_quota
+from ftis_node.joining import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
 from ftis_node.settings import Settings
 from ftis_node.swarm.membership import Reachability
 
@@ -81,10 +81,12 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     assert exams.due()
 
 
-def test_a_limit_on_disk_leaves_packets_what_checkpoints_and_logs_do_not_need() -> None:
+def test_a_limit_on_disk_leaves_packets_and_steps_what_checkpoints_and_logs_do_not_need() -> None:
     megabyte = 1 << 20
-    assert packet_quota(Settings(packet_quota_mb=100), 10**12) == 100 * megabyte, "without a limit it is the quota"
-    assert packet_quota(Settings(packet_quota_mb=100, disk_gb=1), 10 * megabyte) == 100 * megabyte
-    assert packet_quota(Settings(disk_gb=0.2), 10 * megabyte) == 200_000_000 - 30 * megabyte - LOG_BYTES
+    unlimited = Quotas(100 * megabyte, OLDER_METRICS_BYTES)
+    assert quotas(Settings(packet_quota_mb=100), 10**12) == unlimited
+    assert quotas(Settings(packet_quota_mb=100, disk_gb=3), 10 * megabyte) == unlimited
+    tight, room = quotas(Settings(disk_gb=0.2), 10 * megabyte), 200_000_000 - 30 * megabyte - LOG_BYTES
+    assert tight.packets + tight.older_metrics == room and tight.older_metrics == room // 8
     with pytest.raises(UsageError, match=r"may take 0.1 GB .* need 0.1 GB"):
-        packet_quota(Settings(disk_gb=0.1), 10 * megabyte)
+        quotas(Settings(disk_gb=0.1), 10 * megabyte)

@@ -20,6 +20,8 @@ from ftis_node.joining import JoinOptions
 from ftis_node.run import RunFile, dump_run_file, load_run_file
 from ftis_node.settings import collect
 from ftis_node.store.checkpoints import Checkpoints, labelled
+from ftis_node.store.home import Home
+from ftis_node.upgrading import remember_files
 from tests.helpers_swarm import RUN, event_loop_policy, make_run, member  # noqa: F401 - a fixture
 
 Join = Callable[..., tuple[int, str, str]]
@@ -105,6 +107,9 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Join, tmp_path: Path) 
     (tmp_path / "run.toml").rename(tmp_path / "home" / "run.toml")
     told = str(report_of(join, *flags[:2], code=2)["problems"])
     assert "not a run's to say" not in told and "Cannot read" in told, "a home that joined once goes on as it did"
+    home = Home(tmp_path / "home")
+    remember_files(home, JoinOptions(home.path, data=tmp_path / "mine.jsonl"), "none.jsonl")
+    assert report_of(join, *flags[:2], code=2)["task"]["found"], "with the file that was named then"
 
 
 def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Join, tmp_path: Path) -> None:

@@ -259,6 +259,10 @@ ROWS = {
     "a report of something else": Row("lab report {tmp}", "no manifest", "lab run", files={"manifest.json": "{}"}),
     "a replay of nothing": Row("lab replay {tmp} --json", "no home of a daemon", "another"),
     "a replay of another time": Row("lab replay {tmp}", "no step log", "begun", 1, files={"metrics.jsonl": "{}\n"}),
+    "a replay of what was dropped": Row(
+        *("lab replay {tmp}", "begins with its part 2", "disk_gb", 1),
+        files={"metrics.jsonl": "{}\n", "metrics-00000002.jsonl": "{}\n"},
+    ),
     "a replay into the home": Row(
         "lab replay {tmp}/home --out {tmp}/home/x", "lies in the home", "outside", files={"home/metrics.jsonl": "{}\n"}
     ),

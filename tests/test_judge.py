@@ -233,7 +233,7 @@ def test_a_group_of_attacks_costs_three_of_them() -> None:
 
 def test_groups_begin_for_scorers_and_single_answers_know_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(judge.SECONDS, "regex", 0.15)
-    monkeypatch.setattr(judge, "UNANSWERED_A_GROUP", 1)
+    monkeypatch.setattr("ftis_node.tasks.asked.UNANSWERED_A_GROUP", 1)
     attack, right = (f"<think></think><answer>{answer}</answer>" for answer in ("a" * 60, "aab"))
     with scoring("regex") as rate:
         assert [rate(text, "(a+)+b").reward for text in (attack, attack, right)] == [0.0, 0.0, 1.0]

@@ -18,7 +18,17 @@ from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.errors import UserError
-from ftis_node.observe.logs import JsonFormatter, TextFormatter, as_object, as_text, log_to, read_log
+from ftis_node.observe.logs import (
+    LOG_BYTES,
+    JsonFormatter,
+    TextFormatter,
+    as_object,
+    as_text,
+    begin_output,
+    last_lines,
+    log_to,
+    read_log,
+)
 from ftis_node.store.home import Home
 from tests.daemons import ENVIRONMENT, command
 from tests.documented import check
@@ -145,6 +155,29 @@ def test_the_last_lines_come_from_older_files_too(tmp_path: Path) -> None:
     assert list(read_log(log, 4)) == ["2", "3", "4", "5"]
     assert list(read_log(log, 100)) == ["1", "2", "3", "4", "5"]
     assert list(read_log(log, 0)) == []
+
+
+def test_a_glance_at_the_end_sees_over_a_rotation(tmp_path: Path) -> None:
+    log = tmp_path / "node.log"
+    assert last_lines(log, 3) == []
+    add(log, "".join(f"line {number}\n" for number in range(5000)))
+    assert last_lines(log, 3) == ["line 4997", "line 4998", "line 4999"]
+    rotate(log)
+    add(log, "line 5000\n")
+    assert last_lines(log, 3) == ["line 4998", "line 4999", "line 5000"]
+
+
+def test_what_a_daemon_without_a_terminal_prints_does_not_repeat_its_log_nor_grow_for_ever(tmp_path: Path) -> None:
+    output = begin_output(tmp_path)
+    code = "import sys, logging; from pathlib import Path; from ftis_node.observe.logs import log_to; "
+    code += f"log_to(Path({str(tmp_path)!r})); logging.error('told'); print('printed', file=sys.stderr)"
+    with output.open("ab") as file:
+        subprocess.run([sys.executable, "-c", code], stderr=file, check=True, env=os.environ | ENVIRONMENT)
+    assert output.read_text() == "printed\n" and "told" in Home(tmp_path).log.read_text()
+    with output.open("ab") as file:
+        file.truncate(LOG_BYTES + 1)
+    assert begin_output(tmp_path) == output and not output.exists()
+    assert (tmp_path / "output.log.1").stat().st_size == LOG_BYTES + 1
 
 
 def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ftis_node.observe import parts
 from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.observe.parts import older_parts
 
 
 def write(path: Path, *steps: int) -> None:
@@ -56,3 +61,106 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out_and_spoils_nothing_after_
     assert steps(path) == whole
     write(path, 3)
     assert steps(path) == [*whole, 3]
+
+
+# --- in parts ---------------------------------------------------------------------------------------------------------
+
+
+def rotating(path: Path, older_bytes: int = 1 << 20) -> MetricsLog:
+    """A part for every three steps or so."""
+    return MetricsLog(path, older_bytes, part_bytes=200)
+
+
+def write_parts(path: Path, steps: range, older_bytes: int = 1 << 20) -> None:
+    log = rotating(path, older_bytes)
+    for step in steps:
+        log.write("step", step=step, padding="x" * 30)
+    log.close()
+
+
+def numbers(path: Path) -> list[int]:
+    return [part.number for part in older_parts(path)]
+
+
+def test_a_long_log_becomes_compressed_parts_and_no_line_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_parts(path, range(20))
+    write_parts(path, range(20, 40))
+    assert steps(path) == list(range(40))
+    assert len(numbers(path)) > 5 and numbers(path)[0] == 1
+    assert {entry.name for entry in tmp_path.iterdir()} == {
+        path.name,
+        *(f"metrics-{number:08d}.jsonl.gz" for number in numbers(path)),
+    }
+    assert path.stat().st_size < 300
+
+
+def test_the_end_of_a_log_is_found_in_older_parts_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_parts(path, range(20))
+    for size in (1, 100, 400, 1500):
+        found = [entry["step"] for entry in read_events(path, "step", last_bytes=size)]
+        assert found == list(range(20))[20 - len(found) :]
+        assert size // 100 - 2 <= len(found) <= size // 60 + 1
+
+
+@pytest.mark.parametrize("stage", ["renamed", "half compressed", "compressed"])
+def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(tmp_path: Path, stage: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2)
+    plain = tmp_path / "metrics-00000001.jsonl"
+    path.rename(plain)
+    if stage == "half compressed":
+        (tmp_path / "metrics-00000001.jsonl.gz.partial").write_bytes(gzip.compress(plain.read_bytes())[:-20])
+    if stage == "compressed":
+        (tmp_path / "metrics-00000001.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert steps(path) == [1, 2], "a reader before the next start"
+    log = rotating(path)
+    log.write("step", step=3)
+    log.close()
+    assert steps(path) == [1, 2, 3]
+    assert {entry.name for entry in tmp_path.iterdir()} == {path.name, "metrics-00000001.jsonl.gz"}
+
+
+def test_the_oldest_parts_make_room_and_the_latest_stays(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_parts(path, range(30))
+    many, size = len(numbers(path)), sum(part.path.stat().st_size for part in older_parts(path))
+    write_parts(path, range(30, 31), older_bytes=size // 2)
+    kept = numbers(path)
+    assert kept == list(range(kept[0], kept[-1] + 1)) and kept[-1] >= many and 1 < len(kept) < many
+    assert sum(part.path.stat().st_size for part in older_parts(path)) <= size // 2
+    found = steps(path)
+    assert found == list(range(found[0], 31))
+    write_parts(path, range(31, 40), older_bytes=0)
+    assert len(numbers(path)) == 1 and numbers(path)[0] > kept[-1], "it tells how many there were"
+
+
+def test_a_damaged_part_costs_its_own_lines_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_parts(path, range(20))
+    part = older_parts(path)[1].path
+    part.write_bytes(part.read_bytes()[:20])
+    found = steps(path)
+    assert found[:2] == [0, 1] and found[-1] == 19 and len(found) < 20
+    assert part.name in caplog.text
+
+
+def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with monkeypatch.context() as full:
+        full.setattr(parts.shutil, "copyfileobj", raising(OSError(errno.ENOSPC, "No space left on device")))
+        write_parts(path, range(10))
+    assert steps(path) == list(range(10)) and "tried again" in caplog.text
+    write_parts(path, range(10, 11))
+    assert steps(path) == list(range(11))
+    assert all(part.path.suffix == ".gz" for part in older_parts(path))
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail

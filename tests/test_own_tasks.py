@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.packet import Completion
 from ftis_node.run import CODE, check_fit, check_named, load_run_file, make_run
-from ftis_node.tasks import Score, judge, load_evaluation, load_task, make_task, score
+from ftis_node.tasks import Score, begin_group, judge, load_evaluation, load_task, make_task, score, scoring
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import pack_completions
@@ -188,7 +188,8 @@ def test_a_function_s_task_is_named_by_it_and_has_digests(folder: Path) -> None:
     task = load_task("mine:build", code=True)
     assert task.name == "mine:build" and len(task.train) + len(task.held_out) == 20
     assert re.fullmatch(CODE + "[0-9a-f]{40}", task.reward)
-    assert task.scorer is not None and task.scorer("so 4", "4") == Score(0.5, True, True)
+    with scoring(task.reward, task.scorer) as rate:
+        assert rate("so 4", "4") == Score(0.5, True, True)
     ruled = load_task("mine:ruled", code=True)
     assert (ruled.reward, ruled.scorer) == ("exact", None) and ruled.data != task.data
     assert load_evaluation("mine:ruled", code=True).held_out == ruled.held_out
@@ -223,24 +224,90 @@ def test_code_that_nobody_here_named_is_not_imported(folder: Path) -> None:
     assert not (folder / "ran").exists() and "evil" not in sys.modules
 
 
-def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    def judge(text: str, answer: str) -> Any:
-        if text == "exit":
-            sys.exit(3)
-        if text == "fail":
-            raise ZeroDivisionError("by zero")
-        return {"float": 1.0, "nan": Score(float("nan"), True, True), "two": Score(2.0, True, True)}.get(
-            text, Score(1, True, True)
-        )
+ODD = """
+import os, re, sys, time
+from ftis_node.tasks import Score, make_task
 
-    guarded = Guarded("mine:build", judge)
+def judge(text, answer):
+    print("noise on stdout")
+    if text == "exit":
+        sys.exit(3)
+    if text == "fail":
+        raise ZeroDivisionError("by zero")
+    if text == "loop":
+        while True:
+            pass
+    if text == "backtrack":  # holds the GIL
+        re.match("(a|aa)+$", "a" * 100 + "b")
+    if text == "die":
+        os._exit(1)
+    return {"float": 1.0, "nan": Score(float("nan"), True, True), "two": Score(2.0, True, True)}.get(
+        text, Score(1, True, answer == "gold")
+    )
+
+def build():
+    return make_task([(f"{i}", f"{i}") for i in range(20)], reward=judge, reward_seconds=0.3)
+
+def gone():
+    if os.environ.get("GONE"):
+        sys.exit("no data today")
+    return build()
+"""
+
+
+@pytest.fixture
+def odd(folder: Path) -> Iterator[Guarded]:
+    """A reward function that does what it is told to."""
+    (folder / "odd.py").write_text(ODD)
+    with scoring("", load_task("odd:build", code=True).scorer) as guarded:
+        assert isinstance(guarded, Guarded)
+        yield guarded
+
+
+def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(odd: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     for text in ("fail", "exit", "float", "nan", "two"):
-        assert guarded(text, "") == Score(0.0, False, False)
-    assert guarded("good", "") == Score(1.0, True, True)
+        assert odd(text, "") == Score(0.0, False, False)
+    assert odd("good \udcff", "gold") == Score(1.0, True, True)
+    assert odd.started == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "The reward function of mine:build failed (ZeroDivisionError: by zero): such answers count as wrong; "
+        "The reward function of odd:build failed (ZeroDivisionError: by zero): such answers count as wrong; "
         "this is told once."
     ]
+
+
+@pytest.mark.parametrize("text", ["loop", "backtrack", "die"])
+def test_a_reward_that_hangs_or_dies_costs_an_answer_and_not_the_node(
+    odd: Guarded, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    assert odd("good", "gold").reward == 1.0
+    first = odd.pid
+    assert first is not None and odd(text, "") == Score(0.0, False, False)
+    assert not psutil.pid_exists(first)
+    assert odd("good", "gold").reward == 1.0 and odd.started == 2
+    assert "took longer than 0.3 s, or ended its process: such answers count as wrong" in caplog.text
+
+
+def test_a_group_that_hangs_a_reward_costs_three_answers(odd: Guarded) -> None:
+    begin_group(odd)
+    assert [odd("die", "").reward for _ in range(3)] == [0.0] * 3
+    assert odd("good", "gold").reward == 0.0 and odd.started == 3, "the rest is not asked about"
+    begin_group(odd)
+    assert odd("good", "gold").reward == 1.0
+
+
+def test_a_reward_whose_process_does_not_start_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "odd.py").write_text(ODD)
+    scorer = load_task("odd:gone", code=True).scorer
+    monkeypatch.setenv("GONE", "1")
+    with scoring("", scorer) as guarded, pytest.raises(UserError, match="runs the reward function of odd:gone was not"):
+        guarded("good", "")
+
+
+def test_the_process_of_a_reward_ends_with_its_context(odd: Guarded) -> None:
+    with scoring("", odd) as other:
+        assert other("good", "").reward == 1.0 and isinstance(other, Guarded) and other is not odd
+        pid = other.pid
+    assert pid is not None and not psutil.pid_exists(pid)
 
 
 def test_an_engine_rewards_by_a_person_s_function(folder: Path) -> None:
@@ -248,6 +315,7 @@ def test_an_engine_rewards_by_a_person_s_function(folder: Path) -> None:
     answer = engine.task.train[0].answer
     assert engine.score(0, group(f"<answer>{answer}", "<answer>"))["rewards"] == [0.5, 0.0]
     assert engine.evaluate()["prompts"] == 2
+    engine.close()
 
 
 def test_eval_takes_a_function(folder: Path) -> None:
@@ -306,12 +374,12 @@ def test_the_example_of_the_documentation_works(folder: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     (folder / "capitals.py").write_text(blocks[0])
     task = load_task("capitals:task", code=True)
-    assert task.scorer is not None
     example = task.train[0]
     good = f"<think>so</think><answer>{example.answer}</answer>"
-    assert task.scorer(good, example.answer).reward == 1.0
-    assert task.scorer(good.lower(), example.answer).reward == 1.0
-    assert task.scorer("<think></think><answer>x</answer>", example.answer).reward == 0.0
+    with scoring(task.reward, task.scorer) as rate:
+        assert rate(good, example.answer).reward == 1.0
+        assert rate(good.lower(), example.answer).reward == 1.0
+        assert rate("<think></think><answer>x</answer>", example.answer).reward == 0.0
 
 
 def test_make_task_holds_out_and_checks() -> None:
@@ -325,3 +393,6 @@ def test_make_task_holds_out_and_checks() -> None:
             make_task(bad)
     with pytest.raises(UsageError, match="exactly once"):
         make_task(rows, template="hello")
+    for never in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="A reward cannot take"):
+            make_task(rows, reward_seconds=never)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import UserError
 from ftis_node.packet import Group, packet_digest
-from ftis_node.store.packets import SCHEMA, PacketStore
+from ftis_node.store.packets import PacketStore
 from tests.helpers_swarm import OTHER_RUN, RUN, group, identity, packet
 
 ALICE, BOB = identity(1).author, identity(2).author
@@ -214,16 +214,6 @@ def test_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:
         opened(tmp_path)
     assert str(tmp_path / "store.sqlite") in error.value.what
     assert "Move the file away" in error.value.fix
-
-
-def test_a_database_of_a_newer_version_says_what_to_do(tmp_path: Path) -> None:
-    opened(tmp_path).close()
-    with sqlite3.connect(tmp_path / "store.sqlite") as database:
-        database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
-    with pytest.raises(UserError) as error:
-        opened(tmp_path)
-    assert f"schema {SCHEMA + 1}" in error.value.what
-    assert "version of ftis-node" in error.value.fix
 
 
 def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:

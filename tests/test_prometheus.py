@@ -38,6 +38,7 @@ LOADING: dict[str, Any] = {
     "uptime": 1.5,
     "worker_restarts": 0,
     "worker_memory_bytes": None,
+    "gpu": None,
 }
 JOINING: dict[str, Any] = LOADING | {
     "state": "JOINING",
@@ -71,6 +72,14 @@ JOINING: dict[str, Any] = LOADING | {
 TRAINING: dict[str, Any] = JOINING | {
     "state": "ONLINE",
     "worker_memory_bytes": 3000,
+    "gpu": {
+        "name": "a GPU",
+        "total_bytes": 24_000_000_000,
+        "used_bytes": 12_000_000_000,
+        "allocated_bytes": 9_000_000_000,
+        "reserved_bytes": 10_000_000_000,
+        "utilization": 0.75,
+    },
     "step": 7,
     "pass_at_1_before": 0.25,
     "pass_at_1": 0.5,

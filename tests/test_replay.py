@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import os
 import shutil
 import signal
 import sqlite3
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from ftis_node.swarm.standing import Standing
 from ftis_node.worker.engine import Engine
 from tests.daemons import Daemon, run_cli
 from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.old_home import age
 
 SMALL = ("--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "learning_rate=3e-4", "--set", "wait=5")
 Homes = dict[str, Path]
@@ -57,8 +60,10 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
         killed.kill()
         [worker] = [process for process in stopped.pids() if "ftis_node.worker" in process.cmdline()]
         worker.suspend()  # or the restart would take twice as long on a single core
+        age(killed.home)  # as an older version would have left it
         killed.flags += ("--set", "weight_decay=0.0")  # a person may have other wishes at each start
         killed.start().wait(lambda s: s.get("step", 0) >= 6, "it goes on")
+        assert "was brought from schema 1 to 2" in killed.log()
         with pytest.raises(UsageError, match="A daemon is running") as refused:
             replay(killed.home.path)
         assert "ftis-node stop" in refused.value.fix
@@ -134,6 +139,18 @@ def test_a_daemons_training_comes_out_again_bit_for_bit(name: str, homes: Homes,
         original = verify(saved)
         assert original["model"] == facts["model"] and original["optimiser"] == facts["optimiser"]
         assert {n: original["progress"][n] for n in told} == {n: facts["progress"][n] for n in told}
+
+
+def test_a_log_in_parts_is_replayed_like_one_file(copy: Path) -> None:
+    log = copy / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    for number, some in enumerate((lines[:3], lines[3:5]), start=1):
+        (copy / f"metrics-{number:08d}.jsonl.gz").write_bytes(gzip.compress(b"".join(some)))
+    log.write_bytes(b"".join(lines[5:]))
+    assert replay(copy, until=4)["identical"]
+    (copy / "metrics-00000001.jsonl.gz").unlink()
+    with pytest.raises(UserError, match="begins with its part 2"):
+        replay(copy)
 
 
 def test_a_restart_is_in_the_log_with_its_settings(homes: Homes) -> None:
@@ -292,17 +309,17 @@ class Nobody:
         return False
 
 
-async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes_on(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
+async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmetic") -> None:
+    """A node alone, without its processes: a step for each number of bad steps in a row that is told of it."""
     home.open()
     worker = InThisProcess(Engine())
-    loaded = worker.engine.load(arithmetic_settings(batch_groups=4), "arithmetic", None, None)
+    loaded = worker.engine.load(arithmetic_settings(batch_groups=4), task, None, None, code=True)
     run = Run(**arithmetic_run(loaded))
     opened = worker.engine.open(run.model_dump(mode="json"))
     home.run_file.write_text(dump_run_file(RunFile(run=run)))
     log, store = MetricsLog(home.metrics), PacketStore(home.store, run.id, 1 << 30)
     told = {"run": run.id.hex(), "settings": loaded["settings"], "versions": versions()}
-    log.write(**started(fresh=True) | told)
+    log.write(**started(fresh=True) | told | {"task": task})
     stepper = Stepper(
         context=AdmissionContext(run=run, prompt_digests=opened["prompt_digests"]),
         **{
@@ -316,14 +333,20 @@ async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes
     )
     stepper.swarm = Nobody()
     saving = Saving(home.checkpoints, "tiny-a (full)", "adamw", log)
-    for bad in (0, 0, BAD_STEPS, 0):
+    for bad in bad_steps:
         taken = await stepper.step(asyncio.Event())
         log.write("step", **taken)
         await saving.after_step(worker, stepper.progress, taken | {"bad_steps": bad, "diverged": bad == BAD_STEPS})
     await saving.settle()
+    worker.engine.close()
     log.close()
     store.close()
     home.close()
+
+
+async def test_a_return_to_older_weights_is_followed_and_the_count_of_steps_goes_on(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    await train_here(home, (0, 0, BAD_STEPS, 0))
     report = replay(home.path)
     assert [event["weights_of_step"] for event in read_events(home.metrics, "restored")] == [1]
     assert (report["steps"], report["last_step"], report["void_steps"]) == (2, 4, 2)
@@ -421,3 +444,36 @@ def test_a_missing_line_is_named_unless_its_weights_were_lost(events: list[dict[
     with pytest.raises(UserError, match=f"no line for step {missing}"):
         lineage(events)
     assert path_of([*BEGUN, *took(1, 3), resumed(1), *took(2)]) == [(1, ""), (2, "")]
+
+
+PYTHON = """
+from ftis_node.tasks import Score, make_task
+
+def judge(text, answer):
+    return Score(len(text) % 3 / 2, True, True)
+
+def build():
+    return make_task([(f"{i}+{i}=", str(2 * i)) for i in range(20)], reward=judge, template="{question}",
+                     completion_tokens=16, prompt_tokens=16)
+"""
+
+
+async def test_a_task_in_python_is_replayed_by_whoever_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "replayed_task.py").write_text(PYTHON)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    home = Home(tmp_path / "home")
+    await train_here(home, (0, 0), "replayed_task:build")
+    with pytest.raises(UsageError, match="only if the owner") as refused:
+        replay(home.path)
+    assert "--task and that name" in refused.value.fix
+    with pytest.raises(UsageError, match="is replayed_task:build, not another:build"):
+        replay(home.path, task="another:build")
+    ended = by_command(str(home.path), "--task", "replayed_task:build", "--json")
+    assert ended.exit_code == 0 and json.loads(ended.stdout)["identical"], ended.exception
+    (tmp_path / "replayed_task.py").write_text(PYTHON.replace("% 3 / 2", "% 2"))
+    monkeypatch.delitem(sys.modules, "replayed_task")
+    with pytest.raises(UserError, match="data or the code of replayed_task:build, or"):
+        replay(home.path, task="replayed_task:build")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -135,6 +138,33 @@ async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tm
     other = Saving(saving._path, "tiny-a (lora)", "adamw", saving._metrics)
     with pytest.raises(UsageError, match="belong to another model"):
         await other.restore(worker)
+
+
+class Failing:
+    """A compute process that cannot write."""
+
+    async def call(self, op: str, **_: Any) -> dict[str, Any]:
+        if op == "write":
+            raise OSError("the disk is gone")
+        return {}
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_node_that_ends_says_that_its_last_checkpoint_failed(
+    saving: Saving, caplog: pytest.LogCaptureFixture, done: bool
+) -> None:
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    saving.abandon()  # there is none
+    await saving.checkpoint(Failing(), Progress(step=1))  # type: ignore[arg-type]
+    if done:
+        await saving.wait(10)
+    saving.abandon()
+    assert ("not written (the disk is gone); step 0 was saved last" in caplog.text) == done
+    assert not saving.writing
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not unheard
 
 
 @pytest.fixture

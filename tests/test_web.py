@@ -297,6 +297,36 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     assert history.facts()["steps"]["step"] == [1, 2, 3, 4]
 
 
+def test_a_log_in_parts_is_followed_across_them(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log, histories = MetricsLog(path, 1 << 20, part_bytes=1000), [History(path)]
+    for number in range(1, 41):
+        log.write("step", **step(number))
+        if number % 9 == 0:  # some of which are several parts behind
+            histories.append(History(path))
+        for history in histories[:: 1 + number % 3]:
+            history.follow()
+    log.close()
+    for history in [*histories, History(path)]:
+        history.follow()
+        assert history.facts()["steps"]["step"] == list(range(1, 41))
+        assert not history.follow()
+
+
+def test_a_long_log_in_parts_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "WHOLE", 1 << 17)
+    monkeypatch.setattr(history_module, "WINDOWS", 16)
+    log = MetricsLog(tmp_path / "metrics.jsonl", 1 << 30, part_bytes=100_000)
+    for number in range(1, 2001):
+        log.write("step", padding="x" * 500, **step(number))
+    log.close()
+    history = History(tmp_path / "metrics.jsonl")
+    history.follow()
+    steps = history.facts()["steps"]["step"]
+    assert steps[0] == 1 and steps[-1] == 2000 and 100 < len(steps) < 1000
+    assert steps == sorted(set(steps)) and max(b - a for a, b in itertools.pairwise(steps)) < 250
+
+
 def test_half_a_line_waits_for_its_other_half_and_rubbish_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     line = json.dumps({"time": 1.0, "event": "evaluation", "step": 0, "pass_at_1": 0.5}).encode() + b"\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
+from ftis_node.observe.logs import begin_output
 from ftis_node.store.home import Home
 
 POLL_SECONDS = 0.3
@@ -34,7 +35,7 @@ def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
     if place.in_use():
         raise place.taken()
     home.mkdir(parents=True, exist_ok=True)
-    output = home / "output.log"
+    output = begin_output(home)
     before = output.stat().st_size if output.exists() else 0
     with output.open("ab") as log:
         daemon = subprocess.Popen(

@@ -22,7 +22,7 @@ from ftis_node.cli.common import (
     print_json,
 )
 from ftis_node.errors import UsageError
-from ftis_node.observe.logs import Tail, log_to
+from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import Home
 from ftis_node.text import escaped
@@ -161,7 +161,7 @@ def join(
         peers=addresses_in(peers),
         run=run,
         name=name,
-        output=home / "output.log" if shown else None,
+        output=begin_output(home) if shown and not dry_run else None,
     )
     if dry_run:
         _say(options, functools.partial(_layers, flags=flags, file=settings), json=json)

@@ -92,6 +92,9 @@ def replay(
     out: Annotated[
         Path | None, typer.Option(help="A new directory for replay.jsonl, with full diagnostics, and a checkpoint.")
     ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Its task, where that is Python: code is imported only if you name it.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Takes a daemon's steps again from its log and its packets, and compares.
@@ -102,7 +105,7 @@ def replay(
     from ftis_node.lab.replaying.compared import told
     from ftis_node.lab.replaying.replay import replay as replayed
 
-    report = replayed(home.expanduser(), until=until, out=out.expanduser() if out else None)
+    report = replayed(home.expanduser(), until=until, out=out.expanduser() if out else None, task=task)
     if json:
         print_json(report)
     else:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ftis_node.cli.common import DEFAULT_HOME, HomeOption
 from ftis_node.observe.api import ask
+from ftis_node.observe.logs import last_lines
 from ftis_node.store.home import Home
 
 LINES = 6
@@ -43,13 +42,3 @@ def top(
         while True:
             time.sleep(seconds)
             live.update(look(), refresh=True)
-
-
-def last_lines(path: Path, count: int, size: int = 16 << 10) -> Sequence[str]:
-    """The end of a log; nothing if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - size))
-            return file.read().decode(errors="replace").splitlines()[-count:]
-    except OSError:
-        return ()

@@ -20,10 +20,12 @@ from packaging.requirements import Requirement
 
 from ftis_node.doctor.finding import Case, Finding
 from ftis_node.doctor.machine import memory_limit
-from ftis_node.doctor.place import file_system, standing, used
+from ftis_node.doctor.place import file_system, standing
 from ftis_node.doctor.redaction import Redactor
 from ftis_node.errors import UsageError, UserError, brief
+from ftis_node.files import bytes_under, end_of
 from ftis_node.observe.api import ask
+from ftis_node.observe.parts import end_of_parts
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.settings import ENVIRONMENT_PREFIX
 
@@ -45,7 +47,7 @@ def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = F
         "status.json": lambda: _json(ask(home.api_socket(), "/status")) if case.status else "",
         "peers.json": lambda: _json(ask(home.api_socket(), "/peers")) if case.status else "",
         "node.log": lambda: _tail(home.log),
-        "metrics.jsonl": lambda: _tail(home.metrics),
+        "metrics.jsonl": lambda: _last_events(home.metrics),
         "checkpoints.json": lambda: _json(_manifests(case)),
         "home.txt": lambda: "\n".join(_listing(home.path)),
     }
@@ -117,7 +119,12 @@ def _facts(case: Case) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
         "memory": {"total": memory.total, "available": memory.available, "limit": memory_limit()},
-        "disk": {"total": disk.total, "free": disk.free, "home": used(case.home.path), "kind": file_system(place)},
+        "disk": {
+            "total": disk.total,
+            "free": disk.free,
+            "home": bytes_under(case.home.path),
+            "kind": file_system(place),
+        },
         "cuda": torch.version.cuda,
         "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if cuda else [],
     }
@@ -169,16 +176,18 @@ def _whole(file: Path) -> str:
 
 
 def _tail(file: Path) -> str:
-    """The last MB in whole lines: of half a line nobody knows what it is half of."""
+    """The last MB."""
     if not file.is_file() or file.is_symlink():
         return ""
     with file.open("rb") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(max(0, size - TAIL_BYTES))
-        data = opened.read()
-    if size > TAIL_BYTES:
-        data = data.partition(b"\n")[2]
-    return data.decode(errors="replace")
+        return end_of(opened, TAIL_BYTES).decode(errors="replace")
+
+
+def _last_events(file: Path) -> str:
+    """The last MB, of its older parts too."""
+    if not file.is_file() or file.is_symlink():
+        return ""
+    return end_of_parts(file, TAIL_BYTES).decode(errors="replace")
 
 
 def _json(value: object) -> str:

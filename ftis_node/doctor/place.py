@@ -14,7 +14,8 @@ import psutil
 
 from ftis_node.doctor.finding import Case, Finding
 from ftis_node.errors import UserError
-from ftis_node.joining import CHECKPOINTS, LOG_BYTES, packet_quota
+from ftis_node.files import bytes_under
+from ftis_node.joining import CHECKPOINTS, LOG_BYTES, quotas
 from ftis_node.policy.geometry import Geometry
 from ftis_node.policy.plan import GB, Plan
 from ftis_node.run import load_run_file
@@ -96,11 +97,11 @@ def disk(case: Case) -> Iterator[Finding]:
     if kind in NETWORK_FILE_SYSTEMS | NETWORK_FUSE:
         text = f"{place} is on a network file system ({kind}), whose locks SQLite cannot rely on."
         yield Finding("disk", "warn", text, "Name a --home on a disk of this machine.")
-    free, there = shutil.disk_usage(place).free, used(case.home.path)
+    free, there = shutil.disk_usage(place).free, bytes_under(case.home.path)
     one = checkpoint_bytes(case.plan, case.shape) if case.plan is not None and case.shape is not None else 0
-    checkpoints, packets = CHECKPOINTS * one, packet_quota(case.settings, one)
-    need = max(0, packets + checkpoints + LOG_BYTES - there)
-    parts = f"{checkpoints / GB:.1f} GB of checkpoints, {packets / GB:.1f} GB of packets"
+    checkpoints, quota = CHECKPOINTS * one, quotas(case.settings, one)
+    need = max(0, quota.packets + checkpoints + LOG_BYTES + quota.older_metrics - there)
+    parts = f"{checkpoints / GB:.1f} GB of checkpoints, {quota.packets / GB:.1f} GB of packets"
     text = f"{free / GB:.1f} GB are free on the home's disk; it may grow by {need / GB:.1f} GB ({parts})."
     if free < need:
         advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
@@ -123,15 +124,6 @@ def checkpoint_bytes(plan: Plan, shape: Geometry) -> int:
     """One checkpoint: what is trained in fp32, and the optimiser's state."""
     trained = shape.lora_parameters(plan.lora_rank, plan.lora_targets) if plan.lora else shape.parameters
     return 4 * trained + plan.memory.optimiser
-
-
-def used(directory: Path) -> int:
-    """Bytes of the files under it."""
-    total = 0
-    for file in directory.rglob("*") if directory.is_dir() else ():
-        with suppress(OSError):  # a daemon may take it away meanwhile
-            total += file.lstat().st_size
-    return total
 
 
 def standing(path: Path) -> Path:

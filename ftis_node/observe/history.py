@@ -1,4 +1,4 @@
-"""`metrics.jsonl` as curves: each line is read once, and what is kept is bounded however long the training is."""
+"""`metrics.jsonl` and its older parts as curves: each line is read once, and what is kept is bounded."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from ftis_node.observe.parts import DAMAGED, Part, opened
 
 POINTS = 500  # of a curve, at most
 BLOCK = 1 << 20  # bytes read at a time
@@ -16,6 +19,7 @@ WHOLE = 64 << 20  # bytes; of a longer log that is there already, windows are re
 WINDOWS = 512
 TEACHERS = 256  # authors whose shares are kept apart; those with least of it make room
 OWN, OTHERS = "own", "others"
+_Source = tuple[int, int, Callable[[], AbstractContextManager[IO[bytes]]]]  # number and length of a part, and the part
 
 Point = dict[str, float | None]
 
@@ -77,8 +81,8 @@ class History:
         self._begin()
 
     def _begin(self) -> None:
-        self._file: tuple[int, int] | None = None  # device and inode
-        self._read = 0
+        self._file: tuple[int, int] | None = None  # device and inode of the present file
+        self._part = self._read = 0  # the part that is read, and how much of it
         self._steps, self._evaluations = Curve(), Curve(joined=False)
         self._teachers: dict[str, Counter[str]] = {}
         self._before: tuple[float, float, float] | None = None  # time, bytes in, bytes out
@@ -86,11 +90,10 @@ class History:
     def follow(self) -> bool:
         """Reads what was written since the last call; whether that was anything."""
         before = self.version
-        try:
-            with self._path.open("rb") as file:
-                self._take(file)
-        except FileNotFoundError:
-            return False
+        older, present = opened(self._path)
+        if present is not None:
+            with present:
+                self._take(older, present)
         return self.version != before
 
     def facts(self) -> dict[str, Any]:
@@ -104,14 +107,26 @@ class History:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def _take(self, file: IO[bytes]) -> None:
-        stat = os.fstat(file.fileno())
-        if self._file != (stat.st_dev, stat.st_ino) or stat.st_size < self._read:
-            self.version += self._read > 0
-            self._begin()
-            self._file = (stat.st_dev, stat.st_ino)
-            if stat.st_size > WHOLE:
-                self._take_windows(file, stat.st_size)
+    def _take(self, older: Sequence[Part], present: IO[bytes]) -> None:
+        number = older[-1].number + 1 if older else 1
+        stat = os.fstat(present.fileno())
+        file = (stat.st_dev, stat.st_ino)
+        if number < self._part or (number == self._part and (file != self._file or stat.st_size < self._read)):
+            self._begin()  # it is another log
+            self.version += 1
+        sources: list[_Source] = [(part.number, part.length(), part.open) for part in older]
+        sources.append((number, stat.st_size, lambda: nullcontext(present)))
+        if self._file is None:
+            self._take_windows(sources)
+        self._file = file
+        for number, _, opening in sources:
+            if number >= self._part:
+                with suppress(*DAMAGED), opening() as data:
+                    self._take_rest(number, data)
+
+    def _take_rest(self, number: int, file: IO[bytes]) -> None:
+        """What was not read yet of a part."""
+        self._part, self._read = number, self._read if number == self._part else 0
         file.seek(self._read)
         rest = b""
         while block := file.read(BLOCK):
@@ -120,15 +135,25 @@ class History:
                 self._line(line)
         self._read = file.tell() - len(rest)
 
-    def _take_windows(self, file: IO[bytes], size: int) -> None:
+    def _take_windows(self, sources: Sequence[_Source]) -> None:
         """Of a long log a part, evenly spread: reading a year of it would take minutes, and show the same curve."""
-        for number in range(WINDOWS):
-            file.seek(number * (size // WINDOWS))
-            lines = file.read(WHOLE // WINDOWS).split(b"\n")
-            for line in lines[number > 0 : -1]:
-                self._line(line)
-            self._before = None  # no traffic across a gap
-        self._read = size // WINDOWS * (WINDOWS - 1) + WHOLE // WINDOWS - len(lines[-1])
+        whole = sum(length for _, length, _ in sources)
+        if whole <= WHOLE:
+            return
+        begin, stride = 0, whole // WINDOWS
+        for number, length, opening in sources:
+            spots = [at - begin for at in range(0, WINDOWS * stride, stride) if begin <= at < begin + length]
+            begin += length
+            if not spots:
+                continue
+            with suppress(*DAMAGED), opening() as file:
+                for spot in spots:
+                    file.seek(spot)
+                    lines = file.read(WHOLE // WINDOWS).split(b"\n")
+                    for line in lines[spot > 0 : -1]:
+                        self._line(line)
+                    self._part, self._read = number, file.tell() - len(lines[-1])
+                    self._before = None  # no traffic across a gap
 
     def _line(self, line: bytes) -> None:
         """Takes an event in; a line that a kill cut short, or that is something else, is left out."""

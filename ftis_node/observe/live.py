@@ -22,6 +22,7 @@ _COLOURS = {
     "DEGRADED": "red",
 }
 PEERS_SHOWN = 8
+GB = 1e9
 
 
 def node_view(
@@ -64,6 +65,13 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def gpu_line(gpu: dict[str, Any]) -> str:
+    """What a GPU is at: how busy, where it tells, and its memory in use of what there is."""
+    busy = gpu.get("utilization")
+    memory = f"{gpu['used_bytes'] / GB:.1f} of {gpu['total_bytes'] / GB:.1f} GB"
+    return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {gpu['allocated_bytes'] / GB:.1f} in tensors"
+
+
 def _headline(status: dict[str, Any]) -> Text:
     state = status["state"]
     text = Text.assemble((state, f"bold {_COLOURS.get(state, 'cyan')}"), "  ", status["reason"])
@@ -95,6 +103,8 @@ def _figures(status: dict[str, Any]) -> Table:
         ("swarm", f"{status['peers']} peers, {status['pool']['waiting']} groups waiting"),
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
     ]
+    if gpu := status.get("gpu"):
+        rows += [("gpu", gpu_line(gpu)), ("", "")]
     table = Table.grid(padding=(0, 2))
     for left, right in zip(rows[::2], rows[1::2], strict=True):
         table.add_row(Text(left[0], style="dim"), Text(left[1]), Text(right[0], style="dim"), Text(right[1]))

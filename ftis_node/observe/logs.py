@@ -19,12 +19,15 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from ftis_node.files import end_of
 from ftis_node.text import escaped
 
 LOG = "node.log"
 LOG_BYTES = 10 << 20
 OLDER = 2  # files that are kept beside the present one: node.log.1 and node.log.2
+OUTPUT = "output.log"  # what a daemon without a terminal, and its compute process, print
 PAUSE_SECONDS = 0.2
+END_BYTES = 16 << 10
 # By their own names: hivemind renames one, for the whole process, when it is imported.
 _LEVELS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
 _TIME = "%Y-%m-%d %H:%M:%S"
@@ -49,7 +52,9 @@ def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> No
         view: gets the lines in place of stderr, always as text.
     """
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr) if view is None else view]
+    handlers: list[logging.Handler] = [view] if view is not None else []
+    if view is None and not _is_output(home):  # which nobody rotates, and would have all of it a second time
+        handlers.append(logging.StreamHandler(sys.stderr))
     with suppress(OSError):  # opening the home will say what is wrong with it
         home.mkdir(parents=True, exist_ok=True)
         handlers.append(RotatingFileHandler(home / LOG, maxBytes=LOG_BYTES, backupCount=OLDER, encoding="utf-8"))
@@ -58,6 +63,21 @@ def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> No
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     for noisy in ("httpx", "transformers", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def begin_output(home: Path) -> Path:
+    """The file for what the next daemon prints, in an existing home; a long one of those before becomes the older."""
+    output = home / OUTPUT
+    if output.exists() and output.stat().st_size > LOG_BYTES:
+        output.rename(home / f"{OUTPUT}.1")
+    return output
+
+
+def _is_output(home: Path) -> bool:
+    """Whether stderr goes there."""
+    with suppress(OSError, ValueError):
+        return os.path.samestat(os.fstat(sys.stderr.fileno()), (home / OUTPUT).stat())
+    return False
 
 
 class TextFormatter(logging.Formatter):
@@ -148,6 +168,16 @@ def read_log(path: Path, count: int, follow: Callable[[], bool] | None = None) -
         if not more:
             return
         time.sleep(PAUSE_SECONDS)
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """About the same, of the last few KB alone, for who looks every second; nothing if there is no log."""
+    lines: list[str] = []
+    for file in (path, path.with_name(f"{path.name}.1")):
+        if len(lines) < count:  # it was rotated just now
+            with suppress(OSError), file.open("rb") as data:
+                lines = end_of(data, END_BYTES).decode(errors="replace").splitlines() + lines
+    return lines[-count:]
 
 
 class _Growing:

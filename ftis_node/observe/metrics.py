@@ -3,36 +3,89 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+
+from ftis_node.observe.parts import PART_BYTES, compress, drop_oldest, end_of_parts, every_line, older_parts
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
     """Appends events to a JSON-lines file; each has a wall-clock `time` (seconds) and an `event`."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b")
-        if self._file.tell() and not _ends_in_newline(self._file):
-            self._file.write(b"\n")  # a kill cut the last line short; the next must not be lost with it
+    def __init__(self, path: Path, older_bytes: int | None = None, part_bytes: int = PART_BYTES) -> None:
+        """
+        Args:
+            older_bytes: what older parts may take, compressed; the oldest go first. None: all is in one file.
+            part_bytes: of the present file, before it becomes an older part.
+        """
+        self._path = path
+        self._older_bytes = older_bytes
+        self._part_bytes = part_bytes
+        self._tidying = threading.Thread()
+        self._file = self._open()
+        if older_bytes is not None:
+            self._tidy()  # what a killed process left
 
     def write(self, event: str, **facts: Any) -> None:
         """Writes one line, at once."""
+        if self._older_bytes is not None and self._file.tell() >= self._part_bytes:
+            self._begin_part()
         self._file.write(json.dumps({"time": time.time(), "event": event, **facts}).encode() + b"\n")
         self._file.flush()
 
     def close(self) -> None:
+        """Also waits until the older parts are compressed."""
         self._file.close()
+        if self._tidying.ident is not None:
+            self._tidying.join()
+            self._tidy_now()
+
+    def _open(self) -> IO[bytes]:
+        file = self._path.open("a+b")
+        if file.tell() and not _ends_in_newline(file):
+            file.write(b"\n")  # a kill cut the last line short; the next must not be lost with it
+        return file
+
+    def _begin_part(self) -> None:
+        older = older_parts(self._path)
+        number = older[-1].number + 1 if older else 1
+        self._path.rename(self._path.with_name(f"{self._path.stem}-{number:08d}{self._path.suffix}"))
+        self._file.close()
+        self._file = self._open()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """In a thread, as large parts take seconds; where one is at work still, the next has it to do."""
+        if not self._tidying.is_alive():
+            self._tidying = threading.Thread(target=self._tidy_now, daemon=True)
+            self._tidying.start()
+
+    def _tidy_now(self) -> None:
+        try:
+            compress(self._path)
+        except OSError as error:
+            logger.warning("Older parts of %s could not be compressed (%s); it is tried again.", self._path, error)
+        with suppress(OSError):  # the next tries again
+            drop_oldest(self._path, self._older_bytes or 0)
 
 
 def read_events(path: Path, *events: str, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """All lines of these kinds in their order; a line that a kill cut short is left out.
+    """All lines of these kinds in their order, of older parts too; a line that a kill cut short is left out.
 
     Args:
-        last_bytes: only the end of the file.
+        last_bytes: only the end of the log.
     """
+    lines: Iterable[bytes]
+    lines = every_line(path) if last_bytes is None else end_of_parts(path, last_bytes).split(b"\n")
     found = []
-    for line in _end_of(path, last_bytes).splitlines() if path.exists() else []:
+    for line in lines:
         try:
             entry = json.loads(line)
         except ValueError:
@@ -40,13 +93,6 @@ def read_events(path: Path, *events: str, last_bytes: int | None = None) -> list
         if isinstance(entry, dict) and entry.get("event") in events:
             found.append(entry)
     return found
-
-
-def _end_of(path: Path, size: int | None) -> str:
-    with path.open("rb") as file:
-        if size is not None:
-            file.seek(max(0, path.stat().st_size - size))
-        return file.read().decode(errors="replace")
 
 
 def _ends_in_newline(file: IO[bytes]) -> bool:

@@ -65,6 +65,7 @@ class Metric:
 _OWN_AND_FOREIGN = {"own": "own_groups_used", "foreign": "foreign_groups_used"}
 _REWARDS = {"own": "own_reward", "foreign": "foreign_reward"}
 _MEMORY = {"network": "process.memory_bytes", "compute": "worker_memory_bytes", "p2pd": "network.p2pd.memory_bytes"}
+_GPU = {name: f"gpu.{name}_bytes" for name in ("total", "used", "allocated", "reserved")}
 _CONNECTIONS = {"inbound": "network.p2pd.inbound", "outbound": "network.p2pd.outbound"}
 _PHASES = {phase: f"last_step.seconds.{phase}" for phase in ("generate", "wait", "train")}
 
@@ -114,6 +115,8 @@ METRICS = (
     Metric("p2pd_cpu_seconds", "counter", "network.p2pd.cpu_seconds", "CPU time of p2pd."),
     Metric("p2pd_open_files", "gauge", "network.p2pd.open_files", "Open files of p2pd."),
     Metric("memory_bytes", "gauge", _MEMORY, "Resident memory, without that of a GPU.", "process"),
+    Metric("gpu_memory_bytes", "gauge", _GPU, "The GPU's memory: total, used by all, and by the node's tensors.", "of"),
+    Metric("gpu_utilization", "gauge", "gpu.utilization", "Part of the time in which the GPU had something to do."),
     Metric("python_blocks", "gauge", "process.python_blocks", "Blocks of the network process's Python allocator."),
 )
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 from ftis_node.errors import FtisError
+from ftis_node.files import sync
+from ftis_node.store.migrations import Schema
 
-SCHEMA = 1
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "checkpoint.json"
@@ -29,8 +29,17 @@ def parse_label(label: object) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
+def _name_the_optimiser(facts: dict[str, Any]) -> None:
+    """There was but one at first."""
+    facts.setdefault("optimiser", "adamw")
+
+
+SCHEMA = Schema[dict[str, Any]]({1: _name_the_optimiser})
+"""Of what a manifest says, as it is read: no checkpoint is written a second time."""
+
+
 class CheckpointError(FtisError):
-    """A checkpoint that is damaged or of another schema."""
+    """A checkpoint that is damaged."""
 
 
 class Checkpoints:
@@ -62,17 +71,17 @@ class Checkpoints:
             facts: what else to remember; comes back from `latest`.
         """
         files = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
-        manifest = {"schema": SCHEMA, "files": files, "facts": facts}
+        manifest = {"schema": SCHEMA.newest, "files": files, "facts": facts}
         (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         for file in directory.iterdir():
-            _fsync(file)
-        _fsync(directory)
+            sync(file)
+        sync(directory)
         final, replaced = directory.with_suffix(""), directory.with_suffix(".replaced")
         if final.exists():  # the same step again, as after a restart: at every moment one of the two is whole
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         directory.rename(final)
-        _fsync(self.path)
+        sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
         for old in _complete(self.path)[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
@@ -83,6 +92,9 @@ class Checkpoints:
 
         Args:
             before: only those of earlier steps than this one.
+
+        Raises:
+            UserError: a newer version wrote it.
         """
         for directory in reversed(_complete(self.path)):
             if before is not None and _step(directory) >= before:
@@ -118,10 +130,14 @@ class Checkpoints:
 
 
 def newest_facts(path: Path) -> dict[str, Any] | None:
-    """The facts of the newest checkpoint under `path`, without a look at its files; None if none can be read."""
+    """The facts of the newest checkpoint under `path`, without a look at its files; None if none can be read.
+
+    Raises:
+        UserError: a newer version wrote it.
+    """
     for directory in reversed(_complete(path) if path.exists() else []):
         try:
-            return dict(json.loads((directory / _MANIFEST).read_text())["facts"])
+            return _facts(directory, json.loads((directory / _MANIFEST).read_text()))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
@@ -136,18 +152,25 @@ def verify(directory: Path) -> dict[str, Any]:
     """Checks every file of a checkpoint against its checksum and returns the facts it was committed with.
 
     Raises:
-        CheckpointError: a file is missing or altered, or the schema is unknown.
+        CheckpointError: a file is missing or altered.
+        UserError: a newer version wrote it.
     """
     try:
         manifest = json.loads((directory / _MANIFEST).read_text())
-        schema, files, facts = manifest["schema"], dict(manifest["files"]), dict(manifest["facts"])
+        files, facts = dict(manifest["files"]), _facts(directory, manifest)
         sound = all(_sha256(directory / name) == digest for name, digest in files.items())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"The checkpoint {directory} cannot be read: {error}") from error
-    if schema != SCHEMA:
-        raise CheckpointError(f"The checkpoint {directory} has schema {schema}, this version reads {SCHEMA}.")
     if not sound:
         raise CheckpointError(f"The checkpoint {directory} is damaged: a checksum differs.")
+    return facts
+
+
+def _facts(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """As the newest schema has them."""
+    facts = dict(manifest["facts"])
+    for step in SCHEMA.pending(f"The checkpoint {directory}", int(manifest["schema"])):
+        step(facts)
     return facts
 
 
@@ -158,11 +181,3 @@ def _step(directory: Path) -> int:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -36,6 +36,8 @@ class Home:
         self.plan = path / "plan.json"
         self.standing = path / "standing.json"
         self.page_token = path / "page.token"
+        self.schema = path / "home.json"
+        self.task_files = path / "task.json"
         self._runtime_file = path / "runtime.json"
         self._lock: IO[str] | None = None
 

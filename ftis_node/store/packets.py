@@ -6,30 +6,39 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ftis_node.errors import UserError
 from ftis_node.packet import Group
+from ftis_node.store.migrations import Schema
 
-SCHEMA = 1
 _TABLES = """
 CREATE TABLE IF NOT EXISTS rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS packets (
     digest BLOB PRIMARY KEY, run BLOB NOT NULL, author BLOB NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL,
     own INTEGER NOT NULL, stored REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS packets_by_age ON packets (stored);
+CREATE INDEX packets_by_age ON packets (stored, size);
 CREATE TABLE IF NOT EXISTS seen (
     run BLOB NOT NULL, author BLOB NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL,
     fate TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (run, author, round, slot)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at);
+CREATE INDEX IF NOT EXISTS seen_by_age ON seen (at)
 """
 # A packet's announcement is refused after three hours, so a key needs no longer memory than some multiple of that.
 SEEN_SECONDS = 24 * 3600.0
 RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk
+
+
+def _index_sizes(db: sqlite3.Connection) -> None:
+    """With sizes in it the index alone tells at a start how much there is; a page of each packet was read for that."""
+    db.execute("DROP INDEX packets_by_age")
+    db.execute("CREATE INDEX packets_by_age ON packets (stored, size)")
+
+
+SCHEMA = Schema[sqlite3.Connection]({1: _index_sizes})
 
 
 class PacketStore:
@@ -51,19 +60,21 @@ class PacketStore:
         self._first_round = time.time_ns() // 1_000_000 if first_round is None else first_round
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA):
-                raise UserError(
-                    f"The database {path} has schema {version}, this version knows {SCHEMA}.",
-                    "Use the version of ftis-node that wrote it, or move the file away to start afresh.",
-                )
+            self._bytes = 0
+            steps = _pending(self._db, path)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; `_durably` also outlives power loss
-            self._db.executescript(_TABLES)
-            self._db.execute(f"PRAGMA user_version = {SCHEMA}")
+            if steps:
+                with self._durably():  # all of them or none
+                    for step in steps:
+                        step(self._db)
+                    self._db.execute(f"PRAGMA user_version = {SCHEMA.newest}")
             self._bytes = int(self._db.execute("SELECT coalesce(sum(size), 0) FROM packets").fetchone()[0])
             with self._transaction():
                 self._make_room()  # the quota may have become smaller
+        except UserError:
+            self._db.close()
+            raise
         except sqlite3.DatabaseError as error:
             raise UserError(
                 f"The database {path} cannot be used: {error}.", "Move the file away; the node makes a new one."
@@ -202,7 +213,7 @@ class StoredPackets:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            UserError: the database cannot be opened.
+            UserError: the database cannot be opened, or a newer version wrote it.
         """
         self._copies = tempfile.TemporaryDirectory(prefix="ftis-")
         unfinished = path.with_name(path.name + "-wal")
@@ -214,7 +225,11 @@ class StoredPackets:
                 self._db = sqlite3.connect(path)
             else:
                 self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+            _pending(self._db, path)  # whose steps change nothing in what is read here
             self._db.execute("SELECT digest, author, body FROM packets LIMIT 1").fetchone()
+        except UserError:
+            self.close()
+            raise
         except (OSError, sqlite3.DatabaseError) as error:
             self._copies.cleanup()
             raise UserError(f"The database {path} cannot be read: {error}.", "Check the file and its disk.") from error
@@ -230,6 +245,19 @@ class StoredPackets:
         """Author and bytes of a packet, or None."""
         row = self._db.execute("SELECT author, body FROM packets WHERE digest = ?", (digest,)).fetchone()
         return (bytes(row[0]), bytes(row[1])) if row else None
+
+
+def _pending(db: sqlite3.Connection, path: Path) -> Sequence[Callable[[sqlite3.Connection], None]]:
+    """What makes the newest schema of a database. Raises UserError if a newer version wrote it."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    return SCHEMA.pending(f"The database {path}", version) if version else [_make]
+
+
+def _make(db: sqlite3.Connection) -> None:
+    """All tables, in a database that is empty, or whose maker was killed."""
+    db.execute("DROP INDEX IF EXISTS packets_by_age")
+    for statement in _TABLES.split(";"):
+        db.execute(statement)
 
 
 def _key(author: bytes, round: int, slot: int) -> tuple[bytes, int, int]:

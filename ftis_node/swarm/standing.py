@@ -386,6 +386,7 @@ class Standing:
                 author.hex(): {
                     "sound": book.sound,
                     "claims": vars(book.claims),
+                    "loss_share": book.loss_share,
                     "ban": {"left": max(0.0, book.ban.until - now), "reason": book.ban.reason, "level": book.ban.level},
                 }
                 for author, book in self.authors.items()
@@ -400,6 +401,7 @@ class Standing:
             book = self._author(bytes.fromhex(name))
             book.sound = int(told["sound"])
             book.claims = Claims(**{key: float(value) for key, value in told["claims"].items()})
+            book.loss_share = float(told.get("loss_share", 0.0))  # the first homes did not keep it
             ban = told["ban"]
             book.ban = Ban(now + float(ban["left"]), str(ban["reason"]), int(ban["level"]))
 

@@ -17,7 +17,7 @@ from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.math500 import load_math500
 from ftis_node.tasks.mathematics import score_mathematics
-from ftis_node.tasks.own import load_own, make_task, names_code
+from ftis_node.tasks.own import Guarded, load_own, make_task, names_code
 from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES, Score, Scorer, check_rule, score, score_text
 from ftis_node.tasks.task import Example, Task
 
@@ -121,11 +121,15 @@ def load_evaluation(name: str, *, data: Path | None = None, reward: str | None =
 def scoring(rule: str, own: Scorer | None = None) -> Iterator[Scorer]:
     """What scores by a rule of `RULES`, as long as the context lasts; for one thread at a time.
 
-    `own` is a task's own scorer, which then is the rule. The process that some rules need starts with the first answer
-    and ends with the context. Raises UsageError for a rule that is none, and where it needs what is not installed.
+    `own` is a task's own scorer, which then is the rule. The process that it and some rules need starts with the first
+    answer and ends with the context. Raises UsageError for a rule that is none, or that needs what is not installed.
     """
     if own is not None:
-        yield own
+        if isinstance(own, Guarded):
+            with own.another() as scorer:
+                yield scorer
+        else:
+            yield own
         return
     check_rule(rule)
     if rule in JUDGED_RULES:
@@ -155,6 +159,8 @@ def begin_group(scorer: Scorer) -> None:
     """
     if isinstance(scorer, _Judged):
         scorer.judge.begin()
+    elif isinstance(scorer, Guarded):
+        scorer.begin()
 
 
 def _score_expression(judge: Judge, text: str, gold: str) -> Score:

@@ -40,7 +40,7 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     connection = socket.socket(fileno=os.dup(0))
     connection.sendall(b"R")
-    while (line := _next_line(connection, parent)) is not None:
+    while (line := next_line(connection, parent)) is not None:
         gold, answer, loose = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
         right = verdict(gold, answer, loose)
@@ -55,7 +55,8 @@ def _address_space() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def _next_line(connection: socket.socket, parent: int) -> bytes | None:
+def next_line(connection: socket.socket, parent: int) -> bytes | None:
+    """The next request; None if the other end is closed, or the process `parent` is gone."""
     line = bytearray()
     while not line.endswith(b"\n"):
         if not select.select([connection], [], [], _IDLE_SECONDS)[0]:

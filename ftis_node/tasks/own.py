@@ -12,21 +12,25 @@ import logging
 import math
 import os
 import re
+import socket
+import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.run import CODE
+from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
 from ftis_node.tasks.task import TEMPLATES, Example, Task
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
 _NAME_CHARACTERS = 64  # of a task in a run
+_START_SECONDS = 60.0
 _WRONG = Score(0.0, formatted=False, lenient=False)
 
 logger = logging.getLogger(__name__)
@@ -45,20 +49,24 @@ def make_task(
     template: str | None = None,
     completion_tokens: int = 256,
     prompt_tokens: int = 512,
+    reward_seconds: float = 5.0,
 ) -> Task:
     """A task of these questions with their gold answers, for a function that `--task package.module:function` names.
 
     Args:
         rows: to train on, in an order that is the same on every node.
         reward: a rule (integer, exact, regex, math), or what gives the verdict on a text, given the gold answer: it is
-            called with whatever peers wrote, in one thread at a time.
+            called with whatever peers wrote, in processes of its own.
         held_out: to be evaluated on; by default about a tenth of the rows, chosen by hash, which is not trained on.
         template: the prompt, with {question} in it once; by default a reasoning prompt that fits the rule.
         completion_tokens, prompt_tokens: longest completion and prompt.
+        reward_seconds: that a verdict of a function may take; then the answer is wrong.
 
     Raises:
         UsageError: a row cannot be used, there are too few, or there is no such rule.
     """
+    if not 0 < reward_seconds < math.inf:
+        raise UsageError(f"A reward cannot take {reward_seconds} seconds.", "Give it a time, such as 5.")
     rule = reward if isinstance(reward, str) else "exact"
     check_rule(rule)
     judged = isinstance(reward, str)
@@ -80,6 +88,7 @@ def make_task(
         completion_tokens=completion_tokens,
         prompt_tokens=prompt_tokens,
         scorer=None if isinstance(reward, str) else reward,
+        scorer_seconds=reward_seconds,
     )
 
 
@@ -105,6 +114,26 @@ def load_own(name: str, *, code: bool) -> Task:
             f"The task {name!a} cannot be a run's name of a Python function.",
             f"Write package.module:function, a letter first, of at most {_NAME_CHARACTERS} characters.",
         )
+    began = time.monotonic()
+    function, task = call(name)
+    seconds = time.monotonic() - began
+    if not task.train:
+        raise UsageError(f"The task {name} has nothing to train on.", "Give it rows.")
+    data = _digest([[e.question, e.answer] for e in task.train])
+    if task.scorer is None:
+        check_rule(task.reward)
+        return replace(task, name=name, data=data)
+    reward = f"{CODE}{_code_digest(name, function, task.scorer)[:40]}"
+    guarded = Guarded(name, task.scorer_seconds, _START_SECONDS + 3 * seconds)
+    return replace(task, name=name, data=data, reward=reward, scorer=guarded)
+
+
+def call(name: str) -> tuple[Callable[[], Any], Task]:
+    """The function of that name, which is imported, and the task that it returns.
+
+    Raises:
+        UsageError: the code cannot be used.
+    """
     function = _function(name)
     try:
         task = function()
@@ -117,38 +146,81 @@ def load_own(name: str, *, code: bool) -> Task:
             f"The function {name} returns {type(task).__name__}, not a Task.",
             "Return what ftis_node.tasks.make_task makes.",
         )
-    if not task.train:
-        raise UsageError(f"The task {name} has nothing to train on.", "Give it rows.")
-    data = _digest([[e.question, e.answer] for e in task.train])
-    if task.scorer is None:
-        check_rule(task.reward)
-        return replace(task, name=name, data=data)
-    reward = f"{CODE}{_code_digest(name, function, task.scorer)[:40]}"
-    return replace(task, name=name, data=data, reward=reward, scorer=Guarded(name, task.scorer))
+    return function, task
 
 
-class Guarded:
-    """A person's reward function, which may fail but not take the node down; one call at a time, from any thread."""
+class Guarded(Asked):
+    """A person's reward function, which may fail, hang or die, but not take the node with it: it runs in a process of
+    its own, which imports the same code. For one thread at a time."""
 
-    def __init__(self, name: str, function: Scorer) -> None:
+    def __init__(self, name: str, seconds: float, start_seconds: float) -> None:
+        """
+        Args:
+            name: of the task's function. seconds, start_seconds: see `Asked`.
+        """
+        super().__init__(seconds, start_seconds)
         self._name = name
-        self._function = function
-        self._lock = threading.Lock()
-        self._warned = False
+        self._told: set[str] = set()
+
+    def another(self) -> Guarded:
+        """For another thread."""
+        return Guarded(self._name, self._seconds, self._start_seconds)
 
     def __call__(self, text: str, answer: str) -> Score:
-        """The function's verdict; nothing where it fails or gives no `Score` with a reward from 0 to 1."""
-        with self._lock:
-            try:
-                return _sound(self._function(text, answer))
-            except (Exception, SystemExit) as error:
-                if not self._warned:
-                    logger.warning(
-                        "The reward function of %s failed (%s): such answers count as wrong; this is told once.",
-                        *(self._name, _told(error)),
-                    )
-                self._warned = True
-                return _WRONG
+        """The function's verdict; nothing where it fails, takes too long, or gives no sound `Score`.
+
+        Raises:
+            UserError: its process cannot be started.
+        """
+        before = self.unanswered
+        reply = self._ask(json.dumps([text, answer]).encode() + b"\n", _line)
+        if self.unanswered > before:
+            self._tell("late", f"took longer than {self._seconds:g} s, or ended its process")
+            return _WRONG
+        verdict = json.loads(reply)
+        if isinstance(verdict, str):
+            self._tell("failed", f"failed ({verdict})")
+            return _WRONG
+        return Score(*verdict)
+
+    def _tell(self, kind: str, what: str) -> None:
+        if kind not in self._told:
+            logger.warning(
+                "The reward function of %s %s: such answers count as wrong; this is told once.", self._name, what
+            )
+        self._told.add(kind)
+
+    def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
+        line = [sys.executable, "-m", "ftis_node.tasks.own_child", str(os.getpid()), str(self._seconds), self._name]
+        # What it prints goes where errors go: stdout may be somebody's JSON. Ctrl-C is for the parent.
+        return subprocess.Popen(line, stdin=connection.fileno(), stdout=2, stderr=2, start_new_session=True)
+
+    def _did_not_start(self) -> UserError:
+        return UserError(
+            f"The process that runs the reward function of {self._name} was not ready within "
+            f"{self._start_seconds:.0f} s.",
+            "What it printed says why; it imports the module and calls that function once more.",
+        )
+
+
+def _line(connection: socket.socket) -> bytes:
+    """One, or nothing if the other end is closed before it ends."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = connection.recv(1 << 12)
+        if not part:
+            return b""
+        line += part
+    return line
+
+
+def judged(function: Scorer, text: str, answer: str) -> list[float | bool] | str:
+    """What the function says, or why that is no verdict; in its own process."""
+    try:
+        verdict = _sound(function(text, answer))
+    except (Exception, SystemExit) as error:
+        return _told(error)
+    return [verdict.reward, verdict.formatted, verdict.lenient]
 
 
 def _sound(verdict: Any) -> Score:

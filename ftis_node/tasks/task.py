@@ -49,8 +49,8 @@ class Task:
 
     `data` is the sha256 (hex) of what makes the prompts: of the training file's bytes, or of the canonical JSON of the
     rows where there is no file; `train` is empty, and `data` of the file evaluated on, in a task loaded for evaluation
-    only. `reward` names a rule of `ftis_node.tasks.rewards`, or the code of its `scorer`, if it has one (see `own`).
-    The caps are defaults, in tokens.
+    only. `reward` names a rule of `ftis_node.tasks.rewards`, or the code of its `scorer`, if it has one (see `own`),
+    whose verdict may take `scorer_seconds`. The caps are defaults, in tokens.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Task:
     completion_tokens: int
     prompt_tokens: int
     scorer: Scorer | None = field(default=None, compare=False)
+    scorer_seconds: float = field(default=5.0, compare=False)
 
     def prompt(self, example: Example) -> str:
         """The text that a model is given; braces in a question stay what they are."""

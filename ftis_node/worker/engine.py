@@ -30,6 +30,7 @@ from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from ftis_node.run import RUN_DEFAULTS, Run
 from ftis_node.settings import Settings
 from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_evaluation, load_task, scoring
+from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
 
@@ -242,6 +243,10 @@ class Engine:
         cap = max(loaded.completion_tokens, self.run.completion_tokens)
         self._exams[name] = _Exam(self._prompts(loaded.template, examples), examples, loaded.reward, cap, loaded.scorer)
         return {"prompts": len(examples)}
+
+    def gpu(self) -> dict[str, Any]:
+        """What the GPU is at, see `gpu_figures`; in a thread of its own."""
+        return {"gpu": gpu_figures(self.policy.device)}
 
     def save(self, directory: str) -> dict[str, Any]:
         """Writes trainable weights, optimiser and random states into an existing directory."""

@@ -23,6 +23,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.packet import Group
 from ftis_node.pool import Scored
@@ -45,12 +46,13 @@ NO_GPU_IS_EXACT = (
 )
 
 
-def replay(home: Path, *, until: int | None = None, out: Path | None = None) -> dict[str, Any]:
+def replay(home: Path, *, until: int | None = None, out: Path | None = None, task: str | None = None) -> dict[str, Any]:
     """Takes the steps of the daemon of `home` again and compares with what it logged and saved.
 
     Args:
         until: the last step to take, by default the latest.
         out: a new directory for `replay.jsonl` (a line a step, with full diagnostics) and a checkpoint of the weights.
+        task: that of the home, if it is Python code: nothing is imported that nobody here has named.
 
     Returns what `ftis-node lab replay --json` prints.
 
@@ -66,13 +68,14 @@ def replay(home: Path, *, until: int | None = None, out: Path | None = None) -> 
     if out is not None:
         _refuse_out(out, home)
     with _unused(place):
+        _refuse_dropped(place.metrics)
         line = lineage(read_events(place.metrics, *EVENTS), until)
         packets = StoredPackets(place.store)
         try:
             gap = _first_gap(line, packets)
             if gap and not any(link.logged for link in line.links[: gap.before]):
                 raise gap.error(place.store, None)
-            done = _Replay(place, line, packets, out).go(gap.before if gap else len(line.links), began)
+            done = _Replay(place, line, packets, out, task).go(gap.before if gap else len(line.links), began)
         finally:
             packets.close()
     if gap:
@@ -113,13 +116,14 @@ def _first_gap(line: Lineage, packets: StoredPackets) -> _Gap | None:
 class _Replay:
     """One replay: an engine, and what came of it so far."""
 
-    def __init__(self, home: Home, line: Lineage, packets: StoredPackets, out: Path | None) -> None:
+    def __init__(self, home: Home, line: Lineage, packets: StoredPackets, out: Path | None, task: str | None) -> None:
         self._home = home
         self._line = line
         self._packets = packets
         self._out = out
+        self._task = task
         self._run: Run = load_run_file(home.run_file).run
-        self._engine: Engine
+        self._engine = Engine()
         self._context: AdmissionContext
         self._start: Start = line.links[0].start
         self._updates = 0  # as the engine counts them
@@ -150,6 +154,7 @@ class _Replay:
             if self._out is not None:
                 self._save(self._out)
         finally:
+            self._engine.close()
             torch.set_num_threads(threads)
             if log is not None:
                 log.close()
@@ -161,8 +166,10 @@ class _Replay:
         """An engine as that start had it, with the model's own weights.
 
         Raises:
-            UserError: it cannot be had, or its data or tokenizer are not those that were trained with.
+            UserError: it cannot be had, or its data, code or tokenizer are not those that were trained with.
         """
+        if self._task not in (None, start.task):
+            raise UsageError(f"The task of this home is {start.task}, not {self._task}.", "Name that one, or none.")
         if start.run != self._run.id.hex():
             raise UserError(f"{self._home.run_file} is of another run than the log.", "Restore it as it was.")
         settings = start.settings.model_dump(mode="json") | {"device": self._device(start)}
@@ -174,11 +181,13 @@ class _Replay:
         reward = None if self._run.reward.startswith(CODE) else self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
         self._engine = Engine()
-        facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps, reward=reward)
-        if facts["data"] != self._run.data or facts["tokenizer"] != self._run.tokenizer:
+        code = self._task is not None
+        facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps, reward=reward, code=code)
+        if any(facts[name] != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
             raise UserError(
-                f"The data of {start.task} or the tokenizer of {start.settings.model} are not what they were.",
-                "Put back the file or the model that the daemon was started with.",
+                f"The data or the code of {start.task}, or the tokenizer of {start.settings.model}, are not what they "
+                "were.",
+                "Put back the file, the code or the model that the daemon was started with.",
             )
         opened = self._engine.open(self._run.model_dump(mode="json"))
         self._context = AdmissionContext(run=self._run, prompt_digests=opened["prompt_digests"])
@@ -199,6 +208,7 @@ class _Replay:
         with tempfile.TemporaryDirectory(prefix="ftis-") as directory:
             self._engine.save(directory)
             if other:
+                self._engine.close()
                 del self._engine  # first: two models may be too many
                 self._load(link.start)
             self._engine.restore(directory, steps=link.step)
@@ -342,6 +352,17 @@ def _unused(home: Home) -> Iterator[None]:
                 f"A daemon is running on the home {home.path}.", f"Stop it first: `ftis-node stop --home {home.path}`."
             ) from None
         yield
+
+
+def _refuse_dropped(log: Path) -> None:
+    """Raises UserError if the beginning of the log is there no more."""
+    older = older_parts(log)
+    if older and older[0].number > 1:
+        raise UserError(
+            f"The log of this home begins with its part {older[0].number}: the parts before were dropped, to keep to "
+            "its place on the disk, and a replay has to begin at the first step.",
+            "Give `join` a larger disk_gb for a training that is to be replayed, or put back the parts from a copy.",
+        )
 
 
 def _refuse_out(out: Path, home: Path) -> None:

@@ -175,6 +175,11 @@ function counts(of) {
   return told.length ? told.join(", ") : "none";
 }
 
+function gpu({ utilization, used_bytes: used, total_bytes: total }) {
+  const busy = utilization == null ? "" : `${Math.round(100 * utilization)} % busy, `;
+  return `${busy}${bytes(used)} of ${bytes(total)}`;
+}
+
 function showNetwork(status) {
   const rows = [
     ["Addresses", status.addresses?.length ? status.addresses.map((address) => el("code", null, address)) : "none yet"],
@@ -185,6 +190,7 @@ function showNetwork(status) {
     ["Pool", status.pool ? counts(status.pool) : "–"],
     ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
     ["Memory", bytes(status.process?.memory_bytes)],
+    ...(status.gpu ? [["GPU", gpu(status.gpu)]] : []),
   ];
   show(find("network"), el("h3", null, "Network"),
     el("dl", { class: "rows" }, rows.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told)))));

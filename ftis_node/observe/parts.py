@@ -1,0 +1,141 @@
+"""A log that grows for ever, in parts: the present file, and older ones beside it, numbered and compressed.
+
+``metrics.jsonl`` becomes ``metrics-00000001.jsonl`` by one rename, and that ``metrics-00000001.jsonl.gz`` by another,
+so at every moment each line is in one part, whatever is killed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from ftis_node.files import end_of, sync
+
+PART_BYTES = 8 << 20  # of the present file, before it becomes a part
+LEVEL = 6
+DAMAGED = (OSError, EOFError, zlib.error)  # what reading a compressed part may raise
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """An older part; it never changes, but for being compressed or dropped."""
+
+    number: int
+    path: Path
+
+    def open(self) -> IO[bytes]:
+        """Raises FileNotFoundError if it has been dropped."""
+        if self.path.suffix != ".gz":
+            with suppress(FileNotFoundError):  # compressed meanwhile
+                return self.path.open("rb")
+        return cast(IO[bytes], gzip.open(_compressed(self.path), "rb"))
+
+    def length(self) -> int:
+        """In bytes, uncompressed (of a compressed one modulo 4 GiB, RFC 1952, 2.3.1); 0 if it cannot be read."""
+        with suppress(OSError), self.path.open("rb") as file:
+            if self.path.suffix != ".gz":
+                return file.seek(0, os.SEEK_END)
+            file.seek(-4, os.SEEK_END)
+            return int.from_bytes(file.read(4), "little")
+        return 0
+
+
+def older_parts(path: Path) -> list[Part]:
+    """The parts beside a log, oldest first."""
+    name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix)}(?:\.gz)?")
+    found: dict[int, Path] = {}
+    for entry in path.parent.iterdir() if path.parent.is_dir() else ():
+        if (told := name.fullmatch(entry.name)) and (entry.suffix == ".gz" or int(told[1]) not in found):
+            found[int(told[1])] = entry
+    return sorted(Part(number, entry) for number, entry in found.items())
+
+
+def opened(path: Path) -> tuple[list[Part], IO[bytes] | None]:
+    """The older parts and the present file, as they were at one moment; None if there is no present file."""
+    while True:
+        try:
+            present = path.open("rb")
+        except (FileNotFoundError, NotADirectoryError):
+            older = older_parts(path)
+            if not path.exists():
+                return older, None
+            continue
+        older = older_parts(path)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(present.fileno()), path.stat()):
+                return older, present
+        present.close()  # it has become a part meanwhile
+
+
+def every_line(path: Path) -> Iterator[bytes]:
+    """All lines, oldest first; the last one may be cut short. A part that is damaged ends where it is."""
+    older, present = opened(path)
+    for part in older:
+        try:
+            with part.open() as file:
+                yield from file
+        except FileNotFoundError:
+            continue
+        except DAMAGED as error:
+            logger.warning("%s is damaged (%s): what comes after that in it is left out.", part.path, error)
+    if present is not None:
+        with present:
+            yield from present
+
+
+def end_of_parts(path: Path, size: int) -> bytes:
+    """About the last `size` bytes in whole lines, of older parts too where the present file is shorter."""
+    older, present = opened(path)
+    data = b""
+    if present is not None:
+        with present:
+            data = end_of(present, size)
+    while older and len(data) < size:
+        with suppress(*DAMAGED), older.pop().open() as file:
+            data = end_of(file, size - len(data)) + data
+    return data
+
+
+def compress(path: Path) -> None:
+    """Compresses the older parts that are not yet; what a kill left half done is done again.
+
+    Raises:
+        OSError: the disk is full; then they stay as they are.
+    """
+    for leftover in path.parent.glob(f"{path.stem}-*{path.suffix}.gz.partial"):
+        leftover.unlink(missing_ok=True)
+    for plain in path.parent.glob(f"{path.stem}-*{path.suffix}"):
+        final = _compressed(plain)
+        if not final.exists():
+            partial = final.with_name(f"{final.name}.partial")
+            with plain.open("rb") as source, gzip.open(partial, "wb", LEVEL) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            sync(partial)
+            partial.rename(final)
+            sync(final.parent)
+        plain.unlink()
+
+
+def drop_oldest(path: Path, most: int) -> None:
+    """Drops the oldest parts until all take at most so many bytes; the latest stays: it tells how many there were."""
+    parts = older_parts(path)
+    sizes = [part.path.stat().st_size for part in parts]
+    for place, part in enumerate(parts[:-1]):
+        if sum(sizes[place:]) <= most:
+            return
+        part.path.unlink(missing_ok=True)
+
+
+def _compressed(plain: Path) -> Path:
+    return plain if plain.suffix == ".gz" else plain.with_name(f"{plain.name}.gz")

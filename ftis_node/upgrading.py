@@ -1,0 +1,98 @@
+"""What a home remembers beside its checkpoints, and homes of older versions: what becomes of them at the next start."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftis_node.files import replace_text
+from ftis_node.joining import JoinOptions
+from ftis_node.observe.metrics import read_events
+from ftis_node.store.home import Home
+from ftis_node.store.migrations import Schema
+
+_FILES = ("data", "eval_data")
+
+logger = logging.getLogger(__name__)
+
+
+def upgrade(home: Home) -> None:
+    """Brings an open home up to date. What a kill cuts short is done again at the next start.
+
+    Raises:
+        UserError: a newer version wrote it.
+    """
+    steps = HOME.pending(f"The home {home.path}", found := _schema(home))
+    for step in steps:
+        step(home)
+    if steps:  # last: until then all of it is done again
+        replace_text(home.schema, json.dumps({"schema": HOME.newest}), durable=True)
+        if home.run_file.exists():
+            logger.info("The home %s was brought from schema %s to %d.", home.path, found, HOME.newest)
+
+
+def _schema(home: Home) -> Any:
+    """Its number; the first homes had none."""
+    try:
+        return json.loads(home.schema.read_text(encoding="utf-8"))["schema"]
+    except FileNotFoundError:
+        return 1
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+# --- the task's files -------------------------------------------------------------------------------------------------
+
+
+def remember_files(home: Home, options: JoinOptions, task: str) -> None:
+    """Writes down which files the task was read from, for starts that do not name them."""
+    files = options.files()
+    if files["data"] is None and task.endswith(".jsonl"):
+        files["data"] = str(Path(task).resolve())
+    if any(files.values()):
+        _write(home, files)
+
+
+def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
+    """The options with the files of an earlier start where they name none; a task that is named may be a file."""
+    kept = {name: Path(path) for name, path in _read(home).items()}
+    if options.task is not None and options.task.endswith(".jsonl"):
+        kept.pop("data", None)
+    return replace(options, data=options.data or kept.get("data"), eval_data=options.eval_data or kept.get("eval_data"))
+
+
+def _from_log(home: Home) -> None:
+    """Schema 1 had them in the events of its starts alone, the latest of which tells where they lie; a task's file that
+    was not named lay where the node was started."""
+    if home.task_files.exists():
+        return
+    started = read_events(home.metrics, "started")
+    if not started:
+        return
+    last = started[-1]
+    files = {name: last.get(name) for name in _FILES}
+    if files["data"] is None and str(last.get("task", "")).endswith(".jsonl"):
+        files["data"] = str(Path(str(last.get("directory", ""))) / last["task"])
+    _write(home, files)
+
+
+def _write(home: Home, files: dict[str, Any]) -> None:
+    replace_text(home.task_files, json.dumps(files), durable=True)
+
+
+def _read(home: Home) -> dict[str, str]:
+    """Nothing where there is nothing, or something else."""
+    try:
+        kept = json.loads(home.task_files.read_text(encoding="utf-8"))
+        return {name: kept[name] for name in _FILES if isinstance(kept.get(name), str)}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError):
+        logger.warning("%s cannot be read; name the task's files again, if it does not find them.", home.task_files)
+        return {}
+
+
+HOME = Schema[Home]({1: _from_log})

@@ -1,0 +1,62 @@
+"""What a node says of its GPU. There is none where these tests run: they show that nothing depends on one."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ftis_node import compute
+from ftis_node.compute import ComputeProcess
+from ftis_node.joining import JoinOptions
+from ftis_node.observe.live import gpu_line, node_view
+from ftis_node.store.home import Home
+from ftis_node.worker.client import WorkerDied
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.gpu import gpu_figures
+from tests.helpers_models import arithmetic_settings
+from tests.test_prometheus import JOINING, TRAINING
+
+BUSY: dict[str, Any] = TRAINING["gpu"]
+
+
+def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none() -> None:
+    assert gpu_figures(torch.device("cpu")) is None
+    assert gpu_figures(torch.device("cuda:99")) is None
+    engine = Engine()
+    engine.load(arithmetic_settings(), "arithmetic", None, None)
+    assert engine.gpu() == {"gpu": None}
+
+
+def test_a_person_reads_how_busy_it_is_where_that_is_known() -> None:
+    assert gpu_line(BUSY) == "75% busy, 12.0 of 24.0 GB, 9.0 in tensors"
+    assert gpu_line(BUSY | {"utilization": None}) == "12.0 of 24.0 GB, 9.0 in tensors"
+
+
+def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:
+    for status, shown in ((TRAINING, True), (JOINING, False)):
+        console = Console(record=True, width=80, file=io.StringIO())
+        console.print(node_view(status))
+        assert ("12.0 of 24.0 GB" in console.export_text()) == shown
+
+
+async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(compute, "GPU_SECONDS", 0.0)
+    seen: list[dict[str, Any] | None] = []
+    process = ComputeProcess(JoinOptions(tmp_path), Home(tmp_path), lambda: None)
+
+    class Worker:
+        pid = None
+
+        async def call(self, op: str) -> dict[str, Any]:
+            seen.append(process.status()["gpu"])
+            if len(seen) == 3:
+                raise WorkerDied("It is gone.")
+            return {"gpu": BUSY}
+
+    await asyncio.wait_for(process._watch(Worker()), 10)  # type: ignore[arg-type]
+    assert seen == [None, BUSY, BUSY] and process.status()["gpu"] is None

@@ -1,0 +1,259 @@
+"""Homes of older versions go on; homes of newer ones are left as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftis_node import upgrading
+from ftis_node.errors import FtisError, UserError
+from ftis_node.joining import JoinOptions
+from ftis_node.node import Node
+from ftis_node.settings import collect
+from ftis_node.store import checkpoints as checkpoints_module
+from ftis_node.store import packets as packets_module
+from ftis_node.store.checkpoints import Checkpoints, newest_facts
+from ftis_node.store.home import Home
+from ftis_node.store.migrations import Schema
+from ftis_node.store.packets import PacketStore, StoredPackets
+from ftis_node.upgrading import remember_files, upgrade, with_remembered
+from tests.old_home import write_checkpoint, write_database
+
+RUN = bytes(16)
+NEWER = "newer version wrote it: upgrade ftis-node"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path / "home")
+    made.open()
+    yield made
+    made.close()
+
+
+def started(**facts: Any) -> str:
+    line = {
+        "event": "started",
+        "step": 0,
+        "directory": "/where/it/was",
+        "data": None,
+        "eval_data": None,
+        "task": "gsm8k",
+    }
+    return json.dumps({"time": 1.0, **line, **facts}) + "\n"
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def schema_of(path: Path) -> int:
+    db = sqlite3.connect(path)
+    found = int(db.execute("PRAGMA user_version").fetchone()[0])
+    db.close()
+    return found
+
+
+# --- the home ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_home_has_the_newest_schema(home: Home) -> None:
+    upgrade(home)
+    assert json.loads(home.schema.read_text()) == {"schema": 2} and not home.task_files.exists()
+    before = contents(home.path)
+    upgrade(home)
+    assert contents(home.path) == before
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"task": "rows.jsonl"}, {"data": "/where/it/was/rows.jsonl", "eval_data": None}),
+        (
+            {"task": "/at/rows.jsonl", "eval_data": "/at/e.jsonl"},
+            {"data": "/at/rows.jsonl", "eval_data": "/at/e.jsonl"},
+        ),
+        ({"task": "rows.jsonl", "data": "/my/copy.jsonl"}, {"data": "/my/copy.jsonl", "eval_data": None}),
+        ({"task": "gsm8k"}, {"data": None, "eval_data": None}),
+    ],
+)
+def test_an_old_home_remembers_the_files_of_its_last_start(
+    home: Home, facts: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    home.metrics.write_text(started(task="rows.jsonl", data="/older.jsonl") + '{"event": "step"}\n' + started(**facts))
+    upgrade(home)
+    assert json.loads(home.task_files.read_text()) == expected
+    remembered = with_remembered(JoinOptions(home.path), home)
+    assert remembered.files() == expected
+
+
+@pytest.mark.parametrize("stage", ["before", "between", "after"])
+def test_a_kill_while_a_home_is_upgraded_leaves_one_that_the_next_start_upgrades(
+    home: Home, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    home.metrics.write_text(started(task="rows.jsonl"))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
+        if stage == "before":
+            kill.setattr(upgrading, "read_events", killed)
+        elif stage == "between":
+            kill.setattr(upgrading, "HOME", Schema[Home]({**upgrading.HOME.steps, 2: killed}))
+        else:
+            kill.setattr(
+                upgrading.json, "dumps", lambda it: killed() if "schema" in it else json.JSONEncoder().encode(it)
+            )
+        upgrade(home)
+    assert not home.schema.exists() and home.task_files.exists() == (stage != "before")
+    upgrade(home)
+    assert json.loads(home.schema.read_text()) == {"schema": 2}
+    assert json.loads(home.task_files.read_text())["data"] == "/where/it/was/rows.jsonl"
+
+
+@pytest.mark.parametrize("text", ['{"schema": 3}', '{"schema": "2"}', '{"schema": true}', "{}", "", "[]"])
+def test_a_home_of_a_newer_version_is_left_as_it_is(home: Home, text: str) -> None:
+    home.schema.write_text(text)
+    before = contents(home.path)
+    with pytest.raises(UserError, match="knows 1 to 2") as refused:
+        upgrade(home)
+    assert "pgrade ftis-node" in refused.value.fix and contents(home.path) == before
+
+
+# --- the task's files -------------------------------------------------------------------------------------------------
+
+
+def test_files_that_were_named_once_are_found_from_anywhere(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    remember_files(home, JoinOptions(home.path, data=Path("copy.jsonl"), eval_data=Path("e.jsonl")), "rows.jsonl")
+    monkeypatch.chdir("/")
+    found = with_remembered(JoinOptions(home.path), home)
+    assert (found.data, found.eval_data) == (tmp_path / "copy.jsonl", tmp_path / "e.jsonl")
+    other = with_remembered(JoinOptions(home.path, data=Path("/moved.jsonl")), home)
+    assert (other.data, other.eval_data) == (Path("/moved.jsonl"), tmp_path / "e.jsonl"), "what is named comes first"
+    named = with_remembered(JoinOptions(home.path, task="/moved.jsonl"), home)
+    assert named.data is None, "the task's name is the file"
+
+
+def test_a_task_that_is_a_file_is_remembered_by_where_it_lies(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    remember_files(home, JoinOptions(home.path, task="rows.jsonl"), "rows.jsonl")
+    assert with_remembered(JoinOptions(home.path), home).data == tmp_path / "rows.jsonl"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"data": 7}', "\x00"])
+def test_a_damaged_memory_of_files_is_none(home: Home, text: str) -> None:
+    home.task_files.write_text(text)
+    assert with_remembered(JoinOptions(home.path), home) == JoinOptions(home.path)
+
+
+# --- packets ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_old_database_goes_on_with_its_rounds_and_packets(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    write_database(path, RUN)
+    old = StoredPackets(path)
+    assert old.read(bytes([1]) * 32) == (b"author", bytes(10)), "a replay reads it as it is"
+    old.close()
+    assert schema_of(path) == 1
+    store = PacketStore(path, RUN, quota_bytes=25)
+    assert not store.holds(bytes(32)) and store.holds(bytes([2]) * 32), "the oldest made room"
+    assert store.next_round() == 7
+    plan = store._db.execute("EXPLAIN QUERY PLAN SELECT sum(size) FROM packets").fetchall()
+    store.close()
+    assert "packets_by_age" in str(plan), "packets are not read to know how much there is"
+    assert schema_of(path) == 2
+
+
+def test_a_kill_while_a_database_is_upgraded_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.sqlite"
+    write_database(path, RUN)
+
+    def killed(db: sqlite3.Connection) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
+        kill.setattr(packets_module, "SCHEMA", Schema({**packets_module.SCHEMA.steps, 2: killed}))
+        PacketStore(path, RUN, 1 << 20)
+    assert schema_of(path) == 1
+    store = PacketStore(path, RUN, 1 << 20)
+    assert store.next_round() == 7
+    store.close()
+    assert schema_of(path) == 2
+
+
+def test_a_database_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    write_database(path, RUN)
+    db = sqlite3.connect(path)
+    db.executescript("PRAGMA user_version = 0; DROP TABLE seen;")
+    db.close()
+    store = PacketStore(path, RUN, 1 << 20)
+    assert store.next_round() == 7 and not store.seen(b"author", 1, 1)
+    store.close()
+
+
+@pytest.mark.parametrize("opening", [lambda path: PacketStore(path, RUN, 1 << 20), StoredPackets])
+def test_a_database_of_a_newer_version_is_left_as_it_is(tmp_path: Path, opening: Any) -> None:
+    path = tmp_path / "store.sqlite"
+    write_database(path, RUN)
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 3")
+    db.close()
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=NEWER):
+        opening(path)
+    assert contents(tmp_path) == before
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_an_old_checkpoint_is_read_as_a_new_one_and_not_written(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step-00000003", {"model": "tiny-a (full)"})
+    before = contents(tmp_path)
+    wanted = {"model": "tiny-a (full)", "optimiser": "adamw"}
+    assert Checkpoints(tmp_path).latest() == (tmp_path / "step-00000003", wanted)
+    assert newest_facts(tmp_path) == wanted and contents(tmp_path) == before
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_and_not_called_damaged(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step-00000002", {})
+    write_checkpoint(tmp_path / "step-00000003", {}, schema=checkpoints_module.SCHEMA.newest + 1)
+    before = contents(tmp_path)
+    for look in (Checkpoints(tmp_path).latest, lambda: newest_facts(tmp_path)):
+        with pytest.raises(UserError, match=NEWER):
+            look()
+    assert contents(tmp_path) == before
+
+
+# --- a start ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_upgrades_and_finds_its_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to where it would open the network."""
+
+    def far_enough(_: Home) -> Path:
+        raise FtisError("so far")
+
+    monkeypatch.setattr(Home, "make_runtime", far_enough)
+    (tmp_path / "metrics.jsonl").write_text(started(task="rows.jsonl"))
+    node = Node(JoinOptions(tmp_path), lambda task: collect(task=task, flags={"model": "tiny-a"})[0])
+    with pytest.raises(FtisError, match="so far"):
+        asyncio.run(node.run())
+    assert node.options.data == node._compute.options.data == Path("/where/it/was/rows.jsonl")
+    assert json.loads((tmp_path / "home.json").read_text()) == {"schema": 2}
