@@ -35,7 +35,8 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "Packets alone may take … MB (…), but the home no more than … GB (…).",
             "Peers (…) and the page (…) cannot both have the port ….",
             "The optimiser adamw8bit (…) needs a GPU, but the device is cpu.",
-            "The … … is no IP address (…).",
+            "The host … is no IP address (…).",
+            "The http_host … is neither an IP address nor a name (…).",
             "announce (…) tells others where to dial, but listen is false (…).",
             "own_share = 0 (…) generates nothing, and … (…) learns from own samples",
             "vram_gb (…) and vram_share (…) both limit the memory.",
@@ -156,7 +157,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_errors_within.py::test_one_key_is_one_node": {
-        "node.py": ("Another node with the key of … is running somewhere: ….",),
+        "swarm/handshake.py": ("Another node with the key of … is running somewhere: ….",),
     },
     "test_errors_within.py::test_packets_that_cannot_be_read": {
         "store/packets.py": ("The database … cannot be read: ….",),
