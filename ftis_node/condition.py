@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftis_node.swarm.membership import Reachability
+from ftis_node.text import rounded
 
 FAULT_SECONDS = 600.0  # for so long after the compute process failed a node calls itself degraded
 IDLE_STEPS = 10
@@ -110,8 +111,8 @@ def _disk(signs: Signs) -> _Trouble:
     if signs.free_bytes is None or signs.free_bytes >= signs.checkpoint_bytes:
         return None
     return (
-        f"The disk of the home has {megabytes(signs.free_bytes)} left, and the next checkpoint takes "
-        f"{megabytes(signs.checkpoint_bytes)}.",
+        f"The disk of the home has {rounded(signs.free_bytes)} left, and the next checkpoint takes "
+        f"{rounded(signs.checkpoint_bytes)}.",
         "Make room on it; the node ends when a checkpoint cannot be written, and goes on from the one before.",
     )
 
@@ -163,8 +164,3 @@ def _own(signs: Signs) -> _Trouble:
 
 
 _TROUBLES: Iterable[Callable[[Signs], _Trouble]] = (_stall, _network, _disk, _faults, _numbers, _signal, _own)
-
-
-def megabytes(size: int) -> str:
-    """A size for people: ``12 MB``, ``3.4 GB``."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -18,7 +18,6 @@ from ftis_node.policy.geometry import geometry
 from ftis_node.policy.hub import ask_hub, described
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.memory import Workload
-from ftis_node.policy.plan import GB
 from ftis_node.policy.tokenizer import end_ids, fingerprint
 from ftis_node.run import RUN_DEFAULTS, Run, RunFile, check_fit, check_named, refuse_horizontal, run_for
 from ftis_node.saving import LearnedSizes, refuse_other_model, settled
@@ -33,6 +32,7 @@ from ftis_node.swarm.transport import Transport
 from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.download import cache_dir, sha256_of
 from ftis_node.tasks.gsm8k import TRAIN
+from ftis_node.text import GB
 from ftis_node.upgrading import with_remembered
 from ftis_node.worker.engine import choose_objective
 from ftis_node.worker.planning import settle as plan_memory

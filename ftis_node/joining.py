@@ -28,6 +28,7 @@ from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.transport import Transport
+from ftis_node.text import GB, gigabytes
 from ftis_node.worker.client import Worker
 
 CHECKPOINTS = 3  # on disk while the third is written
@@ -109,13 +110,13 @@ def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
     packets = settings.packet_quota_mb << 20
     if settings.disk_gb is None:
         return Quotas(packets, OLDER_METRICS_BYTES)
-    room = round(settings.disk_gb * 1e9) - CHECKPOINTS * checkpoint_bytes - LOG_BYTES
+    room = round(settings.disk_gb * GB) - CHECKPOINTS * checkpoint_bytes - LOG_BYTES
     older = min(OLDER_METRICS_BYTES, room // 8)
     if room - older < LEAST_PACKETS:
         need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS * 8 // 7
         raise UsageError(
             f"The home may take {settings.disk_gb:g} GB on disk, but checkpoints, packets and logs need "
-            f"{need / 1e9:.1f} GB at least.",
+            f"{gigabytes(need)} at least.",
             "Give it more with --set disk_gb=…, or train LoRA layers, whose checkpoints are small.",
         )
     return Quotas(min(packets, room - older), older)

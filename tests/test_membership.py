@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ftis_node.run import Hints, Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
@@ -256,12 +257,12 @@ def test_who_is_at_home_in_a_network_dials_whom_others_name_there(own: dict[str,
 
 async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path) as (_, network):
-        alice._home = "public"
+        alice._at_home = Whereabouts("0.0.0.0")
         await network.connect(ALICE.author, alice.own_addresses)
         assert await alice.greet(BOB.author)
-        assert alice._home == "public", "that somebody has come says nothing"
+        assert not alice._at_home.reach(at(LOOPBACK, CAROL)), "that somebody has come says nothing"
         alice.trust([f"/dns4/localhost/tcp/4001/p2p/{BOB.peer_id}"])
-        assert alice._home == "public", "and a name neither"
+        assert not alice._at_home.reach(at(LOOPBACK, CAROL)), "and a name neither"
         assert await alice.greet(BOB.author)
         assert alice.hear([at(LOOPBACK, CAROL)], MALLORY.author)
 

@@ -26,10 +26,11 @@ from ftis_node.policy.memory import CONTEXT_BYTES, MOMENT_BYTES, Setup, Workload
 from ftis_node.policy.names import ALIASES
 from ftis_node.policy.packing import ATTENTION as PACKED
 from ftis_node.policy.packing import Prefixed
-from ftis_node.policy.plan import GB, MICRO_BATCH_TOKENS, Plan, Wishes, plan
+from ftis_node.policy.plan import MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.settings import Settings
+from ftis_node.text import GB
 from tests.helpers_models import tiny_tokenizer
 
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)

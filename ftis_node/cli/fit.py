@@ -13,9 +13,10 @@ import typer
 from ftis_node.cli.common import JsonOption, print_json
 from ftis_node.errors import UsageError
 from ftis_node.policy.memory import Workload
-from ftis_node.policy.plan import GB, Plan, Wishes, plan
+from ftis_node.policy.plan import Plan, Wishes, plan
 from ftis_node.settings import collect
 from ftis_node.tasks.task import CAPS
+from ftis_node.text import GB
 
 if TYPE_CHECKING:
     from ftis_node.policy.geometry import Geometry

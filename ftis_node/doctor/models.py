@@ -68,8 +68,8 @@ def memory(case: Case) -> Iterator[Finding]:
     from ftis_node.policy.geometry import geometry
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import choose_device
-    from ftis_node.policy.plan import GB
     from ftis_node.saving import LearnedSizes, settled
+    from ftis_node.text import GB
     from ftis_node.worker.planning import settle
 
     settings, home = case.settings, case.home

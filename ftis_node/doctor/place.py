@@ -17,10 +17,11 @@ from ftis_node.errors import UserError
 from ftis_node.files import bytes_under
 from ftis_node.joining import CHECKPOINTS, LOG_BYTES, quotas
 from ftis_node.policy.geometry import Geometry
-from ftis_node.policy.plan import GB, Plan
+from ftis_node.policy.plan import Plan
 from ftis_node.run import load_run_file
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import newest_facts, parse_label
+from ftis_node.text import gigabytes
 
 # SQLite's locks, and the home's own, cannot be relied on there.
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -101,8 +102,8 @@ def disk(case: Case) -> Iterator[Finding]:
     one = checkpoint_bytes(case.plan, case.shape) if case.plan is not None and case.shape is not None else 0
     checkpoints, quota = CHECKPOINTS * one, quotas(case.settings, one)
     need = max(0, quota.packets + checkpoints + LOG_BYTES + quota.older_metrics - there)
-    parts = f"{checkpoints / GB:.1f} GB of checkpoints, {quota.packets / GB:.1f} GB of packets"
-    text = f"{free / GB:.1f} GB are free on the home's disk; it may grow by {need / GB:.1f} GB ({parts})."
+    parts = f"{gigabytes(checkpoints)} of checkpoints, {gigabytes(quota.packets)} of packets"
+    text = f"{gigabytes(free)} are free on the home's disk; it may grow by {gigabytes(need)} ({parts})."
     if free < need:
         advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
         yield Finding("disk", "fail", text, advice)
@@ -113,7 +114,7 @@ def disk(case: Case) -> Iterator[Finding]:
         return
     cache = standing(Path(constants.HF_HUB_CACHE))
     free, need = shutil.disk_usage(cache).free, 2 * case.shape.parameters  # hub models are in bf16 as a rule
-    text = f"{free / GB:.1f} GB are free in {cache}; {case.settings.model} takes about {need / GB:.1f} GB there."
+    text = f"{gigabytes(free)} are free in {cache}; {case.settings.model} takes about {gigabytes(need)} there."
     if free < need:
         yield Finding("disk", "fail", text, "Make room there, or set HF_HOME to a folder on another disk.")
     else:

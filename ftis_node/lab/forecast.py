@@ -18,10 +18,11 @@ from ftis_node.lab.participant import generating
 from ftis_node.lab.spec import Member, TrialSpec, trials
 from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.memory import Device, Workload
-from ftis_node.policy.plan import GB, Plan, Wishes, plan
+from ftis_node.policy.plan import Plan, Wishes, plan
 from ftis_node.run import RUN_DEFAULTS
 from ftis_node.settings import Settings
 from ftis_node.tasks.task import CAPS
+from ftis_node.text import GB
 
 _MATRIX_SHARE, _BANDWIDTH_SHARE, _LENGTH_SHARE = 0.4, 0.6, 0.5
 _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis_node.observe.view import number, sparkline
-from ftis_node.text import escaped
+from ftis_node.text import GB, escaped, gigabytes
 
 _COLOURS = {
     "ONLINE": "green",
@@ -22,7 +22,6 @@ _COLOURS = {
     "DEGRADED": "red",
 }
 PEERS_SHOWN = 8
-GB = 1e9
 
 
 def node_view(
@@ -68,7 +67,7 @@ def duration(seconds: float) -> str:
 def gpu_line(gpu: dict[str, Any]) -> str:
     """What a GPU is at: how busy, where it tells, and its memory in use of what there is."""
     busy = gpu.get("utilization")
-    memory = f"{gpu['used_bytes'] / GB:.1f} of {gpu['total_bytes'] / GB:.1f} GB"
+    memory = f"{gpu['used_bytes'] / GB:.1f} of {gigabytes(gpu['total_bytes'])}"
     return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {gpu['allocated_bytes'] / GB:.1f} in tensors"
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import UsageError
 from ftis_node.policy.memory import Device, Dtype, Memory, OptimiserName, Setup, Workload, estimate
+from ftis_node.text import GB, gigabytes
 
 if TYPE_CHECKING:
     from ftis_node.policy.geometry import Geometry
 
-GB = 1 << 30  # as graphics cards are labelled
 
 # Sizes that choosing starts from; it only makes them smaller.
 MICRO_BATCH_TOKENS: dict[Device, int] = {"cpu": 2_048, "cuda": 16_384}  # on a CPU larger ones leave the caches
@@ -173,34 +173,34 @@ def _reasons(
         way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
         state = need.weights + need.master + need.gradients + need.optimiser
         yield (
-            f"LoRA, because {_inner(way)} needs {_gb(need.total)} and there are {_gb(budget)}: "
-            f"{_gb(state)} are weights, gradients and optimiser state of every parameter."
+            f"LoRA, because {_inner(way)} needs {gigabytes(need.total)} and there are {gigabytes(budget)}: "
+            f"{gigabytes(state)} are weights, gradients and optimiser state of every parameter."
         )
     else:
-        yield f"Full training fits: it needs {_gb(memory.total)} of {_gb(budget)}."
+        yield f"Full training fits: it needs {gigabytes(memory.total)} of {gigabytes(budget)}."
     if tried:
-        yield f"Too large: {'; '.join(f'{_inner(way)}, {_gb(need.total)}' for way, need in tried)}."
+        yield f"Too large: {'; '.join(f'{_inner(way)}, {gigabytes(need.total)}' for way, need in tried)}."
     if setup.gradient_checkpointing and wishes.gradient_checkpointing is None:
         plain = next(need for way, need in full_size if way.lora == setup.lora and not way.gradient_checkpointing)
         yield (
             f"Gradient checkpointing, because {full_size[0][0].micro_batch_tokens:,} tokens would keep "
-            f"{_gb(plain.activations)} of activations without it."
+            f"{gigabytes(plain.activations)} of activations without it."
         )
     wanted = full_size[-1][0]
     if setup.micro_batch_tokens < wanted.micro_batch_tokens:
         yield (
             f"Micro-batches of {setup.micro_batch_tokens:,} tokens, because training on "
-            f"{wanted.micro_batch_tokens:,} needs {_gb(full_size[-1][1].training)}; the step stays the same."
+            f"{wanted.micro_batch_tokens:,} needs {gigabytes(full_size[-1][1].training)}; the step stays the same."
         )
     if setup.generation_batch < wanted.generation_batch:
         yield (
             f"{setup.generation_batch} completions at a time, because generating {wanted.generation_batch} needs "
-            f"{_gb(full_size[-1][1].generating)}."
+            f"{gigabytes(full_size[-1][1].generating)}."
         )
     if memory.total > budget:
         yield (
-            f"Nothing that is allowed fits in {_gb(budget)}: the smallest needs {_gb(memory.training)} to train and "
-            f"{_gb(memory.generating)} to generate, so {math.ceil(memory.total / GB)} GB would do."
+            f"Nothing that is allowed fits in {gigabytes(budget)}: the smallest needs {gigabytes(memory.training)} to "
+            f"train and {gigabytes(memory.generating)} to generate, so {math.ceil(memory.total / GB)} GB would do."
         )
 
 
@@ -213,7 +213,3 @@ def _label(setup: Setup) -> str:
 def _inner(setup: Setup) -> str:
     """The label within a sentence."""
     return _label(setup).replace("Full", "full")
-
-
-def _gb(size: int) -> str:
-    return f"{size / GB:.1f} GB"

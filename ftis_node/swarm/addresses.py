@@ -70,6 +70,27 @@ def wider(one: Scope, other: Scope) -> bool:
     return SCOPES.index(one) <= SCOPES.index(other)
 
 
+class Whereabouts:
+    """Where a node is at home: in the narrowest network that its owner's word puts it in, and in every wider one. At
+    the word of others it dials within that only."""
+
+    def __init__(self, host: str, addresses: Iterable[str] = ()) -> None:
+        """
+        Args:
+            host: that it listens on; addresses: that its owner named.
+        """
+        self._narrowest = scope_of_host(host)
+        self.add(addresses)
+
+    def add(self, addresses: Iterable[str]) -> None:
+        """It is where these are, too."""
+        self._narrowest = max(self._narrowest, narrowest(addresses), key=SCOPES.index)
+
+    def reach(self, address: str) -> bool:
+        """Whether a dial of this address stays where the node is at home."""
+        return wider(dialled(address), self._narrowest)
+
+
 def network_of(addresses: Iterable[str]) -> str:
     """The network of the first address: its /24 of IPv4, its /48 of IPv6, else what it names; "" without any."""
     for address in addresses:

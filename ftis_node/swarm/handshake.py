@@ -16,7 +16,7 @@ import ftis_node
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.run import Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import SCOPES, dialled, narrowest, parse_address, scope_of_host, wider
+from ftis_node.swarm.addresses import Whereabouts, parse_address
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.p2pd import Listening
@@ -60,8 +60,8 @@ async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], s
                 *(_where_is(scout, own, text) for text in bootstraps), return_exceptions=True
             )
             told = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
-            home = max(scope_of_host(how.host), narrowest(bootstraps), key=SCOPES.index)
-            await scout.connect(own, [text for text in told[:MAX_ADDRESSES] if wider(dialled(text), home)])
+            at_home = Whereabouts(how.host, bootstraps)
+            await scout.connect(own, list(filter(at_home.reach, told[:MAX_ADDRESSES])))
             return True
     except (Unreachable, TimeoutError):
         return False  # nobody knows it, or it is gone

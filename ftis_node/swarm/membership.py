@@ -18,14 +18,10 @@ from ftis_node.files import replace_text
 from ftis_node.run import RunFile, dump_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import (
-    Scope,
-    dialled,
+    Whereabouts,
     is_relayed,
-    narrowest,
     network_of,
     ranked,
-    scope_of_host,
-    wider,
 )
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
@@ -108,21 +104,15 @@ class Membership:
         self._dials = Budgets(time.monotonic, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
         self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
-        self._home: Scope = scope_of_host(transport.listening.host)  # the narrowest where it dials
-        self._at_home((*transport.listening.announce, *transport.listening.relays))
+        how = transport.listening
+        self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
 
     def trust(self, addresses: Iterable[str]) -> None:
         """These are this node's owner's: wherever they lead, it dials them, and others in such networks."""
         self._trusted = frozenset(addresses)
         self._owners = frozenset(map(peer_at, self._trusted))
-        self._at_home(self._trusted)
-
-    def _at_home(self, addresses: Iterable[str]) -> None:
-        """This node is where these are, by its owner's word."""
-        place = narrowest(addresses)
-        if wider(self._home, place):
-            self._home = place
+        self._at_home.add(self._trusted)
 
     async def refresh_addresses(self) -> list[str]:
         """Asks p2pd again where this node may be dialled; while it does not answer, what it said last stands."""
@@ -140,7 +130,7 @@ class Membership:
     async def _look_where(self, peer: bytes) -> None:
         """The owner named this peer, perhaps by a host's name; where the connection leads, this node is at home."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
-            self._at_home((await self._transport.neighbours()).get(peer, ()))
+            self._at_home.add((await self._transport.neighbours()).get(peer, ()))
 
     def reachability(self) -> Reachability:
         """How others get at this node, by evidence."""
@@ -180,7 +170,7 @@ class Membership:
         return news
 
     def _may_dial(self, address: str) -> bool:
-        return address in self._trusted or wider(dialled(address), self._home)
+        return address in self._trusted or self._at_home.reach(address)
 
     def _to_dial(self, peer: bytes) -> list[str]:
         """Of the addresses that were heard of a peer those that are dialled now, which is counted."""
@@ -303,7 +293,7 @@ class Membership:
                 cached = json.loads(self._cache.read_text())
                 if isinstance(cached, list):
                     addresses = [text for text in cached if isinstance(text, str)]
-                    self._at_home(addresses)
+                    self._at_home.add(addresses)
                     self.hear(addresses)
 
     def save_cache(self) -> None:

@@ -13,8 +13,9 @@ import torch
 from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.load import choose_device
 from ftis_node.policy.memory import Workload
-from ftis_node.policy.plan import GB, Plan, Wishes, plan
+from ftis_node.policy.plan import Plan, Wishes, plan
 from ftis_node.settings import Settings
+from ftis_node.text import GB
 
 # What of the memory that is free now may be planned with, where the settings name no limit.
 CPU_SHARE = 0.8

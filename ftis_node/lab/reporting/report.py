@@ -54,10 +54,11 @@ def write_report(out: Path, destination: Path | None = None, *, small: bool = Fa
     _head(results, book)
     _claims(findings, results, book)
     grid = attacks.attacked(results, book)  # which is too large to be shown cell by cell
-    if not grid:
+    if grid:
+        outcomes.finals(results, book, drawn=False)
+    else:
         outcomes.curves(results, book)
-    outcomes.finals(results, book, drawn=not grid)
-    if not grid:
+        outcomes.finals(results, book, drawn=True)
         outcomes.differences(results, book)
         outcomes.gains(results, book)
         foreign = training.Foreign(results)
