@@ -142,6 +142,11 @@ class ComputeProcess:
             "gpu": self.gpu,
         }
 
+    def owing(self, limit: float) -> float:
+        """Seconds for which it has owed an answer, 0 if they are no more than `limit`."""
+        owed = self.worker.owing_seconds()
+        return owed if owed > limit else 0.0
+
     def faults(self, seconds: float) -> tuple[str, ...]:
         """What it failed with in the last so many seconds, the latest last."""
         return tuple(what for when, what in self._faults if time.monotonic() - when < seconds)

@@ -46,6 +46,7 @@ class Signs:
     faults          what the compute process failed with lately, the latest last
     bad_steps       in a row without a finite gradient
     idle_steps      in a row that changed nothing
+    stalled         seconds for which the compute process has owed an answer, if those are too many, else 0
     own_refused     whether some of the latest round of this node's own groups were unsound
     """
 
@@ -58,6 +59,7 @@ class Signs:
     faults: tuple[str, ...] = field(default=())
     bad_steps: int = 0
     idle_steps: int = 0
+    stalled: float = 0.0
     own_refused: bool = False
 
 
@@ -124,6 +126,15 @@ def _faults(signs: Signs) -> _Trouble:
     )
 
 
+def _stall(signs: Signs) -> _Trouble:
+    if not signs.stalled:
+        return None
+    return (
+        f"The compute process has owed an answer for {signs.stalled:.0f} s.",
+        "If this machine needs that long, raise stall_seconds; else restart the node: it goes on from its checkpoint.",
+    )
+
+
 def _numbers(signs: Signs) -> _Trouble:
     if not signs.bad_steps:
         return None
@@ -151,7 +162,7 @@ def _own(signs: Signs) -> _Trouble:
     )
 
 
-_TROUBLES: Iterable[Callable[[Signs], _Trouble]] = (_network, _disk, _faults, _numbers, _signal, _own)
+_TROUBLES: Iterable[Callable[[Signs], _Trouble]] = (_stall, _network, _disk, _faults, _numbers, _signal, _own)
 
 
 def megabytes(size: int) -> str:

@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """What `ftis-node join` was told, beside the settings. output: a file for what its processes print, else stderr."""
+    """What `ftis-node join` was told, beside the settings. paused: it starts so; output: a file for what its processes
+    print, else stderr."""
 
     home: Path
     task: str | None = None
@@ -50,6 +51,7 @@ class JoinOptions:
     peers: tuple[str, ...] = ()
     run: Path | None = None
     name: str = ""
+    paused: bool = False
     output: Path | None = None
 
     def files(self) -> dict[str, str | None]:

@@ -22,6 +22,7 @@ from ftis_node.files import replace_text
 from ftis_node.joining import JoinOptions, Rooms, check_peers, find_run, furnish, go_on_from, refill_pool
 from ftis_node.observe.api import Api
 from ftis_node.observe.metrics import read_events
+from ftis_node.observe.notify import Notifier
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
 from ftis_node.page import invitation, start_page
@@ -30,7 +31,7 @@ from ftis_node.run import RunFile, check_fit, dump_run_file, refuse_horizontal, 
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.swarm.handshake import somebody_else
+from ftis_node.swarm.handshake import refuse_a_twin
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.transport import Transport
@@ -42,7 +43,6 @@ logger = logging.getLogger(__name__)
 # After a request to stop, the running step has so long to end, and then the last checkpoint and evaluation.
 GRACE_SECONDS = 12.0
 FINISH_SECONDS = 13.0
-DUPLICATE_SECONDS = 5.0
 CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations that the status tells, and where they are looked for after a start
 
 
@@ -62,7 +62,7 @@ class Node:
         self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
         self._told = State.LOADING
         self._stopping = asyncio.Event()
-        self._finishing = self._pausing = False
+        self._finishing, self._pausing = False, options.paused
         self._called = asyncio.Event()  # while it rests: to resume, finish or stop
         self._exit_code = 0
         self._deadline = 0.0  # by which it must have ended, once it is stopping
@@ -215,11 +215,7 @@ class Node:
         """p2pd and the local API, which tells from here on what the node is doing."""
         self._runtime = runtime = self.home.make_runtime()
         listening = listening_of(self.settings, self.home.key, runtime)
-        if bootstraps and await somebody_else(listening, identity.author, bootstraps, DUPLICATE_SECONDS):
-            raise UserError(
-                f"Another node with the key of {self.home.path} is running somewhere: {identity.peer_id}.",
-                "Stop that one first, or give this one a --home of its own.",
-            )
+        await refuse_a_twin(listening, identity, bootstraps, self.home.path)
         self._transport = transport = await Transport.start(listening, self._note_p2pd)
         self._stack.push_async_callback(transport.close)
         with contextlib.suppress(Exception):  # hivemind raises anything; a loaded machine answers later
@@ -237,7 +233,12 @@ class Node:
         )
         if self._page is not None:
             self._stack.push_async_callback(self._page.close)
+        watching = Notifier().start(lambda: f"{self.condition().state}: {self.condition().reason}", self._stalled)
+        self._stack.callback(watching.cancel)
         return transport
+
+    def _stalled(self) -> float:
+        return self._compute.owing(self.settings.stall_seconds)
 
     def _note_p2pd(self, pid: int) -> None:
         self._p2pd = pid
@@ -449,6 +450,7 @@ class Node:
             free_bytes=None if self._rooms.saving.writing else shutil.disk_usage(self.home.path).free,
             checkpoint_bytes=self._rooms.saving.next_bytes(),
             faults=self._compute.faults(FAULT_SECONDS),
+            stalled=self._stalled(),
             bad_steps=last.get("bad_steps", 0),
             idle_steps=self._rooms.stepper.idle_steps,
             own_refused=self._rooms.stepper.own_unsound,
@@ -478,6 +480,7 @@ class Node:
             "state": now.state,
             "reason": now.reason,
             "advice": now.advice,
+            "stalled": self._stalled() > 0,
             "pausing": self._pausing,
             "finishing": self._finishing,
             "model": self.settings.model,

@@ -155,6 +155,8 @@ class Settings(BaseModel):
     """[peers] To wait for before the first step; a node's view has 64 at most."""
     patience: float = Field(20.0, ge=0)
     """[s] For which peers are asked for the run at the first start."""
+    stall_seconds: float = Field(7200.0, gt=0)
+    """[s] For which the compute process may owe an answer; then it is stalled, and watchdogs act."""
     max_age: float = Field(600.0, gt=0)
     """[s] After which a foreign group is too old to train on."""
     packet_quota_mb: int = Field(1024, ge=1)

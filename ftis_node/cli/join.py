@@ -94,6 +94,9 @@ def join(
     view: Annotated[
         bool | None, typer.Option("--view/--no-view", help="The live view; default: if this is a terminal.")
     ] = None,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Serve the run and peers, and train nothing until `resume`: a bootstrap.")
+    ] = False,
     background: Annotated[
         bool, typer.Option("--detach", help="In the background; returns when the model is loaded.")
     ] = False,
@@ -161,6 +164,7 @@ def join(
         peers=addresses_in(peers),
         run=run,
         name=name,
+        paused=paused,
         output=begin_output(home) if shown and not dry_run else None,
     )
     if dry_run:

@@ -14,6 +14,20 @@ from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, print_jso
 app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is that node.")
 
 
+@app.command("new")
+def new(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
+    """Prints the peer id of a home, and first makes its key if it has none: for a run file, before a node starts."""
+    from ftis_node.store.home import Home
+    from ftis_node.swarm.identity import Identity
+
+    place = Home(home.expanduser())
+    identity = Identity.load_or_create(place.key)
+    if json:
+        print_json({"id": identity.peer_id, "home": str(place.path)})
+    else:
+        print(identity.peer_id)
+
+
 @app.command("export")
 def export(
     to: Annotated[Path, typer.Argument(help="The file to write; it must not exist yet.")],

@@ -28,6 +28,16 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     print("\n".join(f"{'' if index else 'addresses':10} {text}" for index, text in enumerate(answer["addresses"])))
 
 
+def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
+    """Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. For supervisors."""
+    answer = ask(Home(home.expanduser()).api_socket(), "/status")
+    if json:
+        print_json({key: answer[key] for key in ("state", "reason", "advice", "stalled")})
+    else:
+        print(f"{answer['state']}: {answer['reason']}")
+    sys.exit(1 if answer["stalled"] else 0)
+
+
 def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Who it works with, and who was left out and why."""
     answer = ask(Home(home.expanduser()).api_socket(), "/peers")

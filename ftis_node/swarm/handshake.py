@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hivemind.p2p import PeerID
 
@@ -25,6 +26,16 @@ from ftis_node.swarm.transport import Transport, Unreachable
 MAX_ADDRESSES = 8
 MAX_ADDRESS_LENGTH = 256
 HANDSHAKE_SECONDS = 5.0
+TWIN_SECONDS = 5.0
+
+
+async def refuse_a_twin(how: Listening, identity: Identity, bootstraps: Sequence[str], home: Path) -> None:
+    """Raises UserError if a node of this identity is alive somewhere, as far as the bootstraps know."""
+    if bootstraps and await somebody_else(how, identity.author, bootstraps, TWIN_SECONDS):
+        raise UserError(
+            f"Another node with the key of {home} is running somewhere: {identity.peer_id}.",
+            "Stop that one first, or give this one a --home of its own.",
+        )
 
 
 async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import sys
+import time
 from contextlib import suppress
 from typing import IO, Any
 
@@ -27,6 +28,7 @@ class Worker:
     def __init__(self) -> None:
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._asked: dict[int, float] = {}  # when, by the monotonic clock; without `load`
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader_task: asyncio.Task[None] | None = None
@@ -35,6 +37,10 @@ class Worker:
     def pid(self) -> int | None:
         """Its process id, None while there is none: numbers of the dead are given to others."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    def owing_seconds(self) -> float:
+        """For how long it has owed its oldest answer; 0 while it owes none, or loads: that may be a long download."""
+        return time.monotonic() - min(self._asked.values()) if self._asked else 0.0
 
     async def start(self, log: IO[bytes] | None = None) -> None:
         """Spawns the process; its own output goes to `log`, or where this process's errors go."""
@@ -65,6 +71,8 @@ class Worker:
         number = next(self._ids)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
+        if op != "load":
+            self._asked[number] = time.monotonic()
         try:
             self._writer.write(pack({"id": number, "op": op, "args": args}))
             await self._writer.drain()
@@ -73,6 +81,7 @@ class Worker:
             raise WorkerDied("The compute process ended.") from error
         finally:
             self._waiting.pop(number, None)
+            self._asked.pop(number, None)
 
     async def stop(self) -> None:
         """Ends the process now. What should last must have been saved before."""

@@ -1,0 +1,44 @@
+"""systemd is told that the node is up, how it is, and that its loop goes on: sd_notify(3) without a library."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, MutableMapping
+
+IDLE_SECONDS = 10.0  # between reports where nobody set a watchdog
+LONGEST_STATUS = 500
+
+
+class Notifier:
+    """Datagrams to the socket that $NOTIFY_SOCKET names; without one, or once it is gone, it says nothing."""
+
+    def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
+        """Takes its variables out of the environment: what the node starts is not to speak in its name."""
+        place = environment.pop("NOTIFY_SOCKET", "")
+        pid, microseconds = environment.pop("WATCHDOG_PID", ""), environment.pop("WATCHDOG_USEC", "")
+        self._place = "\0" + place[1:] if place.startswith("@") else place
+        watched = microseconds.isdecimal() and int(microseconds) > 0 and pid in ("", str(os.getpid()))
+        self.interval = int(microseconds) / 2e6 if watched else IDLE_SECONDS
+
+    def tell(self, *lines: str) -> None:
+        """Sends assignments, such as ``READY=1``; a manager that does not listen keeps nobody waiting."""
+        if not self._place:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker:
+            speaker.setblocking(False)
+            speaker.sendto("\n".join(lines).encode(), self._place)
+
+    def start(self, status: Callable[[], str], stalled: Callable[[], float]) -> asyncio.Task[None]:
+        """Says that the node is up, and goes on as `accompany` until the task is cancelled."""
+        self.tell("READY=1")
+        return asyncio.create_task(self.accompany(status, stalled))
+
+    async def accompany(self, status: Callable[[], str], stalled: Callable[[], float]) -> None:
+        """How the node is, and, unless it is stalled, that its loop goes on. A loop that is blocked says nothing."""
+        while self._place:
+            alive = () if stalled() else ("WATCHDOG=1",)
+            self.tell(f"STATUS={' '.join(status().split())[:LONGEST_STATUS]}", *alive)
+            await asyncio.sleep(self.interval)
