@@ -5,7 +5,8 @@ STAMP := .venv/.installed
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures proto clean
+.PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures proto \
+  chaos-quick fuzz-quick wheels compose-test lock clean
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -21,8 +22,9 @@ lint: $(STAMP)
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-# What is too long for `make test`.
-test-all: test slow lab-quick
+# All that is too long for `make test`: the page in a browser and the wheel in an empty environment, which are among the
+# slow tests (so are hostile peers), a small grid of the lab, and a little of `make chaos`, as root, and of `make fuzz`.
+test-all: test slow lab-quick chaos-quick fuzz-quick
 
 slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
@@ -31,6 +33,10 @@ slow: $(STAMP)
 # grow. As root, for each daemon has a network namespace.
 chaos soak: $(STAMP)
 	$(BIN)/python -m tests.endurance $@
+
+chaos-quick: $(STAMP)
+	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m tests.endurance chaos --seconds 120; \
+	  else echo "chaos is left out: network namespaces need root"; fi
 
 # A daemon that is killed with -9 two hundred times and has to go on each time: half an hour.
 kills: $(STAMP)
@@ -44,6 +50,10 @@ hostile: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz all --seconds 600
+
+fuzz-quick: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz all --seconds 10
 
 # A node behind a router that lets nobody in, with relays and without. As root.
 nat: $(STAMP)
@@ -79,6 +89,27 @@ pictures: $(STAMP)
 # Regenerates the RPC messages from proto/ftis.proto.
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=ftis_node/swarm proto/ftis.proto
+
+# deploy/compose.yaml on a real engine, which is started if none runs. BASE=debootstrap makes the base image here, and
+# `make wheels` before it fetches the packages by this machine's pip: for where no registry can be reached (docs/deploy.md).
+BASE ?= debian:bookworm-slim
+compose-test: $(STAMP)
+	$(BIN)/python -m tests.compose --base $(BASE)
+
+# Everything that an image installs, for its build without a package index; EXTRAS=gpu for the extra `gpu` too.
+EXTRAS ?=
+wheels: $(STAMP)
+	rm -f deploy/wheels/*.whl
+	$(BIN)/python deploy/requirements.py math $(EXTRAS) > deploy/wheels/requirements.txt
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt -w deploy/wheels \
+	  -r deploy/wheels/requirements.txt
+
+# constraints.txt, from the versions that .venv has; to have newer ones, empty it first, and `make clean`.
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
+	{ echo "# Exact versions that this project is tested with; used by the Makefile and the image. Made with: make lock"; \
+	  $(BIN)/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > build-lock
+	mv build-lock constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

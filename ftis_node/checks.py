@@ -34,6 +34,8 @@ OWN_ONLY = ("grpo",)  # objectives that learn from own samples only
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _MB_PER_GB = 1024
+# Of a host; the last label begins with a letter, or a mistyped address would be a name.
+_NAME = re.compile(r"([a-z0-9_]([a-z0-9_-]*[a-z0-9])?\.)*[a-z]([a-z0-9_-]*[a-z0-9])?", re.IGNORECASE)
 
 
 def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
@@ -101,15 +103,25 @@ def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
         )
 
 
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _network(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
-    for key in ("host", "http_host"):
-        try:
-            ipaddress.ip_address(values[key])
-        except ValueError:
-            yield UsageError(
-                f"The {key} {values[key]!r} is no IP address ({origins[key]}).",
-                "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.",
-            )
+    if not _is_address(values["host"]):
+        yield UsageError(
+            f"The host {values['host']!r} is no IP address ({origins['host']}).",
+            "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, or one of them.",
+        )
+    if not (_is_address(values["http_host"]) or _NAME.fullmatch(values["http_host"])):
+        yield UsageError(
+            f"The http_host {values['http_host']!r} is neither an IP address nor a name ({origins['http_host']}).",
+            "Write 127.0.0.1 for this machine alone, 0.0.0.0 for all its addresses, one of them, or a name of it.",
+        )
     port = values["port"]
     if port != 0 and port == values["http_port"] and values["page"] and values["listen"]:
         yield UsageError(

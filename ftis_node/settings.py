@@ -170,7 +170,7 @@ class Settings(BaseModel):
     page: bool = True
     """Whether the node serves a page about itself and its metrics."""
     http_host: str = "127.0.0.1"
-    """The IP address of page and metrics. The page asks for its token, the metrics for nothing."""
+    """The IP address, or a name, of page and metrics. The page asks for its token, the metrics for nothing."""
     http_port: int = Field(0, ge=0, le=65535)
     """TCP port of page and metrics; 0: any that is free."""
     log_format: Literal["text", "json"] = "text"

@@ -93,7 +93,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "LoRA of nothing": ({"lora": True, "lora_targets": ""}, "lora_targets is empty", "q_proj"),
     "packets that the home cannot hold": ({"disk_gb": 1, "packet_quota_mb": 2000}, "2000 MB", "disk_gb"),
     "a host by name": ({"host": "localhost"}, "no IP address", "127.0.0.1"),
-    "a page's host by address of the web": ({"http_host": "http://127.0.0.1"}, "no IP address", "127.0.0.1"),
+    "a page's host by address of the web": ({"http_host": "http://127.0.0.1"}, "neither an IP address", "127.0.0.1"),
+    "a page's host with digits too many": ({"http_host": "127.0.0.0.1"}, "neither an IP address", "127.0.0.1"),
     "addresses of a node that does not listen": (
         {"announce": "/ip4/192.0.2.7/tcp/1", "listen": False},
         "listen is false",
@@ -116,6 +117,7 @@ def test_what_contradicts_is_told_with_where_it_came_from(mistake: str) -> None:
     [
         *({"port": 4001, "http_port": 4001, "page": False}, {"port": 0, "http_port": 0}, {"own_share": 0}),
         *({"disk_gb": 0.5}, {"profile": "laptop", "disk_gb": 0.1}, {"device": "cuda:11"}, {"host": "::"}),
+        *({"http_host": "trainer"}, {"http_host": "gpu-1.example.org"}, {"http_host": "::1"}),
         *({"vram_share": 1}, {"lora": False, "lora_targets": ""}, {"device": "auto", "optimiser": "adamw8bit"}),
     ],
 )

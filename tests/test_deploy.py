@@ -1,0 +1,122 @@
+"""What lies in deploy/ fits the node: its commands, its metrics, its names, and the tools that read it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ftis_node.run import load_run_file
+from ftis_node.settings import Settings
+from tests.command_lines import parsed
+from tests.documented import metrics
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+_DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
+
+
+def read(name: str) -> str:
+    return (DEPLOY / name).read_text(encoding="utf-8")
+
+
+def services() -> dict[str, Any]:
+    """Of the Compose file, with nothing set from outside."""
+    found: dict[str, Any] = yaml.safe_load(_DEFAULT.sub(r"\1", read("compose.yaml")))["services"]
+    return found
+
+
+def nodes() -> dict[str, dict[str, Any]]:
+    """The parameters of every `join` of the Compose file, by service."""
+    joins = {name: one["command"] for name, one in services().items() if one.get("command", [""])[0] == "join"}
+    return {name: parsed(command) for name, command in joins.items()}
+
+
+def test_every_node_of_the_swarm_starts_with_options_that_exist_and_is_scraped_by_its_own_name() -> None:
+    hosts = {name: dict(pair.split("=") for pair in given["set_"]) for name, given in nodes().items()}
+    assert set(hosts) == {"bootstrap", "a", "b", "c", "gpu"}
+    for name, pairs in hosts.items():
+        assert pairs.keys() <= Settings.model_fields.keys()
+        assert pairs["http_host"] == name, "a node answers to no other"
+    scraped = yaml.safe_load(read("prometheus/prometheus.yml"))["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert scraped == [f"{name}:{pairs['http_port']}" for name, pairs in hosts.items()]
+
+
+def test_the_bootstrap_is_where_the_run_file_says_and_trains_nothing() -> None:
+    bootstrap = nodes()["bootstrap"]
+    assert bootstrap["paused"]
+    (script,) = services()["run"]["command"]
+    assert f"/dns4/bootstrap/tcp/{bootstrap['port']}/p2p/$$(ftis-node keys new)" in script
+    new = re.search(r"ftis-node (run new .*?) &&", script)
+    assert new is not None
+    assert parsed(new[1].replace("$$(ftis-node keys new)", "ID").split())["task"] == "arithmetic"
+
+
+def test_three_nodes_differ_in_model_and_in_what_of_it_is_trained() -> None:
+    told = {(nodes()[name]["model"], nodes()[name]["lora"]) for name in "abc"}
+    assert told == {("tiny-a", False), ("tiny-b", False), ("tiny-c", True)}
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
+    panels = json.loads(read("grafana/dashboards/swarm.json"))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries += [
+        rule["expr"] for group in yaml.safe_load(read("prometheus/alerts.yml"))["groups"] for rule in group["rules"]
+    ]
+    asked = {name for query in queries for name in re.findall(r"ftis_node_\w+", query)}
+    assert len(asked) > 15
+    assert asked <= metrics().keys()
+    for query in queries:
+        for name, labels in re.findall(r"(ftis_node_\w+)\{([^}]*)\}", query):
+            wanted = set(re.findall(r"(\w+)=", labels)) - {"node"}  # that one comes with the scrape
+            assert wanted <= metrics()[name].labels, query
+
+
+def test_every_panel_of_the_dashboard_has_a_place_of_its_own() -> None:
+    panels = json.loads(read("grafana/dashboards/swarm.json"))["panels"]
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (of Prometheus) is not installed")
+def test_prometheus_takes_its_configuration() -> None:
+    line = ["promtool", "check", "config", str(DEPLOY / "prometheus" / "prometheus.yml")]
+    checked = subprocess.run(line, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_service(tmp_path: Path) -> None:
+    service = read("systemd/ftis-node.service")
+    program = "/opt/ftis-node/bin/ftis-node"
+    assert f"ExecStart={program} join" in service
+    file = tmp_path / "ftis-node.service"
+    file.write_text(service.replace(program, "/bin/true"))  # it must be there to be checked
+    checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_service_gives_the_node_time_to_save_and_a_watchdog() -> None:
+    from ftis_node.node import FINISH_SECONDS, GRACE_SECONDS
+
+    lines = dict(line.split("=", 1) for line in read("systemd/ftis-node.service").splitlines() if "=" in line[1:])
+    assert (lines["Type"], lines["WatchdogSec"], lines["KillMode"]) == ("notify", "2min", "mixed")
+    assert int(lines["TimeoutStopSec"]) > GRACE_SECONDS + FINISH_SECONDS
+    grace = {one.get("stop_grace_period") for name, one in services().items() if name in nodes()}
+    assert grace == {"45s"} and GRACE_SECONDS + FINISH_SECONDS < 45
+
+
+def test_the_published_run_is_whole() -> None:
+    run = load_run_file(DEPLOY / "runs" / "gsm8k.toml").run
+    assert run.id.hex() == "e68e5b651c7d066d89a9a6d8007909db", "another id is another run, and its peers do not meet"
+    assert (run.task, run.reward, run.collaboration) == ("gsm8k", "integer", "vertical")

@@ -1,0 +1,114 @@
+"""What is built from the source is whole: an empty environment that gets the wheel runs the demo. And the lock is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+IGNORED = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "wheels", "demo-output")
+# Of a virtual environment itself, whichever version it has.
+NOT_LOCKED = {"ftis-node", "pip"}
+
+
+def locked() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def needed(extras: set[str]) -> Iterator[str]:
+    """Names of all distributions that ftis-node brings with these extras, itself among them."""
+    seen: set[tuple[str, str]] = set()
+    left = [("ftis-node", extra) for extra in ("", *extras)]
+    while left:
+        name, extra = left.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        if not extra:
+            yield name
+        for text in metadata.requires(name) or ():
+            wanted = Requirement(text)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": extra}):
+                left += [(canonicalize_name(wanted.name), one) for one in ("", *wanted.extras)]
+
+
+def test_the_lock_names_every_package_that_an_installation_brings_in_the_version_that_is_tested() -> None:
+    lock = locked()
+    for name in set(needed({"math", "dev"})) - NOT_LOCKED:
+        assert name in lock, f"{name} is missing: make lock"
+        assert lock[name] == metadata.version(name).partition("+")[0], f"{name}: make lock, or make clean"
+
+
+def test_the_extras_that_the_documents_name_are_there() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = " ".join(path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
+    named = {name for text in re.findall(r"ftis-node\[([\w,]+)\]", told) for name in text.split(",")}
+    assert named and named <= extras.keys()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source archive, and the wheel that was made from nothing but that."""
+    place = tmp_path_factory.mktemp("built")
+    shutil.copytree(ROOT, place / "source", ignore=IGNORED)
+    hook = "import sys, setuptools.build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
+    line = [sys.executable, "-c", hook, "build_sdist", str(place)]
+    subprocess.run(line, cwd=place / "source", check=True, capture_output=True)
+    (archive,) = place.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(place, filter="data")
+    unpacked = place / archive.name.removesuffix(".tar.gz")
+    subprocess.run(
+        [sys.executable, "-c", hook, "build_wheel", str(place)], cwd=unpacked, check=True, capture_output=True
+    )
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_archives_hold_what_they_must_and_nothing_else(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        source = {name.partition("/")[2] for name in opened.getnames()}
+    for name in ("LICENSE", "Makefile", "constraints.txt", "proto/ftis.proto", "deploy/Dockerfile", "tests/daemons.py"):
+        assert name in source
+    (wheel,) = built.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    listed = subprocess.run(["git", "ls-files", "ftis_node"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode == 0:
+        assert {name for name in held if ".dist-info/" not in name} == set(listed.stdout.split())
+    assert any(name.endswith("licenses/LICENSE") for name in held)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_wheel_runs_the_demo_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
+    clean = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, env=clean)
+    (wheel,) = built.glob("*.whl")
+    pip = [str(tmp_path / "venv" / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    installed = subprocess.run(
+        [*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], env=clean, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert installed.returncode == 0, installed.stderr
+    line = [str(tmp_path / "venv" / "bin" / "ftis-node"), "demo", "--steps", "2", "--json"]
+    told = subprocess.run(line, env=clean, cwd=tmp_path, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    summary = json.loads(told.stdout)
+    assert summary["complete"] and all(node["steps"] >= 2 for node in summary["nodes"])
