@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import stat
 import tempfile
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from ftis_node.cli import app
 from ftis_node.errors import UserError
 from ftis_node.observe.api import Api, ask
+from ftis_node.store.home import Home
 
 
 @pytest.fixture
@@ -72,6 +76,20 @@ def test_without_a_daemon_it_says_how_to_start_one(socket_path: Path) -> None:
             ask(path, "/status")
         assert "No ftis-node daemon is running" in error.value.what
         assert "ftis-node join" in error.value.fix
+
+
+@pytest.mark.parametrize(("stalled", "code"), [(False, 0), (True, 1)])
+async def test_its_health_is_whether_its_compute_process_is_stalled(
+    socket_path: Path, tmp_path: Path, stalled: bool, code: int
+) -> None:
+    told = {"state": "DEGRADED", "reason": "Something.", "advice": "", "stalled": stalled, "step": 3}
+    api = Api({"/status": lambda: told}, {})
+    await api.start(socket_path)
+    Home(tmp_path).record_runtime(socket_path.parent)
+    checked = await asyncio.to_thread(CliRunner().invoke, app, ["health", "--home", str(tmp_path), "--json"])
+    assert checked.exit_code == code, "degraded alone is nothing that a restart mends"
+    assert json.loads(checked.stdout)["stalled"] is stalled
+    await api.close()
 
 
 def test_a_dead_daemons_socket_is_as_good_as_none(socket_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_every_setting_in_the_documents_exists(path: Path) -> None:
 def compose_variables() -> set[str]:
     """What deploy/ asks for beside settings."""
     places = ("compose.yaml", "systemd/ftis-node.service")
-    return {name for place in places for name in re.findall(r"FTIS_[A-Z]+", (ROOT / "deploy" / place).read_text())}
+    return {name for place in places for name in re.findall(r"FTIS_[A-Z_]+", (ROOT / "deploy" / place).read_text())}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

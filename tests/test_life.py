@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def node(tmp_path: Path) -> Iterator[Daemon]:
     """A home; whatever a failed test left running on it is ended."""
     daemon = Daemon(tmp_path / "node")
     yield daemon
+    daemon.clean_up()
     runtime = daemon.home.runtime()
     if runtime is not None and psutil.pid_exists(runtime["pid"]):
         for process in [*psutil.Process(runtime["pid"]).children(recursive=True), psutil.Process(runtime["pid"])]:
@@ -69,6 +71,32 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     assert facts is not None and facts["progress"]["step"] == last >= step + 2
     assert "Traceback" not in node.home.log.read_text()
     assert "No ftis-node daemon is running" in run_cli("pause", *home).stderr
+
+
+def test_a_bootstrap_trains_nothing_and_tells_its_supervisor_that_it_goes_on(
+    node: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = ("--home", str(node.home.path))
+    peer_id = run_cli("keys", "new", *home).stdout.strip()
+    assert json.loads(run_cli("keys", "new", "--json", *home).stdout)["id"] == peer_id, "a key that is there is kept"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", manager.getsockname())
+        monkeypatch.setenv("WATCHDOG_USEC", "400000")
+        node.flags = ("--model", "tiny-a", "--paused")
+        node.start()
+        heard = ""
+        while "STATUS=PAUSED: Paused at step 0" not in heard:
+            heard = manager.recv(4096).decode()
+            assert heard == "READY=1" or heard.endswith("\nWATCHDOG=1"), heard
+    status = node.status()
+    assert status["addresses"][0].endswith(peer_id) and status["step"] == 0 and not status["stalled"]
+    assert [child.name() for child in node.pids()[1:]] == ["p2pd"], "no compute process"
+    health = run_cli("health", *home)
+    assert (health.returncode, health.stdout.partition(":")[0]) == (0, "PAUSED")
+    assert node.stop() == 0
+    assert run_cli("health", *home).returncode == 1
 
 
 def test_what_keeps_a_background_node_from_starting_is_said_at_once(node: Daemon, tmp_path: Path) -> None:

@@ -104,6 +104,30 @@ async def test_a_fault_is_reported_and_the_process_lives_on(
 
 
 @on_one_loop
+async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(worker: Worker) -> None:
+    (group,) = (await worker.call("generate", rows=[3]))["groups"]
+    assert worker.owing_seconds() == 0.0
+    began = time.monotonic()
+    long = asyncio.create_task(worker.call("generate", rows=[3] * 60))
+    await asyncio.sleep(0)
+    asked = time.monotonic()
+    await worker.call("score", row=3, completions=group)
+    assert time.monotonic() - asked <= worker.owing_seconds() <= time.monotonic() - began
+    await long
+    assert worker.owing_seconds() == 0.0
+
+
+@on_one_loop
+async def test_loading_is_not_held_against_it(worker: Worker) -> None:
+    model = settings(model="tiny-z")
+    loading = asyncio.create_task(worker.call("load", settings=model, task="arithmetic", data=None, eval_data=None))
+    await asyncio.sleep(0)
+    assert worker.owing_seconds() == 0.0, "a download takes as long as it takes"
+    with pytest.raises(UsageError):
+        await loading
+
+
+@on_one_loop
 async def test_scoring_is_answered_while_a_long_generation_runs(worker: Worker) -> None:
     (group,) = (await worker.call("generate", rows=[3]))["groups"]
     long = asyncio.create_task(worker.call("generate", rows=[3] * 150))
