@@ -43,7 +43,9 @@ def test_every_node_of_the_swarm_starts_with_options_that_exist_and_is_scraped_b
     for name, pairs in hosts.items():
         assert pairs.keys() <= Settings.model_fields.keys()
         assert pairs["http_host"] == name, "a node answers to no other"
-    scraped = yaml.safe_load(read("prometheus/prometheus.yml"))["scrape_configs"][0]["static_configs"][0]["targets"]
+    (job,) = yaml.safe_load(read("prometheus/prometheus.yml"))["scrape_configs"]
+    (optional,) = job["dns_sd_configs"]
+    scraped = [*job["static_configs"][0]["targets"], *(f"{name}:{optional['port']}" for name in optional["names"])]
     assert scraped == [f"{name}:{pairs['http_port']}" for name, pairs in hosts.items()]
 
 

@@ -90,14 +90,8 @@ def test_every_setting_in_the_documents_exists(path: Path) -> None:
     text = text_of(path)
     keys = set(re.findall(r"--set ([a-z_0-9]+)=", text))
     assert keys <= {*Settings.model_fields, "key"}
-    variables = {f"FTIS_{field.upper()}" for field in Settings.model_fields} | {*OTHER_VARIABLES, *compose_variables()}
+    variables = {f"FTIS_{field.upper()}" for field in Settings.model_fields} | set(OTHER_VARIABLES)
     assert set(re.findall(r"\bFTIS_[A-Z_0-9]+\b", text)) <= variables
-
-
-def compose_variables() -> set[str]:
-    """What deploy/ asks for beside settings."""
-    places = ("compose.yaml", "systemd/ftis-node.service")
-    return {name for place in places for name in re.findall(r"FTIS_[A-Z_]+", (ROOT / "deploy" / place).read_text())}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
