@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
@@ -11,11 +11,16 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 
+Engine = Literal["native", "hf"]
+
+
 @dataclass(frozen=True, eq=False)
 class Policy:
     """A model with its tokenizer. `model` is the trainable module (with LoRA a `PeftModel`).
 
     packed: sequences are scored in one row without padding (`packing`); else padded, one row each.
+    lean: `decoder` generates with it; else transformers' modules do.
+    engine: what generates, see `generate`.
     """
 
     name: str
@@ -23,6 +28,8 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     packed: bool = False
+    lean: bool = False
+    engine: Engine = "native"
 
     @property
     def causal_lm(self) -> Any:
