@@ -43,7 +43,7 @@ class SharedCache:
         """
         keys = prompts[0][0]
         self._count, self._heads, self._width, self._dim = keys.shape
-        self._prompts = prompts
+        self._prompts = [(keys.contiguous(), values.contiguous()) for keys, values in prompts]
         self.rows = self._count * group
         shape = (self.rows, self._heads, tokens, self._dim)
         self._own = [(keys.new_empty(shape), keys.new_empty(shape)) for _ in prompts]
@@ -70,17 +70,15 @@ class SharedCache:
         """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`."""
         rows, heads, dim = self.rows, self._heads, self._dim
         query = query.view(rows, heads, -1, dim)  # [.., queries that share a key head, ..]
-        keys, values = (part[: self._count].view(-1, self._width, dim) for part in self._prompts[layer])
-        own_keys, own_values = (
-            part[:rows].view(rows * heads, -1, dim)[:, : self._filled] for part in self._own[layer]
-        )
+        keys, values = self._flat_prompts[layer]
+        own_keys, own_values = self._flat_own[layer]
         of_prompt = _products(self._by_prompt(query), keys)
         if self._bias is not None:
             of_prompt.view(self._count, heads, -1, self._width).add_(self._bias)
-        of_own = _products(query.flatten(0, 1), own_keys).view(rows, heads, -1, self._filled)
+        of_own = _products(query.flatten(0, 1), own_keys[:, : self._filled]).view(rows, heads, -1, self._filled)
         scores = torch.cat([self._by_row(of_prompt), of_own], -1)
         weights = scores.mul_(scaling).softmax(-1).to(query.dtype)
-        from_own = torch.bmm(weights[..., self._width :].flatten(0, 1), own_values).view(query.shape)
+        from_own = torch.bmm(weights[..., self._width :].flatten(0, 1), own_values[:, : self._filled]).view(query.shape)
         from_prompt = torch.bmm(self._by_prompt(weights[..., : self._width]), values)
         return from_own.add_(self._by_row(from_prompt)).view(rows, -1)
 
@@ -103,6 +101,8 @@ class SharedCache:
     def _lay_out(self, device: torch.device) -> None:
         """Where rows lie in a table with a line for each prompt; shorter lines are padded, with what does not matter."""
         self.owner = torch.from_numpy(self._given[self._owner]).to(device)
+        self._flat_prompts = [_flat(layer, self._count) for layer in self._prompts]
+        self._flat_own = [_flat(layer, self.rows) for layer in self._own]
         sizes = np.bincount(self._owner, minlength=self._count)
         self._line = int(sizes.max())
         self._take: Tensor | None = None  # the row in each cell [prompts · line], and the cell of each row
@@ -128,6 +128,12 @@ class SharedCache:
         lines = table.view(self._count, self._heads, self._line, -1, table.shape[-1])
         rows = lines.transpose(1, 2).flatten(0, 1)
         return rows if self._back is None else rows.index_select(0, self._back)
+
+
+def _flat(pair: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """Views of the first `count` rows of keys and values, `[count · kv heads, tokens, head_dim]`."""
+    keys, values = pair
+    return keys[:count].flatten(0, 1), values[:count].flatten(0, 1)
 
 
 def _close(tensors: Sequence[Tensor], order: Ids) -> None:
