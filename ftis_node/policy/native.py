@@ -1,11 +1,12 @@
 """Our own engine: a prompt is read once for its whole group, log-probs are taken as tokens are drawn, rows that end go.
 
-Models that `decoder` understands are decoded by it; all others by transformers' own modules and caches.
+Models that `decoder` understands are decoded by it, others by transformers' modules with the cache that they need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from ftis_node.policy.decoder import Decoder, reach
 from ftis_node.policy.memory import PREFILL_TOKENS
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
+from ftis_node.policy.reference import reference
 from ftis_node.policy.sampler import draw
 from ftis_node.policy.sampling import Sampling, left_padded, to_completions
 
@@ -46,6 +48,8 @@ def native(
     """One batch; see `generate.generate`."""
     longest = max(len(prompt) for prompt in prompts) + sampling.max_new_tokens
     if not policy.lean or longest > reach(policy.causal_lm):
+        if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba has a cache of its own kind
+            return reference(policy, prompts, group, sampling, generator)
         return _complete(policy, *_modules(policy, prompts, group), group, sampling, generator)
     logits, rows = _decoder(policy, prompts, group, sampling.max_new_tokens)
     with torch.inference_mode():  # only here: modules keep tensors, and training could not use those made in it

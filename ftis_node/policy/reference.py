@@ -26,9 +26,7 @@ def reference(
         whole = policy.causal_lm.generate(
             input_ids=ids,
             attention_mask=mask,
-            do_sample=not sampling.greedy,
-            top_k=0,
-            top_p=1.0,
+            **({} if sampling.greedy else {"do_sample": True, "top_k": 0}),
             max_new_tokens=sampling.max_new_tokens,
             eos_token_id=list(sampling.eos),
             pad_token_id=0,
