@@ -99,7 +99,7 @@ class SharedCache:
         self._lay_out(self.owner.device)
 
     def _lay_out(self, device: torch.device) -> None:
-        """Where rows lie in a table with a line for each prompt; shorter lines are padded, with what does not matter."""
+        """Where rows lie in a table with a line for each prompt; shorter lines are padded."""
         self.owner = torch.from_numpy(self._given[self._owner]).to(device)
         self._flat_prompts = [_flat(layer, self._count) for layer in self._prompts]
         self._flat_own = [_flat(layer, self.rows) for layer in self._own]
@@ -120,7 +120,7 @@ class SharedCache:
         """`[rows, kv heads, n, x]` → `[prompts · kv heads, line · n, x]`."""
         if self._take is not None:
             rows = rows.index_select(0, self._take)
-        table = rows.unflatten(0, (self._count, self._line)).transpose(1, 2)
+        table = rows.reshape(self._count, self._line, self._heads, -1, rows.shape[-1]).transpose(1, 2)
         return table.reshape(self._count * self._heads, -1, rows.shape[-1])
 
     def _by_row(self, table: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class _Linear:
     scale: float = 1.0
 
     @classmethod
-    def of(cls, module: nn.Module) -> _Linear:
+    def of(cls, module: Any) -> _Linear:
         """Raises NotUnderstoodError for other kinds of modules, as quantised ones are."""
         if type(module) is nn.Linear:
             return cls(module.weight, module.bias)
@@ -55,7 +55,13 @@ class _Linear:
             return cls(weight, bias)
         (name, *others) = active
         up = module.lora_B[name]
-        if others or module.lora_variant or module.fan_in_fan_out or up.bias is not None or up.weight.dtype != weight.dtype:
+        if (
+            others
+            or module.lora_variant
+            or module.fan_in_fan_out
+            or up.bias is not None
+            or up.weight.dtype != weight.dtype
+        ):
             raise NotUnderstoodError("a LoRA layer of another kind")
         return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
 
@@ -114,16 +120,21 @@ class _Layer:
     @classmethod
     def of(cls, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         return cls(
-            _Norm.of(layer.input_layernorm),
-            *(_Linear.of(module) for module in (attention.q_proj, attention.k_proj, attention.v_proj)),
-            *(None if norm is None else _Norm.of(norm) for norm in norms),
-            _Linear.of(attention.o_proj),
-            attention.scaling,
-            _Norm.of(layer.post_attention_layernorm),
-            *(_Linear.of(module) for module in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)),
-            mlp.act_fn,
+            before_attention=_Norm.of(layer.input_layernorm),
+            query=_Linear.of(attention.q_proj),
+            key=_Linear.of(attention.k_proj),
+            value=_Linear.of(attention.v_proj),
+            query_norm=None if query_norm is None else _Norm.of(query_norm),
+            key_norm=None if key_norm is None else _Norm.of(key_norm),
+            out=_Linear.of(attention.o_proj),
+            scaling=attention.scaling,
+            before_mlp=_Norm.of(layer.post_attention_layernorm),
+            gate=_Linear.of(mlp.gate_proj),
+            up=_Linear.of(mlp.up_proj),
+            down=_Linear.of(mlp.down_proj),
+            activation=mlp.act_fn,
         )
 
 
@@ -171,7 +182,7 @@ def reach(model: Any) -> float:
 class Decoder:
     """Completions of some prompts under way, on the weights as they are now."""
 
-    gaps = 0.125
+    gaps = 0.125  # closing a gap moves one row
 
     def __init__(self, model: Any, vocabulary: int, cache: SharedCache, lengths: Tensor, tokens: int) -> None:
         """
@@ -183,18 +194,19 @@ class Decoder:
         self._weights = _Weights.of(model)
         self._vocabulary = vocabulary
         self._cache = cache
-        positions = lengths[:, None] + torch.arange(tokens, device=lengths.device)
-        cos, sin = self._weights.rotary(self._weights.embedding, positions)  # [prompts, tokens, head_dim]
-        half = sin.shape[-1] // 2
-        self._cos, self._sin = cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        self._half = half
+        self._lengths = lengths
         self._given = 0
+        positions = torch.arange(int(lengths.max()) + tokens, device=lengths.device)
+        cos, sin = self._weights.rotary(self._weights.embedding, positions[None])  # [1, positions, head_dim]
+        self._half = sin.shape[-1] // 2
+        self._cos, self._sin = cos[0], torch.cat([-sin[0, :, : self._half], sin[0, :, self._half :]], -1)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Gives each row its next token, int64 `[rows]`, and returns logits of the one after it, `[rows, V]`."""
         weights = self._weights
         self._cache.grow()
-        cos, sin = (table[:, self._given].index_select(0, self._cache.owner)[:, None] for table in (self._cos, self._sin))
+        positions = self._lengths[self._cache.owner] + self._given
+        cos, sin = (table.index_select(0, positions)[:, None] for table in (self._cos, self._sin))
         self._given += 1
         x = functional.embedding(tokens, weights.embedding)
         for index, layer in enumerate(weights.layers):

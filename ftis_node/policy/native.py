@@ -5,7 +5,7 @@ Models that `decoder` understands are decoded by it, others by transformers' mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, Protocol
 
@@ -47,13 +47,12 @@ def native(
 ) -> list[list[Completion]]:
     """One batch; see `generate.generate`."""
     longest = max(len(prompt) for prompt in prompts) + sampling.max_new_tokens
-    if not policy.lean or longest > reach(policy.causal_lm):
-        if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba has a cache of its own kind
-            return reference(policy, prompts, group, sampling, generator)
-        return _complete(policy, *_modules(policy, prompts, group), group, sampling, generator)
-    logits, rows = _decoder(policy, prompts, group, sampling.max_new_tokens)
-    with torch.inference_mode():  # only here: modules keep tensors, and training could not use those made in it
-        return _complete(policy, logits, rows, group, sampling, generator)
+    if policy.lean and longest <= reach(policy.causal_lm):
+        with torch.inference_mode():  # not for other modules: training cannot use what they may keep of it
+            return _complete(policy, _decoder, prompts, group, sampling, generator)
+    if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba has a cache of its own kind
+        return reference(policy, prompts, group, sampling, generator)
+    return _complete(policy, _modules, prompts, group, sampling, generator)
 
 
 @torch.no_grad()
@@ -73,30 +72,35 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
 
 
 def _complete(
-    policy: Policy, logits: Tensor, rows: _Rows, group: int, sampling: Sampling, generator: torch.Generator | None
+    policy: Policy,
+    start: Callable[[Policy, Sequence[Sequence[int]], int, int], tuple[Tensor, _Rows]],
+    prompts: Sequence[Sequence[int]],
+    group: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
 ) -> list[list[Completion]]:
-    """Draws tokens until all rows have ended; logits `[prompts, ≥ V]` are of the first ones."""
-    device, count = policy.device, len(logits) * group
-    ends = torch.zeros(policy.vocabulary, dtype=torch.bool, device=device)
-    ends[[end for end in sampling.eos if end < policy.vocabulary]] = True
-    there = np.arange(count)  # which rows are left
-    finished = torch.zeros(count, dtype=torch.bool, device=device)
-    drawn: list[tuple[Ids, Tensor, Tensor]] = []
-    for step in range(sampling.max_new_tokens):
-        token, logprob = draw(
-            logits[:, : policy.vocabulary],
-            group if step == 0 else 1,
-            temperature=sampling.temperature,
-            greedy=sampling.greedy,
-            generator=generator,
-        )
-        del logits  # before the next ones are made
-        token = token.flatten()
-        drawn.append((there, token, logprob.flatten()))
-        if step + 1 == sampling.max_new_tokens:
-            break
+    """Draws tokens until all rows have ended.
+
+    Args:
+        start: reads the prompts and gives logits `[prompts, ≥ V]` of what follows them.
+    """
+    device, vocabulary = policy.device, policy.vocabulary
+    kwargs: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "greedy": sampling.greedy,
+        "generator": generator,
+    }
+    ends = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+    ends[[end for end in sampling.eos if end < vocabulary]] = True
+    there = np.arange(len(prompts) * group)  # which rows are left
+    finished = torch.zeros(len(there), dtype=torch.bool, device=device)
+    logits, rows = start(policy, prompts, group, sampling.max_new_tokens)
+    token, logprob = (part.flatten() for part in draw(logits[:, :vocabulary], group, **kwargs))
+    del logits  # before the next ones are made
+    drawn: list[tuple[Ids, Tensor, Tensor]] = [(there, token, logprob)]
+    while len(drawn) < sampling.max_new_tokens:
         finished |= ends[token]
-        if step % _LOOK_EVERY[device.type] == 0:
+        if len(drawn) % _LOOK_EVERY[device.type] == 0:
             over = finished.cpu().numpy()
             if over.all():
                 break
@@ -105,32 +109,30 @@ def _complete(
                 left = torch.from_numpy(order).to(device)
                 rows.keep(order)
                 there, token, finished = there[order], token[left], finished[left]
-        logits = rows.step(token)
-    return to_completions(*_table(drawn, count, sampling.max_new_tokens), sampling.eos, group)
+        token, logprob = (part.flatten() for part in draw(rows.step(token)[:, :vocabulary], 1, **kwargs))
+        drawn.append((there, token, logprob))
+    return to_completions(*_table(drawn, sampling.max_new_tokens), sampling.eos, group)
 
 
-def _table(drawn: Sequence[tuple[Ids, Tensor, Tensor]], rows: int, tokens: int) -> tuple[Any, Any]:
+def _table(drawn: Sequence[tuple[Ids, Tensor, Tensor]], tokens: int) -> tuple[Any, Any]:
     """Ids and log-probs `[rows, tokens]` from those of each step; what was never drawn is 0."""
     where = np.concatenate([there for there, _, _ in drawn])
     steps = np.repeat(np.arange(len(drawn)), [len(there) for there, _, _ in drawn])
-    ids, logprobs = np.zeros((rows, tokens), dtype=np.int64), np.zeros((rows, tokens), dtype=np.float32)
+    shape = (len(drawn[0][0]), tokens)
+    ids, logprobs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
     ids[where, steps] = torch.cat([token for _, token, _ in drawn]).cpu().numpy()
     logprobs[where, steps] = torch.cat([logprob for _, _, logprob in drawn]).cpu().numpy()
     return ids, logprobs
 
 
-def _decoder(
-    policy: Policy, prompts: Sequence[Sequence[int]], group: int, tokens: int
-) -> tuple[Tensor, Decoder]:
+def _decoder(policy: Policy, prompts: Sequence[Sequence[int]], group: int, tokens: int) -> tuple[Tensor, Decoder]:
     logits, cache, mask = _prefill(policy, prompts, DynamicCache)
     layers = [(layer.keys, layer.values) for layer in cache.layers]
     own = SharedCache(layers, mask, group, tokens - 1)  # the last token drawn is not read
     return logits, Decoder(policy.causal_lm, policy.vocabulary, own, mask.sum(1), tokens - 1)
 
 
-def _modules(
-    policy: Policy, prompts: Sequence[Sequence[int]], group: int
-) -> tuple[Tensor, _Modules]:
+def _modules(policy: Policy, prompts: Sequence[Sequence[int]], group: int, _: int) -> tuple[Tensor, _Modules]:
     config = policy.causal_lm.config.get_text_config(decoder=True)
     logits, cache, mask = _prefill(policy, prompts, lambda: DynamicCache(config=config))
     return logits, _Modules(policy.causal_lm, cache, mask, group)
@@ -191,13 +193,13 @@ def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], empty: Any) -> tu
             logits_to_keep=1,
         ).logits[:, -1]
         read.append((logits, cache))
+    if len(read) == 1:
+        return *read[0], mask
     return torch.cat([logits for logits, _ in read]), _joined([cache for _, cache in read]), mask
 
 
 def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
     """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
-    if len(caches) == 1:
-        return caches[0]
     whole = DynamicCache()
     for index in range(len(caches[0].layers)):
         layers = [cache.layers[index] for cache in caches]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-
-Engine = Literal["native", "hf"]
+from ftis_node.policy.memory import Engine
 
 
 @dataclass(frozen=True, eq=False)

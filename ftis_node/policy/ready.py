@@ -24,7 +24,8 @@ def ready(policy: Policy) -> Policy:
     """The policy as all else expects it.
 
     Without dropout, for log-probs of training must be those of sampling. Packed, if its attention goes through
-    transformers' interface, has no window, and gives what padding gives. Lean, if `decoder` knows it and gives that too.
+    transformers' interface, has no window, and gives what padding gives. Lean, if `decoder` knows it and gives that
+    too.
 
     Raises:
         UsageError: its log-probs are not those of its hidden states and head, or it keeps some dropout.

@@ -47,10 +47,10 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     cumulative sum, and the sums that decide are few enough to be taken in fp64. So a token far below the resolution of
     fp32 at 1 is still drawn as often as its probability says. No token of probability 0 is.
     """
-    rows, vocabulary = probabilities.shape
+    vocabulary = probabilities.shape[1]
     block = 1 << ((vocabulary - 1).bit_length() + 1) // 2
     whole = vocabulary // block * block
-    masses = probabilities[:, :whole].unflatten(1, (-1, block)).sum(-1)
+    masses = probabilities[:, :whole].unflatten(1, (-1, block)).sum(-1)  # type: ignore[no-untyped-call]
     if whole < vocabulary:
         masses = torch.cat([masses, probabilities[:, whole:].sum(-1, keepdim=True)], 1)
     masses = masses.double()

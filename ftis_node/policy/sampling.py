@@ -43,8 +43,8 @@ def to_completions(ids: Array, logprobs: Array, eos: Sequence[int], group: int) 
     Raises:
         FtisError: a log-prob is not finite, so the weights have diverged.
     """
-    ends = np.isin(ids, eos)
-    finished = ends.any(1)
+    ends: Array = np.asarray(np.isin(ids, eos))
+    finished: Array = np.asarray(ends.any(1))
     lengths = np.where(finished, ends.argmax(1) + 1, ids.shape[1])
     flat = [
         Completion(ids[row, :length].astype(np.uint32), logprobs[row, :length].astype(np.float32), bool(finished[row]))
