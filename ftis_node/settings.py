@@ -72,7 +72,7 @@ class Settings(BaseModel):
     generation_batch: int | None = Field(None, ge=1)
     """[completions] Generated side by side. Default: what fits."""
     engine: Literal["native", "hf"] = "native"
-    """What generates: this node's own loop, or transformers' generate (hf), several times slower, to compare with."""
+    """What generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Of sampling and of the LoRA layers' first values."""
 
