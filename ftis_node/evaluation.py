@@ -216,6 +216,7 @@ def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, 
             generation_batch=batch,
             lora_rank=1,
             lora_targets=(),
+            engine=policy.engine,
         )
         memory = estimate(shape, workload, setup, device)
         if memory.kv_cache + memory.sampling <= budget * (1 - FRAGMENTATION):

@@ -71,6 +71,8 @@ class Settings(BaseModel):
     """[tokens] Trained on at a time. Default: what fits."""
     generation_batch: int | None = Field(None, ge=1)
     """[completions] Generated side by side. Default: what fits."""
+    engine: Literal["native", "hf"] = "native"
+    """What generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Of sampling and of the LoRA layers' first values."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,12 +178,13 @@ def test_steps_teach_the_model_what_is_rewarded() -> None:
 
 
 def with_room_for(engine: Engine, rows: int) -> None:
-    """A device on which a forward pass of more rows fails as CUDA fails."""
+    """A device on which a forward pass of more rows fails as CUDA fails; of modules, for those can be watched."""
 
     def refuse(module: Any, args: Any, kwargs: Any) -> None:
         if kwargs["input_ids"].shape[0] > rows:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
+    engine.policy = replace(engine.policy, lean=False)
     engine.policy.causal_lm.register_forward_pre_hook(refuse, with_kwargs=True)
 
 

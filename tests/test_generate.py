@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def watched_forwards(policy: Policy) -> Iterator[list[tuple[int, int]]]:
 @pytest.mark.parametrize("kind", POLICIES)
 def test_the_logprobs_taken_while_sampling_are_those_of_a_fresh_forward_pass(kind: str, temperature: float) -> None:
     policy = POLICIES[kind]
-    sampling = Sampling(max_new_tokens=14, temperature=temperature, eos=tuple(range(1, 8)))
+    sampling = Sampling(max_new_tokens=14, temperature=temperature, eos=tuple(range(1, 6)))
     groups = generate(policy, PROMPTS, group=3, sampling=sampling, generator=seeded(1))
     prompts = [prompt for prompt in PROMPTS for _ in range(3)]
     flat = [completion for group in groups for completion in group]
@@ -191,7 +192,7 @@ def test_the_completions_of_a_group_are_drawn_independently() -> None:
 
 @pytest.mark.parametrize(("batch", "together"), [(1, 1), (4, 1), (8, 2), (11, 2), (12, 3), (288, 4)])
 def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, together: int) -> None:
-    policy = POLICIES["full"]
+    policy = replace(POLICIES["full"], lean=False)  # decoded by modules, whose rows can be watched
     sampling = Sampling(max_new_tokens=6, temperature=1.0, eos=(1,), greedy=True)
     whole = generate(policy, PROMPTS, group=4, sampling=sampling)
     with watched_forwards(policy) as shapes:
@@ -202,8 +203,9 @@ def test_a_batch_is_split_between_groups_and_never_inside_one(batch: int, togeth
     assert max(rows for rows, tokens in shapes if tokens == 1) <= max(4, batch)
 
 
-def test_a_prompt_is_read_once_for_its_whole_group() -> None:
-    policy = POLICIES["full"]
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_prompt_is_read_once_for_its_whole_group(lean: bool) -> None:
+    policy = replace(POLICIES["full"], lean=lean)
     with watched_forwards(policy) as shapes:
         generate(policy, [[4, 5], [6, 7, 8]], group=16, sampling=Sampling(4, 1.0, (1,)), generator=seeded(6))
     assert shapes[0] == (2, 3)

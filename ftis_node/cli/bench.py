@@ -57,8 +57,7 @@ def train(
 
     from ftis_node.lab.bench.model import Size
 
-    if model is None and (random_weights or vram is not None or lora is not None):
-        raise UsageError("--random-weights, --vram, --lora and --full need a model.", "Name one with --model.")
+    _refuse_without(model, random_weights, vram, lora)
     torch.set_num_threads(threads)
     if model is None:
         from ftis_node.lab.bench.train import bench_train
@@ -77,6 +76,48 @@ def train(
     else:
         for key, value in figures.items():
             print(f"{key:23} {_human(value)}")
+
+
+@app.command("generate")
+def generate(
+    model: Annotated[str | None, typer.Option(help="Measure this model instead of a small one.")] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="With --model: its geometry only, nothing is downloaded.")
+    ] = False,
+    vram: Annotated[float | None, typer.Option(help="With --model: memory in GB, enforced on a GPU.")] = None,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="With --model; else as the plan says.")] = None,
+    device: Annotated[str, typer.Option(help="With --model.")] = "auto",
+    groups: Annotated[int | None, typer.Option(min=1, help="Prompts; 8, with --model 24.")] = None,
+    group: Annotated[int, typer.Option(min=1, help="Completions of each.")] = 12,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="40, with --model 60.")] = None,
+    completion_tokens: Annotated[int | None, typer.Option(min=2, help="64, with --model 256.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Timed runs of each; 7, with --model 3.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    json: JsonOption = False,
+) -> None:
+    """Tokens a second of generation: our engine, and transformers' generate with log-probs and without, in turns."""
+    import torch
+
+    from ftis_node.lab.bench.generate import bench_generate, sized_policy, small_policy
+    from ftis_node.lab.bench.model import Size
+
+    _refuse_without(model, random_weights, vram, lora)
+    torch.set_num_threads(threads)
+    if model is None:
+        size = Size(groups or 8, group, prompt_tokens or 40, completion_tokens or 64)
+        policy, batch = small_policy(), size.completions
+    else:
+        from ftis_node.settings import collect
+
+        size = Size(groups or 24, group, prompt_tokens or 60, completion_tokens or 256)
+        settings, _ = collect(task="", flags={"model": model, "lora": lora, "vram_gb": vram, "device": device})
+        policy, batch = sized_policy(settings, size, random_weights=random_weights)
+    figures = bench_generate(policy, size, batch=batch, repeats=repeats or (7 if model is None else 3), tell=_tell)
+    if json:
+        print_json(figures)
+    else:
+        for key, value in figures.items():
+            print(f"{key:27} {_human(value)}")
 
 
 @app.command("swarm")
@@ -127,6 +168,11 @@ def swarm(
     else:
         for key, value in figures.items():
             print(f"{key:25} {_human(value)}")
+
+
+def _refuse_without(model: str | None, random_weights: bool, vram: float | None, lora: bool | None) -> None:
+    if model is None and (random_weights or vram is not None or lora is not None):
+        raise UsageError("--random-weights, --vram, --lora and --full need a model.", "Name one with --model.")
 
 
 def _tell(line: str) -> None:

@@ -92,7 +92,7 @@ def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometr
     limit = settings.vram_gb or machine.vram * (settings.vram_share or 1 / len(spec.members))
     names = ("lora", "dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
     wishes = Wishes(
-        **{name: getattr(settings, name) for name in (*names, "lora_rank", "lora_targets")},
+        **{name: getattr(settings, name) for name in (*names, "lora_rank", "lora_targets", "engine")},
     )
     workload = Workload(*_caps(spec), spec.run.get("group", RUN_DEFAULTS["group"]), settings.batch_groups)
     return shape, plan(shape, round(limit * GB), workload, wishes, machine.device, False)

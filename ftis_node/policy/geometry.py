@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwe
 from transformers.pytorch_utils import Conv1D
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.policy.decoder import reach, understood
 from ftis_node.policy.load import refuse_unsupported, unloadable, where_to_look
 from ftis_node.policy.names import ALIASES, resolve
 
@@ -42,6 +43,7 @@ class Geometry:
     parameters            elements of all parameters, shared ones once
     largest               elements of the largest parameter
     vocabulary            rows of the embedding; the tokenizer may have fewer ids
+    decoded               tokens of the longest sequence that `decoder` generates, 0 if it does not know the model
     linears               every linear module, those of like path and shape together
     """
 
@@ -56,6 +58,7 @@ class Geometry:
     head_dim: int
     vocabulary: int
     tied: bool
+    decoded: float
     linears: tuple[Linear, ...]
 
     def targeted(self, targets: Sequence[str]) -> tuple[Linear, ...]:
@@ -166,6 +169,7 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=embedding.shape[0],
         tied=tied,
+        decoded=reach(model) if understood(model) else 0,
         linears=_linears(model),
     )
 

@@ -77,7 +77,7 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
     if settings.lora:
         model = _with_lora(model, settings)
     model.to(device)
-    policy = ready(Policy(settings.model, model, tokenizer, device))
+    policy = ready(Policy(settings.model, model, tokenizer, device, engine=settings.engine))
     if settings.gradient_checkpointing:
         if not policy.causal_lm.supports_gradient_checkpointing:
             raise UsageError(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Dtype = Literal["float32", "bfloat16"]
 OptimiserName = Literal["adamw", "adamw8bit"]
 Device = Literal["cpu", "cuda"]
+Engine = Literal["native", "hf"]
 
 # One fp32 matrix [tokens, vocabulary] of `score`, and how many of them scoring holds at a time.
 CHUNK_BYTES = 128 << 20
@@ -39,6 +40,9 @@ LOGIT_BUFFERS = 3
 # Rows of keys and values that attention may hold for each token of a micro-batch's budget: completions of unlike
 # lengths are padded in attention, and short ones have a copy of a long prompt's.
 SPREAD = 3
+
+# Fp32 matrices [rows, vocabulary], of so many rows that they have `CHUNK_BYTES`, while tokens are drawn.
+DRAWN = 2
 
 # Prompt tokens that `generate` reads at a time.
 PREFILL_TOKENS = 16_384
@@ -50,8 +54,9 @@ UPDATE_ELEMENTS = 1 << 26
 MOMENT_BYTES: dict[OptimiserName, float] = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
 
 # Assumed, not measured (there was no GPU to measure on): the CUDA context with kernels and workspaces, the part of
-# memory that the allocator cannot use, and the cache's blocks of many sizes, for it grows by concatenation (alive at a
-# time are 1 + 1/(2 · layers) of it). On the CPU the two processes; one with PyTorch loaded has 0.4 GB.
+# memory that the allocator cannot use, and where transformers' modules generate the cache's blocks of many sizes, for
+# it grows by concatenation (alive at a time are 1 + 1/(2 · layers) of it). On the CPU the two processes; one with
+# PyTorch loaded has 0.4 GB.
 CONTEXT_BYTES: dict[Device, int] = {"cuda": 768 << 20, "cpu": 1 << 30}
 FRAGMENTATION = 0.05
 CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
@@ -94,6 +99,7 @@ class Setup:
     generation_batch: int
     lora_rank: int
     lora_targets: tuple[str, ...]
+    engine: Engine
 
     @property
     def width(self) -> int:
@@ -111,7 +117,7 @@ class Memory:
     logits       what scoring holds beside it, before the way back through the layers begins
     update       what AdamW needs in passing, after it has ended
     kv_cache     while generating
-    sampling     while generating: drawing a token, or evaluation's pass over its prompts where that needs more
+    sampling     while generating: drawing a token, or attention, or the pass over the prompts where that needs more
     overhead     the context, and what the allocator cannot use
     """
 
@@ -232,16 +238,22 @@ def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Dev
 
 
 def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int]:
-    """The cache, full; and the rest.
+    """The cache, full; and the rest, which is the most of what there is at different times.
 
-    The rest is logits, three fp32 matrices like them while a token is drawn, or, if that is more, the pass over as
-    many prompts as there are rows, some at a time, as evaluation makes (one completion each) before the cache is full.
+    As evaluation makes it, with a prompt of its own for each row; the decoder has a prompt once for its whole group.
+    The rest is logits and what drawing takes, some rows at a time, or one layer's scores, or the pass over the prompts
+    before the cache is full: some at a time, but in transformers' `generate` all, and each for every completion.
     """
     rows = max(workload.group, setup.generation_batch // workload.group * workload.group)
+    lean = setup.engine == "native" and workload.longest <= g.decoded
     row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
-    cache = round(CACHE_GROWTH[device] * rows * workload.longest * row_bytes)
-    drawing = rows * g.vocabulary * (setup.width + 12)
+    cache = round((1 if lean else CACHE_GROWTH[device]) * rows * workload.longest * row_bytes)
+    drawing = rows * g.vocabulary * setup.width + DRAWN * min(CHUNK_BYTES, 4 * rows * g.vocabulary)
+    if setup.engine == "hf":
+        drawing = rows * g.vocabulary * (setup.width + 16)
+    scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
     token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
     prompts = rows * workload.prompt_tokens
-    reading = prompts * row_bytes + min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens)) * token
-    return cache, max(drawing, reading - cache)
+    together = prompts if setup.engine == "hf" else min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
+    reading = prompts * row_bytes + together * token
+    return cache, max(drawing, scores, reading - cache)

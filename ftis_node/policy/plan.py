@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import UsageError
-from ftis_node.policy.memory import Device, Dtype, Memory, OptimiserName, Setup, Workload, estimate
+from ftis_node.policy.memory import Device, Dtype, Engine, Memory, OptimiserName, Setup, Workload, estimate
 from ftis_node.text import GB, gigabytes
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Wishes:
     generation_batch: int | None = None
     lora_rank: int = 128
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    engine: Engine = "native"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def _setups(geometry: Geometry, workload: Workload, wishes: Wishes, device: Devi
         generation_batch=wishes.generation_batch or _whole_groups(GENERATION_BATCH, workload),
         lora_rank=wishes.lora_rank,
         lora_targets=wishes.lora_targets,
+        engine=wishes.engine,
     )
     checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
     kinds = (False, True) if geometry.has(wishes.lora_targets) else (False,)

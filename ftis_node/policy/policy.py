@@ -10,12 +10,16 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from ftis_node.policy.memory import Engine
+
 
 @dataclass(frozen=True, eq=False)
 class Policy:
     """A model with its tokenizer. `model` is the trainable module (with LoRA a `PeftModel`).
 
     packed: sequences are scored in one row without padding (`packing`); else padded, one row each.
+    lean: `decoder` generates with it; else transformers' modules do.
+    engine: what generates, see `generate`.
     """
 
     name: str
@@ -23,6 +27,8 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     packed: bool = False
+    lean: bool = False
+    engine: Engine = "native"
 
     @property
     def causal_lm(self) -> Any:

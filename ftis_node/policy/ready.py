@@ -11,6 +11,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
 from ftis_node.errors import UsageError
+from ftis_node.policy.decoder import understood
+from ftis_node.policy.native import decoder_logprobs
 from ftis_node.policy.packing import ATTENTION, Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
@@ -22,7 +24,8 @@ def ready(policy: Policy) -> Policy:
     """The policy as all else expects it.
 
     Without dropout, for log-probs of training must be those of sampling. Packed, if its attention goes through
-    transformers' interface, has no window, and gives what padding gives.
+    transformers' interface, has no window, and gives what padding gives. Lean, if `decoder` knows it and gives that
+    too.
 
     Raises:
         UsageError: its log-probs are not those of its hidden states and head, or it keeps some dropout.
@@ -45,7 +48,8 @@ def ready(policy: Policy) -> Policy:
         raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", _OTHER_MODEL)
     if not _alike(policy, padded, training):
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", _OTHER_MODEL)
-    return _packed(policy, probe, padded)
+    policy = _packed(policy, probe, padded)
+    return replace(policy, lean=_lean(policy, probe, padded))
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:
@@ -73,6 +77,10 @@ def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor) -> Policy:
         pass
     model.set_attn_implementation("sdpa")
     return policy
+
+
+def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor) -> bool:
+    return understood(policy.causal_lm) and _alike(policy, padded, decoder_logprobs(policy, probe))
 
 
 def _probe(policy: Policy) -> list[Prefixed]:

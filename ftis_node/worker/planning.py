@@ -52,7 +52,7 @@ def settle(
         shape or geometry(settings.model),
         budget,
         workload,
-        Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets),
+        Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets, engine=settings.engine),
         "cuda" if device.type == "cuda" else "cpu",
         importlib.util.find_spec("bitsandbytes") is not None,
     )

@@ -59,17 +59,17 @@ def _measure(
     settings: Settings, chosen: Plan, size: Size, random_weights: bool, repeats: int, tell: Tell
 ) -> dict[str, Any]:
     tell(f"making {settings.model}")
-    policy = random_policy(_config(settings.model), settings) if random_weights else load_policy(settings)
+    policy = random_policy(config_of(settings.model), settings) if random_weights else load_policy(settings)
     learner = make_learner(policy, "ftis", settings)
     batch = settings.generation_batch or size.completions
     own_work(policy, Size(1, size.group, size.prompt_tokens, 2), batch)  # a GPU's kernels are loaded at first use
     tell(f"generating {size.completions} completions of {size.completion_tokens} tokens")
-    work, generation_s = _timed(lambda: own_work(policy, size, batch), policy.device)
+    work, generation_s = timed(lambda: own_work(policy, size, batch), policy.device)
     groups = training_groups(work)
     reports, seconds = [], []
     for repeat in range(repeats + 1):
         tell(f"step {repeat} of {repeats}" if repeat else "a step to warm up")
-        report, took = _timed(lambda: learner.step(groups), policy.device)
+        report, took = timed(lambda: learner.step(groups), policy.device)
         if report.skipped:
             raise RuntimeError(f"the step took no update: {report.skipped}")
         reports.append(report)
@@ -113,7 +113,7 @@ def _measure(
     }
 
 
-def _timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
+def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
     """What `call` gives, and the seconds until the device was done with it."""
     began = time.perf_counter()
     result = call()
@@ -131,5 +131,6 @@ def _peak_mb(call: Callable[[], object], learner: Learner) -> float:
     return torch.cuda.max_memory_allocated(device) / 1e6
 
 
-def _config(name: str) -> Any:
+def config_of(name: str) -> Any:
+    """A model's configuration; of a Qwen2.5 from memory."""
     return known_config(name) or AutoConfig.from_pretrained(resolve(name))

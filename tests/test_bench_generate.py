@@ -1,0 +1,56 @@
+"""The benchmark of generation has all three do the same work, and says how they compare."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from ftis_node.cli import app
+from ftis_node.errors import UsageError
+from ftis_node.lab.bench import generate
+from ftis_node.lab.bench.generate import bench_generate, small_policy
+from ftis_node.lab.bench.model import Size
+
+FLAGS = ["--groups", "2", "--group", "3", "--prompt-tokens", "6", "--completion-tokens", "5", "--repeats", "2"]
+
+
+def test_three_ways_are_timed_in_turns() -> None:
+    result = CliRunner().invoke(app, ["bench", "generate", "--json", *FLAGS], catch_exceptions=False)
+    figures = json.loads(result.stdout)
+    for name in ("native", "hf", "plain"):
+        for unit in ("cpu_s", "s"):
+            low, high = figures[f"{name}_tokens_per_{unit}_spread"]
+            assert 0 < low <= figures[f"{name}_tokens_per_{unit}"] <= high
+    for rival in ("hf", "plain"):
+        ours, theirs = figures["native_tokens_per_cpu_s"], figures[f"{rival}_tokens_per_cpu_s"]
+        assert figures[f"ratio_{rival}"] == pytest.approx(ours / theirs)
+    assert figures["lean"] and figures["floor_tokens_per_s"] is None and figures["over_floor"] is None
+    assert figures["batch"]["completion_tokens"] == 5 and figures["generation_batch"] == 6
+
+
+def test_a_model_is_measured_as_its_plan_has_it() -> None:
+    flags = ["--model", "tiny-a", "--random-weights", "--device", "cpu", *FLAGS]
+    result = CliRunner().invoke(app, ["bench", "generate", "--json", *flags], catch_exceptions=False)
+    figures = json.loads(result.stdout)
+    assert figures["parameters"] == 75_968 and figures["generation_batch"] == 288
+
+
+def test_the_floor_is_what_reading_everything_once_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, size = small_policy(), Size(groups=4, group=3, prompt_tokens=10, completion_tokens=8)
+    monkeypatch.setattr(generate, "_bandwidth", lambda device: 1e9)
+    token = 2 * 4 * 2 * 32 * 4
+    step = 2 * 4 * 1_050_752 + token * (4 * 10 + 12 * 4)  # in two batches the weights are read twice
+    assert generate._floor(policy, size, batch=6) == pytest.approx(12 / (step / 1e9))
+
+
+def test_tokens_that_are_missing_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_plain", lambda *_: 7)
+    with pytest.raises(RuntimeError, match="7 tokens were generated in place of 8"):
+        bench_generate(small_policy(), Size(1, 2, 3, 4), batch=2, repeats=1, tell=lambda line: None)
+
+
+def test_flags_of_a_model_need_one() -> None:
+    result = CliRunner().invoke(app, ["bench", "generate", "--random-weights"])
+    assert isinstance(result.exception, UsageError)

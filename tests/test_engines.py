@@ -1,0 +1,253 @@
+"""The native engine's tokens and log-probs are transformers' own, for what it decodes itself and for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from ftis_node.errors import FtisError
+from ftis_node.lab.bench.model import word_tokenizer
+from ftis_node.packet import Completion
+from ftis_node.policy.cache import closing_up
+from ftis_node.policy.decoder import Decoder
+from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.load import make_policy
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.ready import ready
+from ftis_node.settings import Settings
+from tests.helpers_models import logprobs_of, tiny_config, tiny_policy, tiny_tokenizer, twin
+
+PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0},
+}
+STRETCHED = {
+    **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 16,
+}
+GREEDY = Sampling(14, 0.8, (1, 4, 9), greedy=True)
+DECODED = ("qwen2", "tied", "ungrouped", "lora", "llama", "llama biased", "llama stretched", "mistral", "qwen3")
+OTHERS = ("gpt2", "gemma2", "lfm2", "mamba2", "narrow mistral", "dora", "dynamic")
+
+
+def make_model(kind: str) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        match kind:
+            case "llama":
+                return LlamaForCausalLM(LlamaConfig(**SIZES))
+            case "llama biased":
+                model: Any = LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, head_dim=16))
+                for name, parameter in model.named_parameters():
+                    if name.endswith("bias"):
+                        torch.nn.init.normal_(parameter)
+                return model
+            case "llama stretched":
+                return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=STRETCHED))
+            case "dynamic":
+                rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+                return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, max_position_embeddings=64))
+            case "mistral" | "narrow mistral":
+                window = 24 if kind == "mistral" else 4
+                return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window))
+            case "qwen3":
+                model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8))
+                for layer in model.model.layers:
+                    torch.nn.init.uniform_(layer.self_attn.q_norm.weight, 0.5, 2)
+                    torch.nn.init.uniform_(layer.self_attn.k_norm.weight, 0.5, 2)
+                return model
+            case "gpt2":
+                return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3))
+            case "gemma2":
+                config = Gemma2Config(**SIZES, head_dim=8, sliding_window=4, final_logit_softcapping=None)
+                return Gemma2ForCausalLM(config)
+            case "lfm2":
+                return Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]))
+            case "mamba2":
+                small = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
+                return Mamba2ForCausalLM(Mamba2Config(vocab_size=40, hidden_size=32, num_hidden_layers=2, **small))
+            case _:
+                lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], use_dora=True)
+                return get_peft_model(Qwen2ForCausalLM(tiny_config(vocab_size=40)), lora)
+
+
+@cache
+def policy_of(kind: str) -> Policy:
+    match kind:
+        case "qwen2":
+            return tiny_policy(vocab_size=40)
+        case "tied":
+            return tiny_policy(vocab_size=40, tie_word_embeddings=True)
+        case "ungrouped":
+            return tiny_policy(num_key_value_heads=4)
+        case "lora":
+            return tiny_policy(vocab_size=40, lora=True)
+    return ready(Policy(kind, make_model(kind).eval(), tiny_tokenizer(), torch.device("cpu")))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def assert_same(some: Sequence[Sequence[Completion]], others: Sequence[Sequence[Completion]]) -> None:
+    for ours, theirs in zip(chain(*some), chain(*others), strict=True):
+        assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+        assert ours.finished is theirs.finished
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [*DECODED, *OTHERS])
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind: str) -> None:
+    policy = policy_of(kind)
+    assert policy.lean == (kind in DECODED)
+    reference = replace(policy, engine="hf")
+    endless = generate(reference, PROMPTS, group=1, sampling=replace(GREEDY, eos=(26,)))
+    sampling = replace(GREEDY, eos=(int(endless[0][0].token_ids[4]), int(endless[2][0].token_ids[9])))
+    ours = generate(policy, PROMPTS, group=2, sampling=sampling)
+    assert min(len(completion) for group in ours for completion in group) < 14, "some end early"
+    assert_same(ours, generate(reference, PROMPTS, group=2, sampling=sampling))
+
+
+@pytest.mark.parametrize("engine", ["native", "hf"])
+@pytest.mark.parametrize("kind", [*DECODED, "gemma2", "lfm2"])
+def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind: str, engine: Any) -> None:
+    policy = replace(policy_of(kind), engine=engine)
+    sampling = Sampling(14, 1.3, (1, 2, 3))
+    flat = list(chain(*generate(policy, PROMPTS, group=6, sampling=sampling, generator=seeded(1))))
+    assert len({len(completion) for completion in flat}) > 4
+    with torch.no_grad():
+        prompts = [prompt for prompt in PROMPTS for _ in range(6)]
+        fresh = logprobs_of(policy, prompts, [c.token_ids for c in flat], sampling.temperature).numpy()
+    assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3"])
+def test_bf16_differs_from_a_fresh_forward_pass_by_rounding_only(kind: str) -> None:
+    policy = twin(policy_of(kind))
+    policy.model.to(torch.bfloat16)
+    flat = list(chain(*generate(policy, PROMPTS, group=8, sampling=Sampling(14, 1.0, (1,)), generator=seeded(1))))
+    with torch.no_grad():
+        prompts = [prompt for prompt in PROMPTS for _ in range(8)]
+        fresh = logprobs_of(policy, prompts, [c.token_ids for c in flat], 1.0).numpy()
+    assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).mean() < 0.03
+
+
+@pytest.mark.parametrize("group", [1, 5])
+def test_when_rows_are_dropped_changes_nothing(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(30)]
+    policy = policy_of("qwen2")
+    sampling = Sampling(20, 1.0, tuple(range(1, 9)), greedy=group == 1)
+    if group == 1:
+        monkeypatch.setattr(Decoder, "gaps", 2.0)
+        never = generate(policy, prompts, group=1, sampling=sampling)
+        monkeypatch.setattr(Decoder, "gaps", 0.001)
+        assert_same(generate(policy, prompts, group=1, sampling=sampling), never)
+    monkeypatch.setattr(Decoder, "gaps", 0.001)
+    flat = list(chain(*generate(policy, prompts, group=group, sampling=sampling, generator=seeded(2))))
+    with torch.no_grad():
+        by_row = [prompt for prompt in prompts for _ in range(group)]
+        fresh = logprobs_of(policy, by_row, [c.token_ids for c in flat], 1.0).numpy()
+    assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).max() < 1e-4
+
+
+def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
+    policy, sampling = policy_of("mistral"), Sampling(30, 1.0, (26,), greedy=True)
+    assert policy.lean
+    assert_same(
+        generate(policy, PROMPTS, group=1, sampling=sampling),
+        generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=sampling),
+    )
+
+
+def test_weights_that_training_changes_are_used_as_they_are() -> None:
+    policy = twin(policy_of("lora"))
+    before = generate(policy, PROMPTS, group=1, sampling=GREEDY)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(1))
+    after = generate(policy, PROMPTS, group=1, sampling=GREEDY)
+    assert_same(after, generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=GREEDY))
+    with pytest.raises(AssertionError):
+        assert_same(after, before)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "lora", "dynamic"])
+def test_training_goes_on_after_generating(kind: str) -> None:
+    """Tensors made in inference mode cannot take part in a backward pass."""
+    policy = twin(policy_of(kind))
+    generate(policy, PROMPTS, group=2, sampling=Sampling(40, 1.0, (26,)), generator=seeded(1))
+    logprobs_of(policy, PROMPTS, [np.array([3, 4])] * 4, 1.0).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_every_engine_repeats_itself_and_leaves_the_global_state_alone(kind: str, engine: Any) -> None:
+    policy, sampling = replace(policy_of(kind), engine=engine), Sampling(10, 1.0, (1,))
+    before = torch.get_rng_state()
+    one, same, other = (generate(policy, PROMPTS, group=4, sampling=sampling, generator=seeded(s)) for s in (7, 7, 8))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert_same(one, same)
+    with pytest.raises(AssertionError):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("engine", ["native", "hf"])
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_weights_that_diverged_are_told(kind: str, engine: Any) -> None:
+    policy = twin(replace(policy_of(kind), engine=engine))
+    with torch.no_grad():
+        policy.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(FtisError, match="diverged"):
+        generate(policy, PROMPTS, group=2, sampling=GREEDY)
+
+
+def test_what_a_models_folder_says_of_sampling_is_not_followed() -> None:
+    policy = replace(policy_of("qwen2"), engine="hf")
+    plain = generate(policy, PROMPTS, group=1, sampling=GREEDY)
+    changed = twin(policy)
+    changed.causal_lm.generation_config.repetition_penalty = 5.0
+    changed.causal_lm.generation_config.min_new_tokens = 14
+    assert_same(generate(changed, PROMPTS, group=1, sampling=GREEDY), plain)
+
+
+def test_the_engine_is_a_setting() -> None:
+    for engine in ("native", "hf"):
+        model: Any = Qwen2ForCausalLM(tiny_config())
+        settings = Settings(model="tiny-a", device="cpu", engine=engine)
+        assert make_policy(model, word_tokenizer(26), settings).engine == engine
+
+
+@given(alive=st.lists(st.booleans(), min_size=1, max_size=40))
+def test_closing_up_keeps_every_row_and_moves_none_that_need_not(alive: list[bool]) -> None:
+    order = closing_up(np.array(alive))
+    assert sorted(order.tolist()) == np.flatnonzero(alive).tolist()
+    stay = order == np.arange(len(order))
+    assert stay.sum() == sum(alive[: len(order)])

@@ -1,0 +1,81 @@
+"""Tokens come as often as their probability says, rare ones too, and whatever the numbers no id is out of range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from ftis_node.policy import sampler
+from ftis_node.policy.sampler import _invert, draw
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 7, 26, 300, 2048])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_many_draws_pass_a_chi_square_test(vocabulary: int, temperature: float) -> None:
+    logits = 2 * torch.randn(1, vocabulary, generator=seeded(vocabulary))
+    tokens, _ = draw(logits, 400_000, temperature=temperature, greedy=False, generator=seeded(1))
+    counts = np.bincount(tokens[0].numpy(), minlength=vocabulary)
+    expected = len(tokens[0]) * torch.softmax(logits[0].double() / temperature, 0).numpy()
+    rare = expected < 5
+    if rare.any():
+        counts, expected = (np.append(part[~rare], part[rare].sum()) for part in (counts, expected))
+    assert chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > 1e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(vocabulary=st.integers(1, 700), seed=st.integers(0, 1 << 32), spread=st.floats(0, 40))
+def test_a_uniform_number_gives_the_token_where_the_exact_distribution_function_passes_it(
+    vocabulary: int, seed: int, spread: float
+) -> None:
+    random = seeded(seed)
+    probabilities = (spread * torch.randn(3, vocabulary, generator=random)).softmax(-1)
+    uniform = torch.rand(3, 50, dtype=torch.float64, generator=random)
+    tokens = _invert(probabilities, uniform)
+    ends = probabilities.double().cumsum(1)
+    ends /= ends[:, -1:].clone()
+    starts = torch.cat([torch.zeros(3, 1, dtype=torch.float64), ends[:, :-1]], 1)
+    assert (starts.gather(1, tokens) <= uniform + 1e-6).all()
+    assert (uniform <= ends.gather(1, tokens) + 1e-6).all()
+    assert (probabilities.gather(1, tokens) > 0).all()
+
+
+@pytest.mark.parametrize("vocabulary", [3, 100, 2048])
+def test_the_ends_of_the_unit_interval_never_give_an_impossible_token(vocabulary: int) -> None:
+    probabilities = torch.zeros(1, vocabulary)
+    probabilities[0, vocabulary // 2] = 1.0
+    uniform = torch.tensor([[0.0, 5e-324, 0.5, 1 - 2.0**-53]], dtype=torch.float64)
+    assert (_invert(probabilities, uniform) == vocabulary // 2).all()
+
+
+def test_a_token_below_the_resolution_of_fp32_is_still_drawn() -> None:
+    """Behind a mass of 1 an fp32 sum does not see it; its own interval is as wide as its probability."""
+    probabilities = torch.zeros(1, 4096)
+    probabilities[0, 0], probabilities[0, 4000] = 1.0, 1e-9
+    uniform = torch.tensor([[1 - 0.5e-9, 1 - 2e-9]], dtype=torch.float64)
+    assert _invert(probabilities, uniform).tolist() == [[4000, 0]]
+
+
+def test_several_chunks_are_as_good_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(10, 33, generator=seeded(0))
+    whole = draw(logits, 3, temperature=1.3, greedy=False, generator=seeded(1))
+    monkeypatch.setattr(sampler, "CHUNK_BYTES", 4 * 33 * 4)
+    parts = draw(logits, 3, temperature=1.3, greedy=False, generator=seeded(1))
+    assert torch.equal(whole[0], parts[0])
+    torch.testing.assert_close(whole[1], parts[1])
+    torch.testing.assert_close(whole[1], (logits / 1.3).log_softmax(-1).gather(1, whole[0]))
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none_become_logprobs_that_are_none(wrong: float, greedy: bool) -> None:
+    tokens, logprobs = draw(torch.full((2, 70), wrong), 4, temperature=1.0, greedy=greedy, generator=seeded(0))
+    assert ((tokens >= 0) & (tokens < 70)).all()
+    assert not torch.isfinite(logprobs).any()
