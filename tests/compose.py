@@ -105,7 +105,7 @@ def main() -> None:
             raise
         finally:
             swarm.compose("down", "--volumes", "--timeout", "60")
-    print(json.dumps(told, indent=1))
+        print(json.dumps(told, indent=1), flush=True)  # before an engine's folder is removed, which takes minutes
 
 
 def play(swarm: Swarm, told: dict[str, Any], port: int) -> None:
