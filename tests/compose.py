@@ -132,10 +132,12 @@ def play(swarm: Swarm, told: dict[str, Any], port: int) -> None:
     before = swarm.status(VICTIM)
     swarm.signal(VICTIM, "KILL")
     eventually(lambda: int(swarm.inspect(VICTIM, ".RestartCount")) >= 1, "the engine starts it again")
-    after = eventually(lambda: later(swarm.status(VICTIM), before), "it takes steps again")
+    eventually(lambda: later(swarm.status(VICTIM), before), "it is back")
     log = swarm.within(VICTIM, "cat", f"{HOME}/metrics.jsonl")
     resumed = [event for event in map(json.loads, log.splitlines()) if event["event"] == "resumed"]
     expect(len(resumed) == 1 and resumed[0]["step"] >= before["step"] - 1, f"it goes on where it was: {resumed}")
+    at = resumed[0]["step"]
+    after = eventually(lambda: more(swarm.status(VICTIM), at), "it takes steps beyond its checkpoint")
     told["killed"] = {"step_before": before["step"], "resumed_at": resumed[0]["step"], "step_after": after["step"]}
     since("back_after_a_kill_after_seconds")
 
@@ -163,6 +165,10 @@ def play(swarm: Swarm, told: dict[str, Any], port: int) -> None:
 def used(swarm: Swarm, name: str) -> set[str]:
     """The authors whose groups a node has trained on."""
     return set(swarm.status(name).get("foreign_groups_used", {}))
+
+
+def more(status: dict[str, Any], step: int) -> dict[str, Any] | None:
+    return status if status.get("step", 0) > step else None
 
 
 def later(status: dict[str, Any], before: dict[str, Any]) -> dict[str, Any] | None:
