@@ -69,7 +69,7 @@ class TrialSpec:
             **({"sha256": files} if files else {}),
             **({"rounds": "by seed"} if self.collaboration == "horizontal" else {}),
             "schema": TRIAL_SCHEMA,
-            "clock": self.clock.model_dump(),
+            "clock": self.clock.model_dump(exclude={"per"} if self.clock.per == "group" else None),
             "members": [{**vars(m), "warm": m.warm.model_dump() if m.warm else None} for m in self.members],
             "evaluate": [also.model_dump() for also in self.evaluate],
             "gradients": self.gradients.model_dump() if self.gradients else None,

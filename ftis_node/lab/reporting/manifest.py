@@ -52,6 +52,7 @@ class Claim(BaseModel):
     measure: `final` pass@1, the cost of reaching the target, or of own completions in the last quarter of the steps the
         share that carries the payload of cell `a`'s attack and their mean length in tokens.
     margin: in the unit of the measure; None is `statistics.MARGIN` for final values, and no margin test for others.
+    factor: what the values of cell `a` are multiplied by before b's are taken from them.
     """
 
     text: str
@@ -65,6 +66,7 @@ class Claim(BaseModel):
     measure: ClaimMeasure = "final"
     contrast: tuple[str, str] | None = None
     margin: float | None = Field(None, gt=0, allow_inf_nan=False)
+    factor: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     @property
     def cells(self) -> tuple[str, ...]:

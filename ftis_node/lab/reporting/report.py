@@ -18,7 +18,8 @@ from ftis_node.lab.reporting.results import Results, read_results
 from ftis_node.lab.reporting.statistics import MARGIN
 
 RULE = f"""\
-How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences.
+How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences; a is
+multiplied by a factor first where the claim names one.
 
 * *greater*, *less*: reproduced if the permutation test of d is significant with the sign claimed; not reproduced if it
   is significant with the other sign, or if two one-sided t tests (TOST) show that d lies within the margin.
@@ -169,6 +170,7 @@ def _claim_row(place: int, finding: Finding, results: Results) -> list[str]:
 def _formula(finding: Finding, results: Results) -> str:
     claim = finding.claim
     a, b, *rest = (results.label(cell) for cell in claim.cells)
+    a = a if claim.factor == 1 else f"{claim.factor:g} × {a}"
     sides = f"({a} − {b}) − ({rest[0]} − {rest[1]})" if rest else f"{a} − {b}"
     where = "all nodes" if claim.node == "all" else f"node {claim.node}"
     return f"{sides} {claim.compare}; {claim.measure}, {where}, {claim.on}"
