@@ -128,6 +128,7 @@ class Stepper:
         self._counted = 0  # of the groups that ever came into the pool
         self._left = 0  # groups that the latest batch had no room for
         self._step_seconds: deque[float] = deque(maxlen=8)
+        self._device: deque[Mapping[str, float]] = deque(maxlen=8)  # where the compute process's time went
         self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one group oneself
 
     # --- what the swarm asks and brings ---------------------------------------------------------------------------
@@ -228,6 +229,11 @@ class Stepper:
         """Mean duration of the latest steps; 0 before the first."""
         return sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else 0.0
 
+    def idle_share(self) -> float | None:
+        """Part of the time that the latest steps took, one after the other, in which the compute device had no work."""
+        total = sum(spent["total"] for spent in self._device)
+        return sum(spent["idle"] for spent in self._device) / total if total else None
+
     async def step(self, stopping: asyncio.Event) -> dict[str, Any] | None:
         """One step; returns its metrics, or None if `stopping` was set before the batch was there, or `hurry` while
         there was nothing to train on."""
@@ -263,6 +269,7 @@ class Stepper:
         ended = self._clock()
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
+        self._device.append(report["device"])
         self.swarm.interval = exchange_interval(self.step_seconds())
         spent = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
         last = self._account(own, foreign, report, spent)

@@ -93,6 +93,16 @@ def bring(node: Stepper, count: int, take: int | None = None) -> None:
     node.note_supply()
 
 
+def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:
+    node = stepper(tmp_path, others=0)
+    assert node.idle_share() is None, "no step yet"
+    for _ in range(8):
+        node._device.append({"total": 3.0, "idle": 3.0})  # long ago
+    for total, idle in ((1.0, 0.5), *7 * ((1.0, 0.0),)):
+        node._device.append({"total": total, "idle": idle})
+    assert node.idle_share() == pytest.approx(0.5 / 8)
+
+
 def test_a_listener_makes_nothing_and_wants_everything(tmp_path: Path) -> None:
     node = stepper(tmp_path, 2, own_share=0.0)
     assert (node.own_quota(), node.want().groups) == (0, 2 * BATCH)

@@ -18,8 +18,8 @@ from ftis_node.lab.reporting.results import Results, read_results
 from ftis_node.lab.reporting.statistics import MARGIN
 
 RULE = f"""\
-How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences; a is
-multiplied by a factor first where the claim names one.
+How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences; a
+factor that a claim names multiplies a first.
 
 * *greater*, *less*: reproduced if the permutation test of d is significant with the sign claimed; not reproduced if it
   is significant with the other sign, or if two one-sided t tests (TOST) show that d lies within the margin.
