@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -118,6 +119,35 @@ def generate(
     else:
         for key, value in figures.items():
             print(f"{key:27} {_human(value)}")
+
+
+@app.command("step")
+def step(
+    groups: Annotated[int, typer.Option(min=1, help="Prompts in a step.")] = 8,
+    group: Annotated[int, typer.Option(min=2, help="Completions of each.")] = 12,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 40,
+    completion_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 7,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a profiler's trace of one more step there, for ui.perfetto.dev.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """CPU time of a whole step of a small model, in parts, beside TRL's GRPOTrainer with its own generation."""
+    import torch
+
+    from ftis_node.lab.bench.model import Size
+    from ftis_node.lab.bench.step import bench_step
+
+    torch.set_num_threads(threads)
+    size = Size(groups, group, prompt_tokens, completion_tokens)
+    figures = bench_step(size, repeats=repeats, trace=trace, tell=_tell)
+    if json:
+        print_json(figures)
+    else:
+        for key, value in figures.items():
+            print(f"{key:23} {_human(value)}")
 
 
 @app.command("swarm")

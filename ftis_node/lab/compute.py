@@ -32,8 +32,8 @@ class Compute(Protocol):
 class InProcess:
     """An engine right here."""
 
-    def __init__(self) -> None:
-        self.engine = Engine()
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = engine or Engine()
         self.cpu = 0.0
 
     async def start(self) -> None:
