@@ -126,6 +126,15 @@ def test_at_a_free_pace_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) 
         assert kind(found, "evaluation", node)[-1]["step"] == steps[-1]["step"], "the end is looked at, whenever it is"
 
 
+def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path: Path) -> None:
+    free = {"pace": "free", "speed": {"B": 0.25}}
+    found = run(spec(free, steps=30, target=0.05, until="target"), tmp_path)
+    assert kind(found, "evaluation", "A")[-1]["pass_at_1"] >= 0.05
+    assert kind(found, "step", "A") == [] and kind(found, "step", "B") == [], "A is there before the first step"
+    assert spec(free, until="target").facts()["until"] == 0.7 and "until" not in spec(free).facts()
+    assert "until" not in spec(until="target").facts(), "in lock step all take their steps"
+
+
 def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:
     also = [{"name": "harder", "task": "arithmetic-4", "prompts": 20}]
     found = kind(run(spec(nodes=[A], evaluate=also, steps=1), tmp_path), "evaluation")

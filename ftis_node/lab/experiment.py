@@ -147,6 +147,7 @@ class Experiment(_Table):
 
     tail      the final pass@1 is the mean of so many last evaluations
     target    the pass@1 that time and samples are told for
+    until     `target` ends a trial at a free pace, once all of its fastest nodes were seen there
     seconds   simulated ones, after which no step begins
     keep      the last checkpoint of every node
     payloads  count what hostile partners want to be said in every node's own completions, see `lab.payloads`
@@ -163,6 +164,7 @@ class Experiment(_Table):
     seconds: float | None = Field(None, gt=0)
     tail: int = Field(1, ge=1)
     target: float = Field(0.7, gt=0, le=1)
+    until: Literal["", "target"] = ""
     keep: bool = True
     payloads: bool = False
     run: dict[str, Any] = {}
