@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -261,11 +261,14 @@ class Stepper:
     ) -> dict[str, Any]:
         """Takes the step on these groups and returns its metrics; it `began` (by the clock) with their generation."""
         trained = self._clock()
-        # Written down first: a group that a crash took out of a step is lost, none is trained on twice.
-        self._store.settle([scored.group.key for scored in foreign], "trained")
         weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
         groups = messages(own, foreign, weights, horizontal=self.run.parts > 1)
-        report = await self.worker.call("step", groups=groups)
+        # Written down beside the step and before its checkpoint: a group that a crash took out of a step is lost, none
+        # is trained on twice.
+        report = await self._beside(
+            self.worker.call("step", groups=groups),
+            lambda: self._store.settle([scored.group.key for scored in foreign], "trained"),
+        )
         ended = self._clock()
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
@@ -277,6 +280,16 @@ class Stepper:
         if any(weight != 1.0 for weight in weights.values()):
             last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
         return last
+
+    async def _beside(self, call: Coroutine[Any, Any, dict[str, Any]], write: Callable[[], None]) -> dict[str, Any]:
+        """What the worker answers; while it works, something is written to disk, for which it need not wait."""
+        answer = asyncio.create_task(call)
+        try:
+            await asyncio.sleep(0)  # the worker is asked first
+            write()
+            return await answer
+        finally:
+            answer.cancel()  # for nothing, unless writing failed or the step is given up
 
     def _judge(self, foreign: Sequence[Scored], report: dict[str, Any]) -> None:
         """What the step showed of the authors of its groups."""
@@ -325,10 +338,10 @@ class Stepper:
 
     async def _generate_round(self, count: int) -> list[OwnGroup]:
         began = self._clock()
-        number = self._store.next_round()
+        number = self._store.upcoming_round()
         author = self._identity.author
         rows = [self._context.row_of(author, number, slot) for slot in range(count)]
-        answer = await self.worker.call("generate", rows=rows)
+        answer = await self._beside(self.worker.call("generate", rows=rows), lambda: self._store.take_round(number))
         answers, self.generation_batch = answer["groups"], answer["generation_batch"]
         self._group_seconds.append((self._clock() - began) / count)
         groups, packets, refs = [], [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import time
@@ -120,3 +121,34 @@ def test_progress_survives_the_way_through_a_checkpoints_facts() -> None:
     assert again == progress and again.foreign_weight_share == 0.75
     again.foreign_groups_used["somebody"] += 1
     assert progress.foreign_groups_used["somebody"] == 5
+
+
+async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting(tmp_path: Path) -> None:
+    node, order = stepper(tmp_path, others=0), []
+
+    async def work() -> dict[str, Any]:
+        order.append("asked")
+        await asyncio.sleep(0.01)
+        order.append("answered")
+        return {"done": True}
+
+    assert await node._beside(work(), lambda: order.append("written")) == {"done": True}
+    assert order == ["asked", "written", "answered"]
+
+
+async def test_where_the_disk_is_full_the_worker_is_not_waited_for(tmp_path: Path) -> None:
+    node, cancelled = stepper(tmp_path, others=0), asyncio.Event()
+
+    async def work() -> dict[str, Any]:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+        return {}
+
+    def full() -> None:
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        await node._beside(work(), full)
+    await asyncio.wait_for(cancelled.wait(), 1)
