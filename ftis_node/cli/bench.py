@@ -150,6 +150,27 @@ def step(
             print(f"{key:23} {_human(value)}")
 
 
+@app.command("growth")
+def growth(
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each size.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="Draw it there, as PNG.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """CPU time and memory of a whole step against group size, completion length, batch and number of peers."""
+    import torch
+
+    from ftis_node.lab.bench.growth import bench_growth
+
+    torch.set_num_threads(1)
+    figures = bench_growth(repeats=repeats, plot=plot, tell=_tell)
+    if json:
+        print_json(figures)
+    else:
+        for key, value in figures.items():
+            for point in value["points"] if isinstance(value, dict) and "points" in value else ():
+                print(f"{key:18} {_human(point)}")
+
+
 @app.command("swarm")
 def swarm(
     nodes: Annotated[int, typer.Option(min=2, max=64, help="How many; each has a p2pd of its own.")] = 16,
@@ -214,7 +235,7 @@ def _human(value: object) -> str:
     if isinstance(value, list):
         return " to ".join(_human(part) for part in value)
     if isinstance(value, dict):
-        return ", ".join(f"{key} {part}" for key, part in value.items())
+        return ", ".join(f"{key} {_human(part)}" for key, part in value.items())
     if isinstance(value, float):
         return f"{value:.4g}"
     return "-" if value is None else str(value)

@@ -28,13 +28,14 @@ class Node(BaseModel):
 
 
 class Cell(BaseModel):
-    """A method with its settings; the first of a manifest is the baseline."""
+    """A method with its settings; the first of a manifest is the baseline. slower: nodes that are not the fastest."""
 
     name: str
     label: str = ""
     collaboration: str = ""
     pace: str = ""
     values: dict[str, Any] = {}
+    slower: list[str] = []
 
 
 class TrialEntry(BaseModel):

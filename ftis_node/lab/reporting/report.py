@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.files import replace_text
-from ftis_node.lab.reporting import attacks, outcomes, sweeps, training
+from ftis_node.lab.reporting import attacks, outcomes, speed, sweeps, training
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import LEVEL, Finding, judge
@@ -58,6 +58,7 @@ def write_report(out: Path, destination: Path | None = None, *, small: bool = Fa
     if grid:
         outcomes.finals(results, book, drawn=False)
     else:
+        speed.sooner(results, book)
         outcomes.curves(results, book)
         outcomes.finals(results, book, drawn=True)
         outcomes.differences(results, book)
