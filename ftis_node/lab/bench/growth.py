@@ -19,10 +19,10 @@ from ftis_node.lab.reporting.figures import PALETTE, WIDTH, drawn, save
 
 BASE = Size(groups=4, group=8, prompt_tokens=40, completion_tokens=32)
 GROWING: Mapping[str, Sequence[int]] = {
-    "groups": (2, 4, 8, 16, 32),
-    "group": (4, 8, 16, 32, 64),
-    "completion_tokens": (16, 32, 64, 128, 256),
-    "peers": (1, 4, 16, 64, 256),
+    "groups": (2, 4, 8, 16),
+    "group": (4, 8, 16, 32),
+    "completion_tokens": (16, 32, 64, 128),
+    "peers": (1, 4, 16, 64),
 }
 NAMES = {
     "groups": "groups in a step",
