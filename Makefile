@@ -66,8 +66,8 @@ lab-quick: $(STAMP)
 	$(BIN)/ftis-node lab report build/lab-quick
 
 # All experiments with built-in models, and their reports under docs/evidence: hours of CPU; goes on where it was.
-EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony shares truncation bias \
-  confirmation attacks attacks-horizontal attacks-many
+EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony time-to-score shares \
+  truncation bias confirmation attacks attacks-horizontal attacks-many
 evidence: $(STAMP)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \

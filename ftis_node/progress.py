@@ -9,6 +9,7 @@ from typing import Any
 
 from ftis_node.packet import Group
 from ftis_node.worker.messages import OWN
+from ftis_node.worker.usage import WORK
 
 AUTHORS_MAX, OTHERS = 1024, "others"
 
@@ -70,7 +71,8 @@ class Progress:
 class Totals:
     """What was done since the process started: it only grows, and no checkpoint knows it.
 
-    samples and tokens are those that a gradient was computed of, seconds those of steps.
+    samples and tokens are those that a gradient was computed of, seconds those of steps, device those of the compute
+    device from the first step's beginning on.
     """
 
     steps: int = 0
@@ -82,6 +84,7 @@ class Totals:
     generated_completions: int = 0
     generated_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "wait": 0.0, "train": 0.0})
+    device: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*WORK, "idle"), 0.0))
 
     def add_round(self, packets: Sequence[Group]) -> None:
         """Counts groups that this node generated."""
@@ -104,5 +107,7 @@ class Totals:
             if last["skipped"] is None:
                 self.samples[source] += int(of.get("samples", 0))
                 self.tokens[source] += int(of.get("tokens", 0))
-        for phase in self.seconds:
-            self.seconds[phase] += last["seconds"][phase]
+        for kind in ("seconds", "device"):
+            spent = getattr(self, kind)
+            for phase in spent:
+                spent[phase] += last[kind][phase]

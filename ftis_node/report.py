@@ -31,6 +31,7 @@ def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
         "own_reward": last.get("own_reward"),
         "foreign_reward": last.get("foreign_reward"),
         "step_seconds": stepper.step_seconds(),
+        "idle_share": stepper.idle_share(),
         "last_step": last_step(last) if last else None,
         "totals": asdict(stepper.totals),
         "waiting_for": stepper.waiting_for or None,
@@ -52,6 +53,7 @@ def last_step(last: dict[str, Any]) -> dict[str, Any]:
     loss, norm = (None if skipped or not math.isfinite(last[key]) else last[key] for key in ("loss", "gradient_norm"))
     return {
         "seconds": last["seconds"],
+        "device": last["device"],
         "loss": loss,
         "gradient_norm": norm,
         "tokens": last["tokens"],

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -128,6 +128,7 @@ class Stepper:
         self._counted = 0  # of the groups that ever came into the pool
         self._left = 0  # groups that the latest batch had no room for
         self._step_seconds: deque[float] = deque(maxlen=8)
+        self._device: deque[Mapping[str, float]] = deque(maxlen=8)  # where the compute process's time went
         self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one group oneself
 
     # --- what the swarm asks and brings ---------------------------------------------------------------------------
@@ -228,6 +229,11 @@ class Stepper:
         """Mean duration of the latest steps; 0 before the first."""
         return sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else 0.0
 
+    def idle_share(self) -> float | None:
+        """Part of the time that the latest steps took, one after the other, in which the compute device had no work."""
+        total = sum(spent["total"] for spent in self._device)
+        return sum(spent["idle"] for spent in self._device) / total if total else None
+
     async def step(self, stopping: asyncio.Event) -> dict[str, Any] | None:
         """One step; returns its metrics, or None if `stopping` was set before the batch was there, or `hurry` while
         there was nothing to train on."""
@@ -255,14 +261,18 @@ class Stepper:
     ) -> dict[str, Any]:
         """Takes the step on these groups and returns its metrics; it `began` (by the clock) with their generation."""
         trained = self._clock()
-        # Written down first: a group that a crash took out of a step is lost, none is trained on twice.
-        self._store.settle([scored.group.key for scored in foreign], "trained")
         weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
         groups = messages(own, foreign, weights, horizontal=self.run.parts > 1)
-        report = await self.worker.call("step", groups=groups)
+        # Written down beside the step and before its checkpoint: a group that a crash took out of a step is lost, none
+        # is trained on twice.
+        report = await self._beside(
+            self.worker.call("step", groups=groups),
+            lambda: self._store.settle([scored.group.key for scored in foreign], "trained"),
+        )
         ended = self._clock()
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
+        self._device.append(report["device"])
         self.swarm.interval = exchange_interval(self.step_seconds())
         spent = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
         last = self._account(own, foreign, report, spent)
@@ -270,6 +280,16 @@ class Stepper:
         if any(weight != 1.0 for weight in weights.values()):
             last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
         return last
+
+    async def _beside(self, call: Coroutine[Any, Any, dict[str, Any]], write: Callable[[], None]) -> dict[str, Any]:
+        """What the worker answers; while it works, something is written to disk, for which it need not wait."""
+        answer = asyncio.create_task(call)
+        try:
+            await asyncio.sleep(0)  # the worker is asked first
+            write()
+            return await answer
+        finally:
+            answer.cancel()  # for nothing, unless writing failed or the step is given up
 
     def _judge(self, foreign: Sequence[Scored], report: dict[str, Any]) -> None:
         """What the step showed of the authors of its groups."""
@@ -318,10 +338,10 @@ class Stepper:
 
     async def _generate_round(self, count: int) -> list[OwnGroup]:
         began = self._clock()
-        number = self._store.next_round()
+        number = self._store.upcoming_round()
         author = self._identity.author
         rows = [self._context.row_of(author, number, slot) for slot in range(count)]
-        answer = await self.worker.call("generate", rows=rows)
+        answer = await self._beside(self.worker.call("generate", rows=rows), lambda: self._store.take_round(number))
         answers, self.generation_batch = answer["groups"], answer["generation_batch"]
         self._group_seconds.append((self._clock() - began) / count)
         groups, packets, refs = [], [], []

@@ -7,6 +7,9 @@ without a row and without an entry here fails `tests/test_errors.py`.
 from __future__ import annotations
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_bench_step.py::test_a_trace_that_cannot_be_written_is_told_before_the_steps": {
+        "lab/bench/step.py": ("… cannot be written: ….",),
+    },
     "test_engine.py::test_a_full_disk_is_a_persons_business_and_another_fault_is_not": {
         "worker/engine.py": ("There is no room for a checkpoint in …",),
     },

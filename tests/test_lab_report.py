@@ -14,6 +14,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.reporting.figures import axis_places
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results, read_trial
+from ftis_node.lab.reporting.speed import speeds
 from ftis_node.lab.reporting.sweeps import sweeps
 from ftis_node.lab.reporting.training import Foreign
 from tests.helpers_lab_report import Laboratory
@@ -200,3 +201,18 @@ def test_long_trainings_are_drawn_in_few_points(tmp_path: Path) -> None:
     assert len(line.x) == 40
     assert sum(line.x) / 40 == pytest.approx(200.5)
     assert 0.5 < min(line.y) < max(line.y) < 0.6
+
+
+def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path: Path) -> None:
+    """Evaluations rise to their end on a straight line of 30 s: 0.5 is reached at 30 · 0.3 / (end − 0.2)."""
+    lab = Laboratory(tmp_path, seeds=4, target=0.5)
+    lab.cell("alone", {"A": [0.6, 0.6, 0.6, 0.4]}, pace="free")
+    lab.cell("two", {"A": [0.8, 0.8, 0.4, 0.8], "B": 0.8, "S": 0.4}, pace="free", slower=["S"])
+    results = read_results(lab.write())
+    found = speeds(results)
+    assert list(found["alone"].times.values()) == pytest.approx([22.5, 22.5, 22.5, math.inf])
+    assert list(found["two"].times.values()) == pytest.approx([15, 15, math.inf, 15]), "S is slower, and not counted"
+    assert found["two"].gains == pytest.approx({0: 1.5, 1: 1.5}) and found["two"].gain().mean == pytest.approx(1.5)
+    page = write_report(tmp_path).read_text()
+    assert "| TWO | 3 of 4 |" in page and "1.50 [1.50, 1.50] | 2 |" in page
+    assert speeds(read_results(Laboratory(tmp_path / "x", seeds=1).cell("alone", {"A": 0.5}).write())) == {}

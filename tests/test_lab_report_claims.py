@@ -97,6 +97,17 @@ def test_a_contrast_is_a_difference_of_differences(tmp_path: Path) -> None:
     assert "no certainty" in finding.notes[0]  # nothing varied
 
 
+def test_a_factor_turns_sooner_into_so_many_times_as_soon(tmp_path: Path) -> None:
+    ends = [0.9 + 0.001 * seed for seed in range(8)]
+    lab = Laboratory(tmp_path, target=0.5).cell("slow", {"A": [end - 0.3 for end in ends]}).cell("fast", {"A": ends})
+    plain, within, beyond = judged(
+        lab.claim("less", "fast", "slow", measure="time", family="plain")
+        .claim("less", "fast", "slow", measure="time", factor=1.2, family="within")
+        .claim("less", "fast", "slow", measure="time", factor=3.0, family="beyond")
+    )
+    assert (plain.verdict, within.verdict, beyond.verdict) == ("reproduced", "reproduced", "not reproduced")
+
+
 def test_only_seeds_that_both_cells_finished_are_compared(tmp_path: Path) -> None:
     lab = Laboratory(tmp_path)
     lab.cell("base", {"A": 0.5}, absent=[0]).cell(

@@ -44,6 +44,19 @@ def test_simulated_time_is_what_the_groups_cost(shared: list[dict[str, Any]]) ->
     assert [e["time"] for e in kind(shared, "step", "A")] == pytest.approx([4, 8, 12]), "2 s to generate, 2 to train"
 
 
+def test_time_may_be_what_the_tokens_cost(tmp_path: Path) -> None:
+    tokens = {"per": "token", "generate": 0.25, "train": 0.0}
+    found = run(spec({"collaboration": "alone", "pace": "free"}, nodes=[A], clock=tokens, steps=1), tmp_path)
+    (step,) = kind(found, "step")
+    assert step["time"] % 0.25 == pytest.approx(0)
+    assert 16 * 2 * 0.25 <= step["time"] <= 16 * 24 * 0.25, "16 completions of at most 24 tokens"
+
+
+def test_a_clock_of_groups_names_trials_as_it_always_did() -> None:
+    assert spec().facts()["clock"] == {"generate": 1.0, "train": 0.5}
+    assert spec(clock={"per": "token"}).facts()["clock"]["per"] == "token"
+
+
 def test_the_same_trial_takes_the_same_course(shared: list[dict[str, Any]], tmp_path: Path) -> None:
     assert timeless(run(spec(), tmp_path)) == timeless(shared)
     other = run(spec(seeds=[4]), tmp_path / "other")
@@ -111,6 +124,15 @@ def test_at_a_free_pace_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) 
     assert fast[-1]["time"] < 60 + 12 and slow[-1]["time"] < 60 + 60
     for steps, node in ((fast, "A"), (slow, "B")):
         assert kind(found, "evaluation", node)[-1]["step"] == steps[-1]["step"], "the end is looked at, whenever it is"
+
+
+def test_a_trial_may_end_when_all_of_its_fastest_nodes_are_there(tmp_path: Path) -> None:
+    free = {"pace": "free", "speed": {"B": 0.25}}
+    found = run(spec(free, steps=30, target=0.05, until="target"), tmp_path)
+    assert kind(found, "evaluation", "A")[-1]["pass_at_1"] >= 0.05
+    assert kind(found, "step", "A") == [] and kind(found, "step", "B") == [], "A is there before the first step"
+    assert spec(free, until="target").facts()["until"] == 0.7 and "until" not in spec(free).facts()
+    assert "until" not in spec(until="target").facts(), "in lock step all take their steps"
 
 
 def test_other_problems_are_looked_at_before_and_after(tmp_path: Path) -> None:

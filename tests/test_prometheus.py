@@ -24,6 +24,7 @@ from tests.documented import EVENTS, exposed, keys, metrics
 PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 EVIL = 'x"} 1\nftis_node_step 99\n'
 SECONDS = {"generate": 1.0, "wait": 0.5, "train": 2.0, "total": 3.5}
+DEVICE = {"total": 5.0, "generate": 0.75, "train": 2.0, "evaluate": 1.0, "idle": 1.25, "score": 0.25}
 
 LOADING: dict[str, Any] = {
     "name": "A",
@@ -56,6 +57,7 @@ JOINING: dict[str, Any] = LOADING | {
     "own_reward": None,
     "foreign_reward": None,
     "step_seconds": 0.0,
+    "idle_share": None,
     "last_step": None,
     "totals": asdict(Totals()),
     "waiting_for": None,
@@ -90,7 +92,15 @@ TRAINING: dict[str, Any] = JOINING | {
     "own_reward": 0.5,
     "foreign_reward": 0.75,
     "step_seconds": 3.0,
-    "last_step": {"seconds": SECONDS, "loss": -0.5, "gradient_norm": 0.25, "tokens": 100, "skipped": None},
+    "idle_share": 0.25,
+    "last_step": {
+        "seconds": SECONDS,
+        "device": DEVICE,
+        "loss": -0.5,
+        "gradient_norm": 0.25,
+        "tokens": 100,
+        "skipped": None,
+    },
     "network": {
         "reachability": "relayed",
         "p2pd_restarts": 1,
@@ -145,6 +155,7 @@ def test_values_are_those_of_the_status() -> None:
     assert found["ftis_node_groups_used own"] == 10 and found["ftis_node_groups_used foreign"] == 6
     assert found["ftis_node_packets_refused_total malformed"] == 3
     assert found["ftis_node_memory_bytes compute"] == 3000 and found["ftis_node_memory_bytes p2pd"] == 2000
+    assert found["ftis_node_idle_share"] == 0.25
     assert found["ftis_node_last_step_seconds wait"] == 0.5 and "ftis_node_last_step_seconds total" not in found
     assert found[f"ftis_node_peer_packets_refused_total {PEER}"] == 3
     assert found["ftis_node_filtered_fraction"] == 0, "known, and nothing"
@@ -166,14 +177,22 @@ def test_what_is_not_known_yet_is_left_out() -> None:
     }
     joining = samples(exposition(JOINING, NOBODY))
     assert joining["ftis_node_steps_total"] == joining["ftis_node_peers_left_out"] == 0
-    for unknown in ("pass_at_1", "pass_at_1_step", "loss", "step_seconds", "reward own", "memory_bytes compute"):
+    for unknown in (
+        "pass_at_1",
+        "pass_at_1_step",
+        "loss",
+        "step_seconds",
+        "idle_share",
+        "reward own",
+        "memory_bytes compute",
+    ):
         assert f"ftis_node_{unknown}" not in joining
     assert "ftis_node_reward own" in samples(exposition(JOINING | {"own_reward": 0.0}, NOBODY))
 
 
 @pytest.mark.parametrize("none", [math.nan, math.inf])
 def test_a_step_whose_numbers_are_none_shows_none(none: float) -> None:
-    last = {"seconds": SECONDS, "loss": none, "gradient_norm": none, "tokens": 1, "skipped": None}
+    last = {"seconds": SECONDS, "device": DEVICE, "loss": none, "gradient_norm": none, "tokens": 1, "skipped": None}
     assert last_step(last)["loss"] is None
     found = samples(exposition(TRAINING | {"last_step": last}, NOBODY))
     assert "ftis_node_loss" not in found and "ftis_node_gradient_norm" not in found
@@ -243,6 +262,7 @@ def test_totals_count_what_a_gradient_was_computed_of() -> None:
         "own_groups": 3,
         "foreign_groups": 2,
         "seconds": SECONDS,
+        "device": DEVICE,
         "diagnostics": {"sources": {"own": figures}, "foreign": {"samples": 5.0, "tokens": 50.0}},
     }
     totals.add_step(step)
@@ -251,6 +271,7 @@ def test_totals_count_what_a_gradient_was_computed_of() -> None:
     assert totals.groups == {"own": 6, "foreign": 4}
     assert totals.samples == {"own": 20, "foreign": 5} and totals.tokens == {"own": 200, "foreign": 50}
     assert totals.seconds == {"generate": 2.0, "wait": 1.0, "train": 4.0}
+    assert totals.device == {"generate": 1.5, "train": 4.0, "evaluate": 2.0, "idle": 2.5}
 
 
 def test_every_kind_of_event_that_the_code_writes_is_documented_with_its_keys() -> None:

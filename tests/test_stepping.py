@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import time
@@ -93,6 +94,16 @@ def bring(node: Stepper, count: int, take: int | None = None) -> None:
     node.note_supply()
 
 
+def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:
+    node = stepper(tmp_path, others=0)
+    assert node.idle_share() is None, "no step yet"
+    for _ in range(8):
+        node._device.append({"total": 3.0, "idle": 3.0})  # long ago
+    for total, idle in ((1.0, 0.5), *7 * ((1.0, 0.0),)):
+        node._device.append({"total": total, "idle": idle})
+    assert node.idle_share() == pytest.approx(0.5 / 8)
+
+
 def test_a_listener_makes_nothing_and_wants_everything(tmp_path: Path) -> None:
     node = stepper(tmp_path, 2, own_share=0.0)
     assert (node.own_quota(), node.want().groups) == (0, 2 * BATCH)
@@ -110,3 +121,34 @@ def test_progress_survives_the_way_through_a_checkpoints_facts() -> None:
     assert again == progress and again.foreign_weight_share == 0.75
     again.foreign_groups_used["somebody"] += 1
     assert progress.foreign_groups_used["somebody"] == 5
+
+
+async def test_what_is_written_to_disk_does_not_keep_the_worker_waiting(tmp_path: Path) -> None:
+    node, order = stepper(tmp_path, others=0), []
+
+    async def work() -> dict[str, Any]:
+        order.append("asked")
+        await asyncio.sleep(0.01)
+        order.append("answered")
+        return {"done": True}
+
+    assert await node._beside(work(), lambda: order.append("written")) == {"done": True}
+    assert order == ["asked", "written", "answered"]
+
+
+async def test_where_the_disk_is_full_the_worker_is_not_waited_for(tmp_path: Path) -> None:
+    node, cancelled = stepper(tmp_path, others=0), asyncio.Event()
+
+    async def work() -> dict[str, Any]:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+        return {}
+
+    def full() -> None:
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        await node._beside(work(), full)
+    await asyncio.wait_for(cancelled.wait(), 1)

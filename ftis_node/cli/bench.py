@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -120,6 +121,56 @@ def generate(
             print(f"{key:27} {_human(value)}")
 
 
+@app.command("step")
+def step(
+    groups: Annotated[int, typer.Option(min=1, help="Prompts in a step.")] = 8,
+    group: Annotated[int, typer.Option(min=2, help="Completions of each.")] = 12,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 40,
+    completion_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 7,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a profiler's trace of one more step there, for ui.perfetto.dev.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """CPU time of a whole step of a small model, in parts, beside TRL's GRPOTrainer with its own generation."""
+    import torch
+
+    from ftis_node.lab.bench.model import Size
+    from ftis_node.lab.bench.step import bench_step
+
+    torch.set_num_threads(threads)
+    size = Size(groups, group, prompt_tokens, completion_tokens)
+    figures = bench_step(size, repeats=repeats, trace=trace, tell=_tell)
+    if json:
+        print_json(figures)
+    else:
+        for key, value in figures.items():
+            print(f"{key:23} {_human(value)}")
+
+
+@app.command("growth")
+def growth(
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each size.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="Draw it there, as PNG.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """CPU time and memory of a whole step against group size, completion length, batch and number of peers."""
+    import torch
+
+    from ftis_node.lab.bench.growth import bench_growth
+
+    torch.set_num_threads(1)
+    figures = bench_growth(repeats=repeats, plot=plot, tell=_tell)
+    if json:
+        print_json(figures)
+    else:
+        for key, value in figures.items():
+            for point in value["points"] if isinstance(value, dict) and "points" in value else ():
+                print(f"{key:18} {_human(point)}")
+
+
 @app.command("swarm")
 def swarm(
     nodes: Annotated[int, typer.Option(min=2, max=64, help="How many; each has a p2pd of its own.")] = 16,
@@ -184,7 +235,7 @@ def _human(value: object) -> str:
     if isinstance(value, list):
         return " to ".join(_human(part) for part in value)
     if isinstance(value, dict):
-        return ", ".join(f"{key} {part}" for key, part in value.items())
+        return ", ".join(f"{key} {_human(part)}" for key, part in value.items())
     if isinstance(value, float):
         return f"{value:.4g}"
     return "-" if value is None else str(value)

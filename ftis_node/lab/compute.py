@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -31,8 +32,8 @@ class Compute(Protocol):
 class InProcess:
     """An engine right here."""
 
-    def __init__(self) -> None:
-        self.engine = Engine()
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = engine or Engine()
         self.cpu = 0.0
 
     async def start(self) -> None:
@@ -75,7 +76,7 @@ class OwnProcess:
 
 
 class Metered:
-    """A node's compute, which takes simulated time for each completion that it samples or trains on, and counts them.
+    """A node's compute, which takes simulated time for what it samples or trains on, and counts the completions.
 
     Scoring and evaluating are free: a daemon scores beside its steps, and evaluates for people only.
     """
@@ -95,13 +96,17 @@ class Metered:
             self.generated += sampled
             if self.watch is not None:
                 self.watch.see(args["rows"], result["groups"])
-            await self._take(self._clock.generate, sampled)
+            lengths = [length for group in result["groups"] for length in group["lengths"]]
+            await self._take(self._clock.generate, lengths)
         elif self.run is not None and op == "step":
-            samples = sum(len(part["rewards"]) for group in args["groups"] for part in group["parts"])
-            self.trained += samples
-            await self._take(self._clock.train, samples)
+            parts = [part["completions"] for group in args["groups"] for part in group["parts"]]
+            lengths = [length for part in parts for length in part["lengths"]]
+            self.trained += len(lengths)
+            await self._take(self._clock.train, lengths)
         return result
 
-    async def _take(self, seconds_a_group: float, completions: int) -> None:
+    async def _take(self, seconds: float, lengths: Sequence[int]) -> None:
+        """Lets the time of completions of these lengths pass, at so many seconds a group or a token."""
         assert self.run is not None
-        await asyncio.sleep(seconds_a_group * completions / self.run.group / self._speed)
+        amount = sum(lengths) if self._clock.per == "token" else len(lengths) / self.run.group
+        await asyncio.sleep(seconds * amount / self._speed)

@@ -69,10 +69,11 @@ class NodeSpec(_Table):
 
 
 class Clock(_Table):
-    """Simulated seconds that a node of speed 1 needs for a group: to generate it, and to train on it."""
+    """Simulated seconds that a node of speed 1 needs to generate and to train on a group, or each of its tokens."""
 
     generate: float = Field(1.0, ge=0)
     train: float = Field(0.5, ge=0)
+    per: Literal["group", "token"] = "group"
 
 
 class Probe(_Table):
@@ -122,7 +123,10 @@ class CellSpec(_Table):
 
 
 class Claim(_Table):
-    """Something to be judged by the results; written down before them. See `lab.reporting.claims`."""
+    """Something to be judged by the results; written down before them. See `lab.reporting.claims`.
+
+    factor: what `a` is multiplied by, "2.5 times as fast".
+    """
 
     text: str
     source: Literal["paper", "ours"] = "ours"
@@ -135,6 +139,7 @@ class Claim(_Table):
     set: str = HELD_OUT
     measure: ClaimMeasure = "final"
     margin: float | None = Field(None, gt=0, allow_inf_nan=False)
+    factor: float = Field(1.0, gt=0, allow_inf_nan=False)
 
 
 class Experiment(_Table):
@@ -142,6 +147,7 @@ class Experiment(_Table):
 
     tail      the final pass@1 is the mean of so many last evaluations
     target    the pass@1 that time and samples are told for
+    until     `target` ends a trial at a free pace, once all of its fastest nodes were seen there
     seconds   simulated ones, after which no step begins
     keep      the last checkpoint of every node
     payloads  count what hostile partners want to be said in every node's own completions, see `lab.payloads`
@@ -158,6 +164,7 @@ class Experiment(_Table):
     seconds: float | None = Field(None, gt=0)
     tail: int = Field(1, ge=1)
     target: float = Field(0.7, gt=0, le=1)
+    until: Literal["", "target"] = ""
     keep: bool = True
     payloads: bool = False
     run: dict[str, Any] = {}

@@ -204,12 +204,14 @@ class Runner:
         trained = [member for member in spec.members if not member.script]
         objective = choose_objective(spec.settings_of(trained[0]), spec.task, spec.run.get("completion_tokens", 1))
         parts = {name: getattr(objective, name) for name in ("divergence", "reduction", "threshold")}
+        fastest = max(member.speed for member in trained)
         return {
             "name": cell.name,
             "label": cell.label or cell.name,
             "collaboration": cell.collaboration,
             "pace": cell.pace,
             "nodes": members,
+            "slower": [member.name for member in trained if member.speed < fastest],
             "values": {**parts, **cell.settings, **cell.values},
         }
 

@@ -32,7 +32,7 @@ class Member:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """One cell with one seed: everything in a lab file that decides what happens.
+    """One cell with one seed: everything in a lab file that decides what happens. until: the pass@1 that ends it.
 
     Not the code (a trial says which commit ran it) nor the weights behind a model's name.
     """
@@ -52,6 +52,7 @@ class TrialSpec:
     members: tuple[Member, ...]
     evaluate: tuple[EvaluationSet, ...]
     gradients: Probe | None
+    until: float | None = None
 
     @functools.cached_property
     def id(self) -> str:
@@ -62,14 +63,15 @@ class TrialSpec:
         """All of it in plain values."""
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if not self.payloads:
-            del fields["payloads"]
+        for later, absent in (("payloads", False), ("until", None)):  # without them a trial's id is what it always was
+            if fields[later] == absent:
+                del fields[later]
         return {
             **fields,
             **({"sha256": files} if files else {}),
             **({"rounds": "by seed"} if self.collaboration == "horizontal" else {}),
             "schema": TRIAL_SCHEMA,
-            "clock": self.clock.model_dump(),
+            "clock": self.clock.model_dump(exclude={"per"} if self.clock.per == "group" else None),
             "members": [{**vars(m), "warm": m.warm.model_dump() if m.warm else None} for m in self.members],
             "evaluate": [also.model_dump() for also in self.evaluate],
             "gradients": self.gradients.model_dump() if self.gradients else None,
@@ -107,6 +109,7 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
         members=tuple(_member(experiment, cell, node) for node in nodes),
         evaluate=experiment.evaluate,
         gradients=cell.gradients,
+        until=experiment.target if experiment.until == "target" and cell.pace == "free" else None,
     )
 
 

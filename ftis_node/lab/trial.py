@@ -69,6 +69,7 @@ class Trial:
         self._saved_at = time.monotonic()
         self._done = 0
         self._evaluated: dict[str, int] = {}  # node/set → the step of its last evaluation
+        self._arrived: set[str] = set()  # nodes that were seen at the pass@1 that ends the trial
         self._at: dict[str, dict[str, float]] = {}  # when each node had taken its last step
         self._save_seconds = 0.0  # how long the last checkpoint took to write
 
@@ -149,8 +150,11 @@ class Trial:
         """Unless it has been, at this step; `known` figures (when it was there) in place of the present ones."""
         key, step = f"{node.name}/{also or ''}", node.stepper.progress.step
         if self._evaluated.get(key) != step:
-            self._write(await node.evaluate(also) | known)
+            event = await node.evaluate(also) | known
+            self._write(event)
             self._evaluated[key] = step
+            if also is None and self.spec.until is not None and event["pass_at_1"] >= self.spec.until:
+                self._arrived.add(node.name)
 
     def _spent(self) -> dict[str, float]:
         """Real seconds and CPU seconds of this process on the trial, interruptions left out."""
@@ -203,7 +207,7 @@ class Trial:
     async def _free(self, node: Participant) -> None:
         """One node at its own pace, as the daemon steps."""
         never = asyncio.Event()
-        while node.stepper.progress.step < self.spec.steps and not self._out_of_time():
+        while node.stepper.progress.step < self.spec.steps and not (self._out_of_time() or self._all_there()):
             last = await node.stepper.step(never)
             assert last is not None
             await self._after_step(node, node.told_step(last))
@@ -212,6 +216,12 @@ class Trial:
 
     def _out_of_time(self) -> bool:
         return self.spec.seconds is not None and asyncio.get_running_loop().time() >= self.spec.seconds
+
+    def _all_there(self) -> bool:
+        """Whether all of the fastest nodes have reached what the trial goes on until."""
+        members = [member for member in self.spec.members if not member.script]
+        fastest = max(member.speed for member in members)
+        return self.spec.until is not None and self._arrived >= {m.name for m in members if m.speed == fastest}
 
     async def _after_step(self, node: Participant, event: dict[str, Any]) -> None:
         self._done += 1

@@ -85,12 +85,13 @@ def _figures(status: dict[str, Any]) -> Table:
     before, now = number(status["pass_at_1_before"], ".3f"), number(status["pass_at_1"], ".3f")
     foreign = sum(status["foreign_groups_used"].values())
     seconds = (status["last_step"] or {}).get("seconds", {})
-    phases = [name for name in ("generate", "wait", "train") if name in seconds]
-    split = ", ".join(f"{name} {seconds[name]:.1f}" for name in phases)
+    split = [f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train") if name in seconds]
+    split += [f"device idle {number(status['idle_share'], '.0%')}"] if seconds else []
+    told = f" ({', '.join(split)})" if split else ""
     share = number(status["foreign_weight_share"], ".0%")
     megabytes = [number(status[way], ".2f", 1e-6) for way in ("bytes_in", "bytes_out")]
     rows = [
-        ("step", f"{status['step']}, {status['step_seconds']:.1f} s each{f' ({split})' if split else ''}"),
+        ("step", f"{status['step']}, {status['step_seconds']:.1f} s each{told}"),
         ("up", duration(status["uptime"])),
         ("pass@1", f"{before} → {now} (step {status['pass_at_1_step']})"),
         ("reward", f"own {number(status['own_reward'], '.2f')}, foreign {number(status['foreign_reward'], '.2f')}"),

@@ -86,10 +86,12 @@ METRICS = (
     Metric("gradient_norm", "gauge", "last_step.gradient_norm", "Norm of the latest step's gradient, before clipping."),
     Metric("last_step_seconds", "gauge", _PHASES, "Where the latest step's time went.", "phase"),
     Metric("step_seconds", "gauge", "step_seconds", "Mean of the latest steps, up to eight.", needs="last_step"),
+    Metric("idle_share", "gauge", "idle_share", "Part of the latest steps' time in which the device had no work."),
     # Since the process started.
     Metric("steps", "counter", "totals.steps", "Steps of this process."),
     Metric("skipped_steps", "counter", "totals.skipped_steps", "Steps that left the weights as they were."),
     Metric("phase_seconds", "counter", "totals.seconds", "Where the time of this process's steps went.", "phase"),
+    Metric("device_seconds", "counter", "totals.device", "What the compute device spent its time on.", "work"),
     Metric("trained_groups", "counter", "totals.groups", "Groups in this process's batches.", "source"),
     Metric("trained_samples", "counter", "totals.samples", "Completions that a gradient was computed of.", "source"),
     Metric("trained_tokens", "counter", "totals.tokens", "Tokens that a gradient was computed of.", "source"),

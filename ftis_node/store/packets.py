@@ -85,10 +85,18 @@ class PacketStore:
 
     def next_round(self) -> int:
         """Takes the next round number: never given twice, also not across restarts."""
-        upcoming = self._upcoming()
-        number = self._first_round if upcoming is None else upcoming
-        self._set_round(number + 1)
+        number = self.upcoming_round()
+        self.take_round(number)
         return number
+
+    def upcoming_round(self) -> int:
+        """The next round number, which nothing may be announced under before `take_round`."""
+        upcoming = self._upcoming()
+        return self._first_round if upcoming is None else upcoming
+
+    def take_round(self, number: int) -> None:
+        """Makes sure that this number is never given again."""
+        self._set_round(number + 1)
 
     def skip_round(self) -> None:
         """Leaves one round out, as a start does: a round announced just before a crash is then never contradicted."""

@@ -33,6 +33,7 @@ from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_eval
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
+from ftis_node.worker.usage import Usage
 
 # Files of a checkpoint, and what of LoRA no tensor shows: in the weights' metadata.
 WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "lora_alpha"
@@ -67,6 +68,7 @@ class Engine:
         self.run: Run
         self.learner: Learner
         self.random: torch.Generator
+        self.usage = Usage()
         self._generation_batch: int
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
@@ -166,12 +168,15 @@ class Engine:
     def generate(self, rows: Sequence[int]) -> dict[str, Any]:
         """Samples a group (in a horizontal run a part of it) for each row of the training data, and scores it."""
         began = time.perf_counter()
-        groups = self._sample([self.prompts[row] for row in rows], self.run.completions)
-        answers = []
-        for row, completions in zip(rows, groups, strict=True):
-            scores = self._scores(row, completions, self._scorer)
-            answer = pack_completions(completions)
-            answers.append(answer | {"rewards": [s.reward for s in scores], "prompt_ids": self.prompts[row]})
+        with self.usage.of("generate"):
+            groups = self._sample([self.prompts[row] for row in rows], self.run.completions)
+        with self.usage.of("score"):
+            scores = [self._scores(row, group, self._scorer) for row, group in zip(rows, groups, strict=True)]
+        answers = [
+            pack_completions(completions)
+            | {"rewards": [score.reward for score in judged], "prompt_ids": self.prompts[row]}
+            for row, completions, judged in zip(rows, groups, scores, strict=True)
+        ]
         seconds = time.perf_counter() - began
         return {"groups": answers, "seconds": seconds, "generation_batch": self._generation_batch}
 
@@ -201,12 +206,17 @@ class Engine:
     def step(self, groups: Sequence[dict[str, Any]], micro_batch_tokens: int | None = None) -> dict[str, Any]:
         """One optimiser step. A group is ``{row, parts}``, a part ``{source, completions, rewards, weight}``.
 
+        Answers its `StepReport`, and as `device` where the time since the step before went, see `Usage.step_ended`.
+
         Args:
             micro_batch_tokens: from now on, in place of the settings'; how a batch is cut shows in the last bits.
         """
         if micro_batch_tokens is not None:
             self.learner.micro_batch_tokens = micro_batch_tokens
-        return asdict(self.learner.step(self.training_groups(groups)))
+        taken = self.training_groups(groups)
+        with self.usage.of("train"):
+            report = self.learner.step(taken)
+        return {**asdict(report), "device": self.usage.step_ended()}
 
     def training_groups(self, groups: Sequence[dict[str, Any]]) -> list[TrainingGroup]:
         """What `step` is given, in the learner's form."""
@@ -229,7 +239,7 @@ class Engine:
         """
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
-        with scoring(exam.reward, exam.scorer) as scorer:
+        with self.usage.of("evaluate"), scoring(exam.reward, exam.scorer) as scorer:
             outcome = evaluation.evaluate(
                 self.policy, exam.prompts, exam.examples, scorer, sampling, batch=self._generation_batch
             )

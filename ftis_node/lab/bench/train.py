@@ -80,8 +80,8 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
         "parameters": policy.parameters(),
         "vocabulary": policy.vocabulary,
         "repeats": repeats,
-        "ours_spread": _spread(ours_s),
-        "trl_spread": _spread(trl_s),
+        "ours_spread": spread(ours_s),
+        "trl_spread": spread(trl_s),
         "threads": torch.get_num_threads(),
         "trl_micro_batch": trl.micro_batch if trl else None,
         "model": geometry(config),
@@ -206,5 +206,6 @@ def _norm(tensors: Sequence[Tensor]) -> float:
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
-def _spread(seconds: Sequence[float]) -> list[float] | None:
+def spread(seconds: Sequence[float]) -> list[float] | None:
+    """Minimum and maximum, if there are any."""
     return [min(seconds), max(seconds)] if seconds else None

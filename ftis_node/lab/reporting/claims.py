@@ -1,6 +1,7 @@
 """Which claims of an experiment its seeds bear out, by a rule that was fixed before the runs.
 
-For d = a−b of each seed (with a contrast (a−b)−(c−d)), averaged over the nodes that the claim is about:
+For d = a−b of each seed (with a contrast (a−b)−(c−d); with a factor f·a−b), averaged over the nodes that the claim is
+about:
 
 compare     the test for it                                    the tests against it
 greater     permutation, two-sided, if the mean of d is > 0    permutation if it is < 0, or TOST within ±margin
@@ -115,7 +116,7 @@ def weigh(results: Results, claim: Claim) -> Evidence:
     columns = [[values[seed] for seed in seeds] for values in per_cell]
     if any(math.isinf(value) for column in columns for value in column):
         return _untested(len(seeds), (_censored(results, claim, columns), *notes))
-    a, b = columns[0], columns[1]
+    a, b = [claim.factor * value for value in columns[0]], columns[1]
     if claim.contrast is not None:
         a, b = _minus(a, b), _minus(columns[2], columns[3])
     return _test(claim, a, b, notes)

@@ -160,8 +160,11 @@ def panels(
 
 
 @drawn
-def dots(parts: Mapping[str, Sequence[Row]], *, x: str) -> Any:
-    """A panel a node side by side, a line a method from top to bottom: a dot a seed, a bar for mean and interval."""
+def dots(parts: Mapping[str, Sequence[Row]], *, x: str, bounded: bool = True) -> Any:
+    """A panel a node side by side, a line a method from top to bottom: a dot a seed, a bar for mean and interval.
+
+    bounded: values are shares.
+    """
     columns = min(len(parts), 2)
     counts = [len(rows) for rows in parts.values()]
     heights = [0.9 + 0.3 * max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
@@ -180,7 +183,7 @@ def dots(parts: Mapping[str, Sequence[Row]], *, x: str) -> Any:
         axes.set_ylim(len(rows) - 0.4, -0.5)
         axes.set_title(title)
         axes.set_xlabel(x)
-        axes.set_xlim(_within_one(axes.get_xlim()))
+        axes.set_xlim(_within_one(axes.get_xlim()) if bounded else (0, axes.get_xlim()[1]))
     return figure
 
 

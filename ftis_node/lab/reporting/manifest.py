@@ -28,13 +28,14 @@ class Node(BaseModel):
 
 
 class Cell(BaseModel):
-    """A method with its settings; the first of a manifest is the baseline."""
+    """A method with its settings; the first of a manifest is the baseline. slower: nodes that are not the fastest."""
 
     name: str
     label: str = ""
     collaboration: str = ""
     pace: str = ""
     values: dict[str, Any] = {}
+    slower: list[str] = []
 
 
 class TrialEntry(BaseModel):
@@ -52,6 +53,7 @@ class Claim(BaseModel):
     measure: `final` pass@1, the cost of reaching the target, or of own completions in the last quarter of the steps the
         share that carries the payload of cell `a`'s attack and their mean length in tokens.
     margin: in the unit of the measure; None is `statistics.MARGIN` for final values, and no margin test for others.
+    factor: what the values of cell `a` are multiplied by before b's are taken from them.
     """
 
     text: str
@@ -65,6 +67,7 @@ class Claim(BaseModel):
     measure: ClaimMeasure = "final"
     contrast: tuple[str, str] | None = None
     margin: float | None = Field(None, gt=0, allow_inf_nan=False)
+    factor: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.files import replace_text
-from ftis_node.lab.reporting import attacks, outcomes, sweeps, training
+from ftis_node.lab.reporting import attacks, outcomes, speed, sweeps, training
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import LEVEL, Finding, judge
@@ -18,7 +18,8 @@ from ftis_node.lab.reporting.results import Results, read_results
 from ftis_node.lab.reporting.statistics import MARGIN
 
 RULE = f"""\
-How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences.
+How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences; a
+factor that a claim names multiplies a first.
 
 * *greater*, *less*: reproduced if the permutation test of d is significant with the sign claimed; not reproduced if it
   is significant with the other sign, or if two one-sided t tests (TOST) show that d lies within the margin.
@@ -57,6 +58,7 @@ def write_report(out: Path, destination: Path | None = None, *, small: bool = Fa
     if grid:
         outcomes.finals(results, book, drawn=False)
     else:
+        speed.sooner(results, book)
         outcomes.curves(results, book)
         outcomes.finals(results, book, drawn=True)
         outcomes.differences(results, book)
@@ -169,6 +171,7 @@ def _claim_row(place: int, finding: Finding, results: Results) -> list[str]:
 def _formula(finding: Finding, results: Results) -> str:
     claim = finding.claim
     a, b, *rest = (results.label(cell) for cell in claim.cells)
+    a = a if claim.factor == 1 else f"{claim.factor:g} × {a}"
     sides = f"({a} − {b}) − ({rest[0]} − {rest[1]})" if rest else f"{a} − {b}"
     where = "all nodes" if claim.node == "all" else f"node {claim.node}"
     return f"{sides} {claim.compare}; {claim.measure}, {where}, {claim.on}"

@@ -1,0 +1,229 @@
+"""One node without a network for the benchmarks of whole steps: the daemon's stepper around an engine in this process.
+
+A step is what it is in the daemon: generate, score, encode, admit, store, announce, take what others made, train. Left
+out are the pipe between the two processes, checkpoints, evaluation, and the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.profiler import record_function
+
+from ftis_node.draw import draw
+from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy
+from ftis_node.lab.compute import InProcess
+from ftis_node.lab.exchange import MemorySwarm, Network
+from ftis_node.packet import Completion, Group, encode, pack_group
+from ftis_node.policy.plan import MICRO_BATCH_TOKENS
+from ftis_node.policy.tokenizer import end_ids, fingerprint
+from ftis_node.run import Run
+from ftis_node.settings import Settings
+from ftis_node.stepping import Stepper
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext, admit
+from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.standing import Standing
+from ftis_node.tasks import Example, Task
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.usage import Usage
+
+ROWS = 512
+STORE_BYTES = 64 << 20
+
+
+class Stopwatch(Usage):
+    """Also counts the CPU time of this process by kind of work, and names the kinds in a profiler's trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cpu = Usage(time.process_time)
+
+    @contextlib.contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        with record_function(part), self.cpu.of(part), super().of(part):
+            yield
+
+    def step_ended(self) -> dict[str, float]:
+        """As for every engine; with its figures in CPU-seconds as `cpu_…`."""
+        return super().step_ended() | {f"cpu_{part}": spent for part, spent in self.cpu.step_ended().items()}
+
+
+class RandomEngine(Engine):
+    """Of a model with random weights. It scores text as ever, and then gives every third completion a reward, for such
+    a model earns none."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.usage = Stopwatch()
+        self._config = config
+
+    def start(self, settings: Settings, size: Size) -> tuple[Run, bytes]:
+        """Loads and opens; returns the run of made-up questions and the digests of their prompts."""
+        caps = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens, "group": size.group}
+        self.load(settings.model_dump(mode="json"), "arithmetic", None, None, caps)
+        self.policy = random_policy(self._config, settings)
+        rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
+        self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", size.completion_tokens, 0)
+        tokenizer = self.policy.tokenizer
+        run = Run(
+            task=self.task.name,
+            data=self.task.data,
+            template=self.task.template,
+            reward=self.task.reward,
+            prompt_tokens=size.prompt_tokens,
+            completion_tokens=size.completion_tokens,
+            group=size.group,
+            slots=64,
+            temperature=TEMPERATURE,
+            eos=end_ids(tokenizer),
+            tokenizer=fingerprint(tokenizer),
+            vocabulary=self.policy.vocabulary,
+        )
+        return run, self.open(run.model_dump(mode="json"))["prompt_digests"]
+
+    def generate(self, rows: Sequence[int]) -> dict[str, Any]:
+        answer = super().generate(rows)
+        return answer | {"groups": [group | {"rewards": rewards(len(group["rewards"]))} for group in answer["groups"]]}
+
+    def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
+        return {"rewards": rewards(len(super().score(row, completions)["rewards"]))}
+
+
+def rewards(count: int) -> list[float]:
+    """Of the completions of one prompt."""
+    return [float(index % 3 == 0) for index in range(count)]
+
+
+def questions(size: Size, words: int) -> list[str]:
+    """Prompts of `size.prompt_tokens` of so many made-up words."""
+    drawn = np.random.default_rng(0).integers(1, words, (ROWS, size.prompt_tokens))
+    return [" ".join(f"w{word}" for word in row) for row in drawn]
+
+
+class WholeNode:
+    """Takes whole steps of a random model of the given configuration; `peers` others bring it ready-made groups."""
+
+    def __init__(self, config: Any, size: Size, folder: Path, *, peers: int = 0, device: str = "cpu") -> None:
+        """
+        Args:
+            folder: where packets and key may lie.
+            peers: authors of foreign groups; each announces a round a step, and together they bring enough.
+        """
+        settings = Settings(
+            model="tiny-a",  # whose place a random one takes
+            device=device,
+            dtype="float32",
+            micro_batch_tokens=MICRO_BATCH_TOKENS["cpu"],
+            batch_groups=size.groups,
+            learning_rate=1e-6,
+            wait=0.0,
+        )
+        self.size = size
+        self.engine = RandomEngine(config)
+        self.run, digests = self.engine.start(settings, size)
+        context = AdmissionContext(self.run, digests)
+        identity = Identity.load_or_create(folder / "key")
+        store = PacketStore(folder / "packets.sqlite", self.run.id, STORE_BYTES)
+        self.stepper = Stepper(
+            context=context,
+            own_only=False,
+            identity=identity,
+            settings=settings,
+            store=store,
+            worker=InProcess(self.engine),
+            standing=Standing(time.monotonic, ()),
+        )
+        network = Network()
+        self.stepper.swarm = self._swarm = self._member(network, identity.author, context, store, on_demand=True)
+        self._swarm.taker = self.stepper
+        self._others = [Author(number, self, network, context) for number in range(peers)]
+
+    def _member(
+        self, network: Network, author: bytes, context: AdmissionContext, store: PacketStore, *, on_demand: bool
+    ) -> MemorySwarm:
+        return MemorySwarm(
+            network,
+            author=author,
+            context=context,
+            store=store,
+            clock=time.monotonic,
+            max_age=math.inf,
+            rng=random.Random(0),
+            on_demand=on_demand,
+        )
+
+    def prepare(self) -> None:
+        """Makes what the peers bring in the next step, which is no work of this node's."""
+        each = math.ceil(2 * self.size.groups / len(self._others)) if self._others else 0
+        for other in self._others:
+            other.make(each)
+
+    async def step(self) -> dict[str, Any]:
+        """A whole step; returns its metrics."""
+        for other in self._others:
+            other.announce()
+        await asyncio.sleep(0)
+        last = await self.stepper.step(asyncio.Event())
+        if last is None or last["skipped"]:
+            raise RuntimeError(f"the step took no update: {last}")
+        total = last["seconds"]["total"]
+        idle = max(0.0, total - last["device"]["generate"] - last["device"]["train"])
+        return last | {"device": last["device"] | {"step_total": total, "step_idle": idle}}
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class Author:
+    """Somebody else, who makes random packets."""
+
+    def __init__(self, number: int, node: WholeNode, network: Network, context: AdmissionContext) -> None:
+        self.author = Identity((number + 1).to_bytes(32, "big")).author
+        self._node, self._context = node, context
+        self._store = PacketStore(Path(":memory:"), node.run.id, STORE_BYTES, first_round=0)
+        self._swarm = node._member(network, self.author, context, self._store, on_demand=False)
+        self._random = np.random.default_rng(number)
+        self._made: tuple[int, list[PacketRef]] = (0, [])
+
+    def make(self, groups: int) -> None:
+        """A round of so many packets."""
+        run, number = self._node.run, self._store.next_round()
+        packets, refs = [], []
+        for slot in range(groups):
+            row = draw(run.id, self.author, number, slot, len(self._node.engine.prompts))
+            body = encode(
+                pack_group(
+                    run_id=run.id,
+                    author=self.author,
+                    round=number,
+                    slot=slot,
+                    policy_step=number,
+                    prompt_ids=self._node.engine.prompts[row],
+                    completions=[self._completion(run) for _ in range(run.group)],
+                )
+            )
+            verdict = admit(self._context, self.author, body)
+            if not isinstance(verdict, Group):
+                raise RuntimeError(f"a packet of the benchmark is unsound: {verdict}")
+            packets.append((verdict, body))
+            refs.append(PacketRef(slot, verdict.digest, len(body)))
+        self._store.add(packets, own=True)
+        self._made = (number, refs)
+
+    def announce(self) -> None:
+        number, refs = self._made
+        self._swarm.announce(number, number, refs)
+
+    def _completion(self, run: Run) -> Completion:
+        ids = self._random.integers(len(run.eos), run.vocabulary, run.completion_tokens).astype(np.uint32)
+        return Completion(ids, np.full(len(ids), -math.log(run.vocabulary), dtype=np.float32), False)

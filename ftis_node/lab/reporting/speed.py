@@ -1,0 +1,112 @@
+"""The report's section on how much sooner nodes get to the target together than alone, at a free pace."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+
+from ftis_node.lab.reporting import book as say
+from ftis_node.lab.reporting import figures
+from ftis_node.lab.reporting.book import Book
+from ftis_node.lab.reporting.figures import Row
+from ftis_node.lab.reporting.results import Results
+from ftis_node.lab.reporting.statistics import Interval, mean_interval
+
+BASELINE = "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """times: seed → simulated seconds to the target, the mean over the cell's nodes but for slower ones; inf where one
+    of them never got there. gains: how many times as soon as the baseline, of the seeds in which both did.
+    """
+
+    times: dict[int, float]
+    gains: dict[int, float]
+
+    def gain(self) -> Interval:
+        """The geometric mean of the gains with its 95 % interval (Student, of their logarithms)."""
+        logs = mean_interval([math.log(gain) for gain in self.gains.values()])
+        mean, low, high = (math.exp(value) for value in (logs.mean, logs.low, logs.high))
+        return Interval(mean, low, high, logs.n)
+
+
+def speeds(results: Results) -> dict[str, Speed]:
+    """By cell; nothing unless all cells have a free pace and one of them is the baseline."""
+    if BASELINE not in results.cells or any(results.cell(cell).pace != "free" for cell in results.cells):
+        return {}
+    times = {cell: _times(results, cell) for cell in results.cells}
+    base = times[BASELINE]
+    return {
+        cell: Speed(
+            found,
+            {
+                seed: base[seed] / time
+                for seed, time in found.items()
+                if math.isfinite(time) and math.isfinite(base.get(seed, math.inf))
+            },
+        )
+        for cell, found in times.items()
+    }
+
+
+def sooner(results: Results, book: Book) -> None:
+    """Section: times to the target, and how many times as soon as alone."""
+    found = speeds(results)
+    if not found:
+        return
+    target = results.manifest.target
+    book.write(
+        f"## How much sooner to pass@1 = {target:g}",
+        "A seed's time is the mean over the nodes of a cell, slower ones left out, of the simulated seconds to the "
+        f"target; its gain is the time of {results.label(BASELINE)} with the same seed divided by it. In brackets the "
+        "95 % interval over seeds, of the gain's logarithm (Student). A seed in which a node of the cell or the "
+        "baseline never got there is counted as not reached and has no gain, which then is one of the others only.",
+    )
+    rows, lines = [], []
+    for cell, speed in found.items():
+        finite = [time for time in speed.times.values() if math.isfinite(time)]
+        mean = mean_interval(finite) if finite else None
+        gain = speed.gain() if speed.gains else None
+        rows.append(
+            (
+                results.label(cell),
+                f"{len(finite)} of {len(speed.times)}",
+                say.level(mean, 0) if mean else say.NONE,
+                f"{statistics.median(speed.times.values()):.0f}" if speed.times else say.NONE,
+                say.level(gain, 2) if gain else say.NONE,
+                str(len(speed.gains)),
+            )
+        )
+        lines += [(cell, seed, time, speed.gains.get(seed, math.nan)) for seed, time in speed.times.items()]
+    book.table(["cell", "reached", "seconds [95 %]", "median", "times as soon [95 %]", "seeds of it"], rows)
+    book.csv("sooner", ("cell", "seed", "seconds", "gain"), lines)
+    _draw(results, book, found)
+
+
+def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
+    look = figures.looks(results.cells)
+    seconds, gains = [], []
+    for cell, speed in found.items():
+        finite = [time for time in speed.times.values() if math.isfinite(time)]
+        if finite:
+            mean = mean_interval(finite)
+            seconds.append(Row(results.label(cell), finite, mean.mean, mean.low, mean.high, look[cell]))
+        if cell != BASELINE and speed.gains:
+            gain = speed.gain()
+            values = list(speed.gains.values())
+            gains.append(Row(results.label(cell), values, gain.mean, gain.low, gain.high, look[cell]))
+    parts = {"simulated seconds to the target": seconds, "times as soon as alone": gains}
+    figure = figures.dots({title: rows for title, rows in parts.items() if rows}, x="", bounded=False)
+    caption = "A dot a seed that got there, a diamond the mean (of gains the geometric one), a bar its 95 % interval."
+    book.picture("sooner", figure, caption)
+
+
+def _times(results: Results, cell: str) -> dict[int, float]:
+    nodes = [node for node in results.nodes(cell) if node not in results.cell(cell).slower]
+    by_node = [results.values(cell, node, "time") for node in nodes]
+    seeds = set.intersection(*(set(values) for values in by_node)) if by_node else set()
+    return {seed: float(np.mean([values[seed] for values in by_node])) for seed in sorted(seeds)}
