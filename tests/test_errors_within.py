@@ -40,7 +40,7 @@ from ftis_node.settings import Settings, collect
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.store.packets import StoredPackets
-from ftis_node.swarm import addresses
+from ftis_node.swarm import addresses, handshake
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.transport import Transport
 from ftis_node.tasks import Example, load_task
@@ -70,7 +70,7 @@ def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     async def alive(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(daemon, "somebody_else", alive)
+    monkeypatch.setattr(handshake, "somebody_else", alive)
     with pytest.raises(UserError, match=r"Another node with the key of .* is running somewhere"):
         uvloop.run(a_node(tmp_path, DEAD).run())
 
