@@ -114,6 +114,7 @@ lock: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "ftis-node needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12"; exit 2; }
+	@echo "Installing into .venv: 2 GB, more where PyTorch comes with CUDA; some minutes, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -23,7 +23,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.plot import plot_pass_at_1
-from ftis_node.observe.view import nodes_view
+from ftis_node.observe.view import nodes_view, number
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 
@@ -117,11 +117,11 @@ class Demo:
         port = _free_port()
         address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.load_or_create(first.home.key).peer_id}"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "FTIS_PATIENCE": "90", "TOKENIZERS_PARALLELISM": "false"}
-        for number, member in enumerate(self.members):
+        for index, member in enumerate(self.members):
             place = ("--port", str(port)) if member is first else ("--peers", address)
             command = [
                 *(sys.executable, "-m", "ftis_node", "join", "--model", member.model, "--home", str(member.home.path)),
-                *("--host", "127.0.0.1", "--name", member.name, "--seed", str(number), "--task", "arithmetic"),
+                *("--host", "127.0.0.1", "--name", member.name, "--seed", str(index), "--task", "arithmetic"),
                 *("--set", f"min_peers={len(self.members) - 1}", *place, *member.flags),
             ]
             member.home.path.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ class Demo:
                 self._check_alive(member)
                 member.poll()
             done = min(member.steps for member in self.members)
-            scores = ", ".join(f"{m.name} {m.status.get('pass_at_1') or 0:.2f}" for m in self.members)
+            scores = ", ".join(f"{m.name} {number(m.status.get('pass_at_1'), '.2f')}" for m in self.members)
             yield f"{elapsed:3.0f} s · slowest at step {done} of {self.steps} · pass@1 {scores}"
             if done >= self.steps:
                 return

@@ -170,6 +170,9 @@ ROWS = {
     ),
     "a run that cannot be": Row(f"{NEW} --temperature 0", "temperature", "Change"),
     "packets too large": Row(f"{NEW} --completion-tokens 1000000", "packets", "Change"),
+    "a run for whichever tokenizer": Row(
+        f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, GOOD.replace("1+1", "2+0"))
+    ),
     "a run to nowhere": Row("run new -o {tmp}/none/run.toml", "cannot be written", "--output"),
     "a name too long": Row(f"{NEW} --name {'n' * 300}", "hint 'name'", "Shorten"),
     "an unknown task": Row(f"{NEW} --task poetry", "no task", "gsm8k"),

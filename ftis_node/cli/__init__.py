@@ -81,7 +81,10 @@ app.add_typer(lab.app, name="lab")
 def main() -> None:
     """Runs the command line; exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # or a closed pipe is met when nobody can answer for it any more
     except UserError as error:
         _tell(error)
     except FtisError as error:

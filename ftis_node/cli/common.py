@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,12 @@ RewardOption = Annotated[
         "--reward", help="How answers of a .jsonl file are judged: integer (default), exact, regex or math (LaTeX)."
     ),
 ]
+
+
+def on(home: Path) -> str:
+    """What a command needs to mean this home: nothing where it would mean it anyway."""
+    usual = Path(os.environ.get("FTIS_HOME") or DEFAULT_HOME).expanduser()
+    return "" if home == usual else f" --home {home}"
 
 
 def print_json(value: dict[str, Any]) -> None:

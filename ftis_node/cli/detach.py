@@ -56,7 +56,7 @@ def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
                 tell(told)
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        tell(f"The daemon goes on starting as process {daemon.pid}; `ftis-node stop` ends it.")
+        tell(f"The daemon goes on starting as process {daemon.pid}; `kill {daemon.pid}` ends it.")
         raise
     if daemon.returncode == 0:
         return {"state": "STOPPED", "reason": "It has taken its steps already.", "pid": None}

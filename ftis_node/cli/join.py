@@ -18,6 +18,7 @@ from ftis_node.cli.common import (
     HomeOption,
     RewardOption,
     addresses_in,
+    on,
     parse_pairs,
     print_json,
 )
@@ -131,10 +132,13 @@ def join(
     }
     home = home.expanduser()
     settle = functools.partial(_settle, flags=flags, file=settings)
-    chosen = settle(task or "arithmetic")  # wrong settings are told before anything heavy is imported
+    layers = functools.partial(_layers, flags=flags, file=settings)
+    chosen, origins = layers(task or "arithmetic")  # wrong settings are told before anything heavy is imported
     from ftis_node.policy.names import resolve
 
     resolve(chosen.model)
+    if origins["model"] == "default" and task not in (None, "arithmetic"):
+        print(f"No --model is named, so {chosen.model} is trained, which was made for arithmetic.", file=sys.stderr)
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
     first = not Home(home).run_file.exists()
@@ -168,7 +172,7 @@ def join(
         output=begin_output(home) if shown and not dry_run else None,
     )
     if dry_run:
-        _say(options, functools.partial(_layers, flags=flags, file=settings), json=json)
+        _say(options, layers, json=json)
         return
     node = Node(options, settle)
     sys.exit(uvloop.run(_watched(node, tail) if shown else node.run()))
@@ -181,7 +185,7 @@ def _detach(home: Path) -> None:
     status = detach(home, arguments, lambda line: print(line, file=sys.stderr))
     print(f"{status['state']}: {status['reason']}")
     if status["pid"] is not None:
-        print(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop`.")
+        print(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop{on(home)}`.")
 
 
 async def _watched(node: Node, tail: Tail) -> int:

@@ -30,7 +30,12 @@ def new(
     task: Annotated[
         str, typer.Option(help="arithmetic, gsm8k, a .jsonl file, or Python: package.module:function.")
     ] = "arithmetic",
-    model: Annotated[str, typer.Option(help="Any model of the family whose tokenizer the run shall use.")] = "tiny-a",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Any model of the family whose tokenizer the run shall use; for arithmetic by default tiny-a."
+        ),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     reward: RewardOption = None,
     group: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
@@ -47,7 +52,12 @@ def new(
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
     chosen = load_task(task, data=data, reward=reward, code=True)
-    tokenizer = load_tokenizer(model)
+    if model is None and task != "arithmetic":
+        raise UsageError(
+            "A run is for one tokenizer, and no --model says which.",
+            "Name a model of the family that is to take part: --model qwen2.5-1.5b.",
+        )
+    tokenizer = load_tokenizer(model or "tiny-a")
     run = make_run(
         slots=RUN_DEFAULTS["slots"],
         task=chosen.name,
