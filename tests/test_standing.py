@@ -291,3 +291,24 @@ def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
     assert (told["mean_length"], told["mean_reward"], told["no_signal"]) == (10.0, 0.125, 1)
     established(standing, ALICE)
     assert standing.report(ALICE)["standing"] == "established"
+
+
+def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do() -> None:
+    clock = Clock()
+    subject, author = Standing(clock), b"a"
+
+    def pulled_a_step() -> int:
+        clock.now += 1000.0
+        count = 0
+        while subject.may_be_pulled(author, 48):
+            subject.note_pull(author, 1.0)
+            count += 1
+        return count
+
+    assert pulled_a_step() == 48
+    for _ in range(200):
+        subject.scored(author, [0.0, 0.0], signal=False)
+    assert pulled_a_step() == 1
+    for _ in range(20):
+        subject.scored(author, [0.0, 1.0], signal=True)
+    assert pulled_a_step() == 48

@@ -256,4 +256,4 @@ class Pulling:
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
         """What somebody has (a bit mask), if its author had not its share of this step's pulls, as one may whose groups
         all turn out to teach nothing."""
-        return known.held_among(free) if self._standing.pulled(known.announcement.author) < most else 0
+        return known.held_among(free) if self._standing.may_be_pulled(known.announcement.author, most) else 0

@@ -41,6 +41,9 @@ FEWEST_SAMPLES = 32.0
 TOLERANCE = 0.02
 DOUBTED, DISPROVED = 2.0, 3.0
 FAILURE_HALF_LIFE = 600.0
+# Of an author's latest groups about so many count for how much is pulled of it; if less than one in four of them has a
+# signal, less is, down to one in the time of a step.
+SIGNAL_GROUPS, ENOUGH_SIGNAL = 32, 0.25
 
 logger = logging.getLogger(__name__)
 _R = TypeVar("_R", "Author", "Holder")
@@ -123,12 +126,14 @@ class Ban:
 
 @dataclass
 class Author:
-    """What an author signed, and what came of it. sound: groups trained on while its claims held."""
+    """What an author signed, and what came of it. sound: groups trained on while its claims held. signal: part of its
+    latest groups that had one."""
 
     admitted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     late: int = 0
     no_signal: int = 0
+    signal: float = 1.0
     bytes: int = 0
     sound: int = 0
     completions: int = 0
@@ -205,6 +210,7 @@ class Standing:
         book.rewarded += len(rewards)
         book.reward += sum(rewards)
         book.no_signal += not signal
+        book.signal += (signal - book.signal) / SIGNAL_GROUPS
 
     def trained(self, author: bytes, groups: int, figures: Mapping[str, float]) -> None:
         """A step was taken on so many of its groups.
@@ -290,6 +296,12 @@ class Standing:
         """About how many packets of it were pulled in the time of a step."""
         book = self.authors.get(author)
         return book.pulled.now(self._clock()) if book is not None else 0.0
+
+    def may_be_pulled(self, author: bytes, most: int) -> bool:
+        """Whether another packet of it may be: at most so many in the time of a step, fewer if few have a signal."""
+        book = self.authors.get(author)
+        part = min(1.0, book.signal / ENOUGH_SIGNAL) if book is not None else 1.0
+        return self.pulled(author) < max(1.0, most * part)
 
     # --- holders --------------------------------------------------------------------------------------------------
 
