@@ -69,6 +69,7 @@ def test_other_advantages_are_seen_to_be_other_work(tmp_path: Path) -> None:
                 check_same_work(ours, theirs)
 
 
+@pytest.mark.slow
 def test_without_trl_ours_is_measured_alone() -> None:
     command = [sys.executable, "-c", WITHOUT_TRL, "bench", "train", "--json", *FLAGS]
     result = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -159,6 +159,7 @@ def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(
     assert Checkpoints(node.home.checkpoints).latest() is not None
 
 
+@pytest.mark.slow
 def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(
     tmp_path: Path, daemons: dict[str, Daemon]
 ) -> None:

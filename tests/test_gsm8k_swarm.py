@@ -35,6 +35,7 @@ def small_answers(path: Path) -> list[str]:
     return [row["question"] for row in chosen]
 
 
+@pytest.mark.slow
 def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, daemons: list[Daemon]) -> None:
     data = tmp_path / "rows.jsonl"
     questions = small_answers(data)

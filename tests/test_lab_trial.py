@@ -63,6 +63,7 @@ def test_the_same_trial_takes_the_same_course(shared: list[dict[str, Any]], tmp_
     assert kind(timeless(other), "step") != kind(timeless(shared), "step")
 
 
+@pytest.mark.slow
 def test_processes_of_their_own_arrive_at_the_same_numbers(shared: list[dict[str, Any]], tmp_path: Path) -> None:
     assert timeless(run(spec(), tmp_path, processes=True)) == timeless(shared)
 

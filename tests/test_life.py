@@ -73,6 +73,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     assert "No ftis-node daemon is running" in run_cli("pause", *home).stderr
 
 
+@pytest.mark.slow
 def test_a_bootstrap_trains_nothing_and_tells_its_supervisor_that_it_goes_on(
     node: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

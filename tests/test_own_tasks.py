@@ -118,7 +118,7 @@ def test_other_tasks_keep_their_rule() -> None:
 
 def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path: Path) -> None:
     file, run = jsonl(tmp_path / "t.jsonl", "a", "b", "c"), tmp_path / "run.toml"
-    line = ["run", "new", "--task", str(file), "--reward", "exact", "-o", str(run)]
+    line = ["run", "new", "--task", str(file), "--model", "tiny-a", "--reward", "exact", "-o", str(run)]
     assert CliRunner().invoke(app, line, catch_exceptions=False).exit_code == 0
     assert load_run_file(run).run.reward == "exact"
 

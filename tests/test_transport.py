@@ -154,8 +154,10 @@ async def test_somebody_else_at_a_peers_address_is_not_taken_for_it(tmp_path: Pa
     async with transport(ALICE, tmp_path / "a") as alice, transport(BOB, tmp_path / "b") as bob:
         where = (await bob.addresses())[0].rpartition("/")[0]
         victim = identity(9)
-        with pytest.raises(Unreachable):
+        with pytest.raises(Unreachable, match=f"another node answers there, {BOB.peer_id}"):
             await alice.connect(victim.author, [f"{where}/{victim.peer_id}"])
+        with pytest.raises(Unreachable, match="nothing listens there"):
+            await alice.connect(victim.author, [f"/ip4/127.0.0.1/tcp/1/p2p/{victim.peer_id}"])
         await alice.connect(BOB.author, await bob.addresses())
         assert BOB.author in await alice.connected()
         assert victim.author not in await alice.connected()

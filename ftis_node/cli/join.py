@@ -154,6 +154,8 @@ def join(
         log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
         if first:
             logging.getLogger(__name__).info(NOTICE, home)
+        if shown:
+            print("Starting; Ctrl-C ends it, and the same command goes on from there.", file=sys.stderr, flush=True)
     import uvloop
 
     from ftis_node.joining import JoinOptions

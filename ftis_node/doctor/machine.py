@@ -121,7 +121,7 @@ def gpu(case: Case) -> Iterator[Finding]:
 
     if case.settings.device == "cpu" or not torch.cuda.is_available():
         if case.settings.device == "cpu" or case.settings.model in built_in():
-            yield Finding("gpu", "ok", "None is used; the CPU trains.")
+            yield Finding("gpu", "ok", "No GPU is used; the CPU trains.")
         else:
             advice = "Fine for small models; large ones take a GPU, see `ftis-node fit`."
             yield Finding("gpu", "warn", "There is none that torch can use: the CPU trains.", advice)

@@ -29,7 +29,7 @@ def hub(case: Case) -> Iterator[Finding]:
     why = "HF_HUB_OFFLINE is set" if seen.switched_off else f"the hub does not answer ({seen.trouble})"
     if Path(source).is_dir():
         text = f"{case.settings.model} is a folder here; no hub is needed."
-        yield Finding("hub", "ok", text) if seen.answers else Finding("hub", "warn", f"{text} By the way, {why}.")
+        yield Finding("hub", "ok", text)
     elif cached(source) is not None:
         text = f"{source} is in the local cache"
         if seen.answers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -118,8 +119,7 @@ class Transport:
             # The one call that hivemind keeps private and a node cannot do without: dialling after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            why = " ".join(str(error).split()) or type(error).__name__  # p2pd's errors have several lines
-            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
+            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {_in_words(error)}") from error
 
     async def connected(self) -> set[bytes]:
         """Peer ids that p2pd has a connection to."""
@@ -161,3 +161,14 @@ class Transport:
         except Exception:  # hivemind raises anything from a socket error to what its parser raises
             return False
         return True
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong with a dial; libp2p tells it of each address, on several lines."""
+    text = " ".join(str(error).split())
+    if found := re.search(r"remote key matches (\w+)", text):
+        return f"another node answers there, {found[1]}"
+    refused = text.count("connection refused")
+    if refused and refused + text.count("dial backoff") == text.count("* ["):
+        return "nothing listens there (connection refused)"
+    return text or type(error).__name__
