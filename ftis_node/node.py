@@ -233,7 +233,7 @@ class Node:
         )
         if self._page is not None:
             self._stack.push_async_callback(self._page.close)
-        watching = Notifier().start(lambda: f"{self.condition().state}: {self.condition().reason}", self._stalled)
+        watching = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
         self._stack.callback(watching.cancel)
         return transport
 

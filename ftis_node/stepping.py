@@ -142,7 +142,7 @@ class Stepper:
         newcomers, waiting = self._newcomers(), self.pool.waiting()
         usable = sum(waiting.values()) + len(self._scoring)
         if newcomers.room is not None:
-            theirs = sum(count for author, count in waiting.items() if not self.standing.established(author))
+            theirs = self._of_newcomers(waiting)
             most = math.ceil(newcomers.room * ahead)
             usable -= max(0, theirs - most)  # what no batch has room for must not keep others' from being pulled
             newcomers.room = max(0, most - theirs)
@@ -156,6 +156,9 @@ class Stepper:
         """How much of a batch those have together who have no record."""
         room = self.standing.newcomers_room(self._settings.batch_groups)
         return Newcomers(lambda author: not self.standing.established(author), room)
+
+    def _of_newcomers(self, waiting: Mapping[bytes, int]) -> int:
+        return sum(count for author, count in waiting.items() if not self.standing.established(author))
 
     async def on_groups(self, arrived: Sequence[Arrival]) -> None:
         """Stores admitted groups and has them scored; the pool gets each as soon as its rewards are known."""
@@ -216,8 +219,7 @@ class Stepper:
     def _takeable(self) -> int:
         """Groups that wait and have room in a batch."""
         waiting, room = self.pool.waiting(), self._newcomers().room
-        theirs = sum(count for author, count in waiting.items() if not self.standing.established(author))
-        return sum(waiting.values()) - (0 if room is None else max(0, theirs - room))
+        return sum(waiting.values()) - (0 if room is None else max(0, self._of_newcomers(waiting) - room))
 
     def note_supply(self) -> None:
         """What came since the latest batch, to be called when the next one is assembled."""

@@ -5,12 +5,26 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftis_node.cli.common import JsonOption, print_json
 from ftis_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from ftis_node.lab.bench.model import Size
+    from ftis_node.settings import Settings
+
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="With --model: its geometry only, nothing is downloaded.")
+]
+Vram = Annotated[float | None, typer.Option(help="With --model: memory in GB, enforced on a GPU.")]
+Lora = Annotated[bool | None, typer.Option("--lora/--full", help="With --model; else as the plan says.")]
+Device = Annotated[str, typer.Option(help="With --model.")]
+PromptTokens = Annotated[int | None, typer.Option(min=1, help="40, with --model 60.")]
+CompletionTokens = Annotated[int | None, typer.Option(min=2, help="64, with --model 256.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of torch.")]
 
 app = typer.Typer(no_args_is_help=True, help="Measurements.")
 
@@ -39,86 +53,65 @@ def wire(
 @app.command("train")
 def train(
     model: Annotated[str | None, typer.Option(help="Measure this model, against the plan for its memory.")] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="With --model: its geometry only, nothing is downloaded.")
-    ] = False,
-    vram: Annotated[float | None, typer.Option(help="With --model: memory in GB, enforced on a GPU.")] = None,
-    lora: Annotated[bool | None, typer.Option("--lora/--full", help="With --model; else as the plan says.")] = None,
-    device: Annotated[str, typer.Option(help="With --model.")] = "auto",
+    random_weights: RandomWeights = False,
+    vram: Vram = None,
+    lora: Lora = None,
+    device: Device = "auto",
     groups: Annotated[int | None, typer.Option(min=1, help="Prompts in a step; 8, with --model 24.")] = None,
     group: Annotated[int, typer.Option(min=2, help="Completions of each.")] = 12,
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="40, with --model 60.")] = None,
-    completion_tokens: Annotated[int | None, typer.Option(min=2, help="64, with --model 256.")] = None,
+    prompt_tokens: PromptTokens = None,
+    completion_tokens: CompletionTokens = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Timed steps; 7, with --model 3.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    threads: Threads = 1,
     json: JsonOption = False,
 ) -> None:
     """CPU time of a step of a small model, beside TRL's GRPOTrainer on the same batch; or what --model takes here."""
     import torch
 
-    from ftis_node.lab.bench.model import Size
-
     _refuse_without(model, random_weights, vram, lora)
     torch.set_num_threads(threads)
+    size = _size(model, groups, group, prompt_tokens, completion_tokens)
     if model is None:
         from ftis_node.lab.bench.train import bench_train
 
-        size = Size(groups or 8, group, prompt_tokens or 40, completion_tokens or 64)
         figures = bench_train(size, repeats=repeats or 7, tell=_tell)
     else:
         from ftis_node.lab.bench.fit import bench_fit
-        from ftis_node.settings import collect
 
-        size = Size(groups or 24, group, prompt_tokens or 60, completion_tokens or 256)
-        settings, _ = collect(task="", flags={"model": model, "lora": lora, "vram_gb": vram, "device": device})
+        settings = _settings(model, lora, vram, device)
         figures = bench_fit(settings, size, random_weights=random_weights, repeats=repeats or 3, tell=_tell)
-    if json:
-        print_json(figures)
-    else:
-        for key, value in figures.items():
-            print(f"{key:23} {_human(value)}")
+    _print(figures, 23, json)
 
 
 @app.command("generate")
 def generate(
     model: Annotated[str | None, typer.Option(help="Measure this model instead of a small one.")] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="With --model: its geometry only, nothing is downloaded.")
-    ] = False,
-    vram: Annotated[float | None, typer.Option(help="With --model: memory in GB, enforced on a GPU.")] = None,
-    lora: Annotated[bool | None, typer.Option("--lora/--full", help="With --model; else as the plan says.")] = None,
-    device: Annotated[str, typer.Option(help="With --model.")] = "auto",
+    random_weights: RandomWeights = False,
+    vram: Vram = None,
+    lora: Lora = None,
+    device: Device = "auto",
     groups: Annotated[int | None, typer.Option(min=1, help="Prompts; 8, with --model 24.")] = None,
     group: Annotated[int, typer.Option(min=1, help="Completions of each.")] = 12,
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="40, with --model 60.")] = None,
-    completion_tokens: Annotated[int | None, typer.Option(min=2, help="64, with --model 256.")] = None,
+    prompt_tokens: PromptTokens = None,
+    completion_tokens: CompletionTokens = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Timed runs of each; 7, with --model 3.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    threads: Threads = 1,
     json: JsonOption = False,
 ) -> None:
     """Tokens a second of generation: our engine, and transformers' generate with log-probs and without, in turns."""
     import torch
 
     from ftis_node.lab.bench.generate import bench_generate, sized_policy, small_policy
-    from ftis_node.lab.bench.model import Size
 
     _refuse_without(model, random_weights, vram, lora)
     torch.set_num_threads(threads)
+    size = _size(model, groups, group, prompt_tokens, completion_tokens)
     if model is None:
-        size = Size(groups or 8, group, prompt_tokens or 40, completion_tokens or 64)
         policy, batch = small_policy(), size.completions
     else:
-        from ftis_node.settings import collect
-
-        size = Size(groups or 24, group, prompt_tokens or 60, completion_tokens or 256)
-        settings, _ = collect(task="", flags={"model": model, "lora": lora, "vram_gb": vram, "device": device})
-        policy, batch = sized_policy(settings, size, random_weights=random_weights)
+        policy, batch = sized_policy(_settings(model, lora, vram, device), size, random_weights=random_weights)
     figures = bench_generate(policy, size, batch=batch, repeats=repeats or (7 if model is None else 3), tell=_tell)
-    if json:
-        print_json(figures)
-    else:
-        for key, value in figures.items():
-            print(f"{key:27} {_human(value)}")
+    _print(figures, 27, json)
 
 
 @app.command("step")
@@ -128,7 +121,7 @@ def step(
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 40,
     completion_tokens: Annotated[int, typer.Option(min=2)] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 7,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    threads: Threads = 1,
     trace: Annotated[
         Path | None, typer.Option(help="Write a profiler's trace of one more step there, for ui.perfetto.dev.")
     ] = None,
@@ -143,11 +136,7 @@ def step(
     torch.set_num_threads(threads)
     size = Size(groups, group, prompt_tokens, completion_tokens)
     figures = bench_step(size, repeats=repeats, trace=trace, tell=_tell)
-    if json:
-        print_json(figures)
-    else:
-        for key, value in figures.items():
-            print(f"{key:23} {_human(value)}")
+    _print(figures, 23, json)
 
 
 @app.command("growth")
@@ -214,16 +203,37 @@ def swarm(
         figures = asyncio.run(all_gather(plan, _tell))
     else:
         figures = asyncio.run(even_pace(plan, step_seconds=step, batch=batch, seconds=steady, tell=_tell))
-    if json:
-        print_json(figures)
-    else:
-        for key, value in figures.items():
-            print(f"{key:25} {_human(value)}")
+    _print(figures, 25, json)
 
 
 def _refuse_without(model: str | None, random_weights: bool, vram: float | None, lora: bool | None) -> None:
     if model is None and (random_weights or vram is not None or lora is not None):
         raise UsageError("--random-weights, --vram, --lora and --full need a model.", "Name one with --model.")
+
+
+def _size(
+    model: str | None, groups: int | None, group: int, prompt_tokens: int | None, completion_tokens: int | None
+) -> Size:
+    """What is measured on where nobody says: less with the small model."""
+    from ftis_node.lab.bench.model import Size
+
+    usual = (8, 40, 64) if model is None else (24, 60, 256)
+    return Size(groups or usual[0], group, prompt_tokens or usual[1], completion_tokens or usual[2])
+
+
+def _settings(model: str, lora: bool | None, vram: float | None, device: str) -> Settings:
+    from ftis_node.settings import collect
+
+    return collect(task="", flags={"model": model, "lora": lora, "vram_gb": vram, "device": device})[0]
+
+
+def _print(figures: dict[str, Any], width: int, json: bool) -> None:
+    """For a script, or a line a figure with names so wide."""
+    if json:
+        print_json(figures)
+    else:
+        for key, value in figures.items():
+            print(f"{key:{width}} {_human(value)}")
 
 
 def _tell(line: str) -> None:

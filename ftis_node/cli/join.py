@@ -131,7 +131,6 @@ def join(
         if value is not None
     }
     home = home.expanduser()
-    settle = functools.partial(_settle, flags=flags, file=settings)
     layers = functools.partial(_layers, flags=flags, file=settings)
     chosen, origins = layers(task or "arithmetic")  # wrong settings are told before anything heavy is imported
     from ftis_node.policy.names import resolve
@@ -176,7 +175,7 @@ def join(
     if dry_run:
         _say(options, layers, json=json)
         return
-    node = Node(options, settle)
+    node = Node(options, lambda task: layers(task)[0])
     sys.exit(uvloop.run(_watched(node, tail) if shown else node.run()))
 
 
@@ -212,10 +211,6 @@ async def _watched(node: Node, tail: Tail) -> int:
     with contextlib.suppress(OSError):
         print("\n".join(tail.lines), file=sys.stderr)
     return code
-
-
-def _settle(task: str, *, flags: dict[str, object], file: Path | None) -> Settings:
-    return collect(task=task, flags=flags, file=file)[0]
 
 
 def _layers(task: str, *, flags: dict[str, object], file: Path | None) -> tuple[Settings, dict[str, str]]:

@@ -19,6 +19,7 @@ from ftis_node.policy.load import load_policy
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.names import resolve
 from ftis_node.policy.plan import Plan
+from ftis_node.policy.policy import Policy
 from ftis_node.settings import Settings
 from ftis_node.worker.planning import settle
 
@@ -103,6 +104,13 @@ def _measure(
         "micro_batch_tokens": reports[-1].micro_batch_tokens,
         "memory_retries": sum(report.memory_retries for report in reports),
         "generation_batch": chosen.generation_batch,
+        **measured_on(policy, size, repeats),
+    }
+
+
+def measured_on(policy: Policy, size: Size, repeats: int) -> dict[str, Any]:
+    """What a figure is of, in plain values."""
+    return {
         "parameters": policy.parameters(),
         "vocabulary": policy.vocabulary,
         "repeats": repeats,

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ftis_node.lab.bench.fit import config_of, timed
-from ftis_node.lab.bench.model import TEMPERATURE, Size, geometry, random_policy, random_prompts, small_config
-from ftis_node.lab.bench.train import SETTINGS, Tell, device_name
+from ftis_node.lab.bench.fit import config_of, measured_on, timed
+from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, random_prompts, small_config
+from ftis_node.lab.bench.train import SETTINGS, Tell
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.memory import Workload
@@ -89,13 +89,7 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         "lean": policy.lean,
         "dtype": str(policy.dtype).removeprefix("torch."),
         "generation_batch": batch,
-        "parameters": policy.parameters(),
-        "vocabulary": policy.vocabulary,
-        "repeats": repeats,
-        "threads": torch.get_num_threads(),
-        "model": geometry(policy.causal_lm.config),
-        "batch": size.as_dict(),
-        "device": device_name(policy.device),
+        **measured_on(policy, size, repeats),
     }
 
 
