@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftis_node.swarm.membership import Reachability
-from ftis_node.text import rounded
+from ftis_node.text import counted, rounded
 
 FAULT_SECONDS = 600.0  # for so long after the compute process failed a node calls itself degraded
 IDLE_STEPS = 10
@@ -49,6 +49,7 @@ class Signs:
     idle_steps      in a row that changed nothing
     stalled         seconds for which the compute process has owed an answer, if those are too many, else 0
     own_refused     whether some of the latest round of this node's own groups were unsound
+    home            what a command needs to mean this node: `Home.flag`
     """
 
     peers: int = 0
@@ -62,6 +63,7 @@ class Signs:
     idle_steps: int = 0
     stalled: float = 0.0
     own_refused: bool = False
+    home: str = ""
 
 
 def condition(signs: Signs) -> Condition:
@@ -71,17 +73,12 @@ def condition(signs: Signs) -> Condition:
         if trouble is not None:
             return Condition(State.DEGRADED, *trouble)
     if signs.sought > signs.peers:
-        return Condition(State.JOINING, f"Waiting for {signs.sought} peers before the first step.")
+        return Condition(State.JOINING, f"Waiting for {counted(signs.sought, 'peer')} before the first step.")
     if not signs.peers:
         return Condition(State.ALONE, "No peers: training alone, and looking for some.", _ALONE)
     return Condition(
         _REACHED[signs.reachability], f"Training with {counted(signs.peers, 'peer')}{_HOW[signs.reachability]}."
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 peer``, ``2 peers``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _ALONE = "If there should be some: `ftis-node doctor net --peers ADDRESS` says whether they can be reached."
@@ -159,7 +156,7 @@ def _own(signs: Signs) -> _Trouble:
         return None
     return (
         "Groups that this node generated are unsound and were not sent.",
-        "Its model may have diverged: `ftis-node eval` tells; node.log has the reason.",
+        f"Its model may have diverged: `ftis-node eval{signs.home}` tells; node.log has the reason.",
     )
 
 

@@ -23,7 +23,6 @@ from ftis_node.run import RUN_DEFAULTS, Run, RunFile, check_fit, check_named, re
 from ftis_node.saving import LearnedSizes, refuse_other_model, settled
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import labelled, newest_facts
-from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import check_port, listen_addresses, parse_address
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
@@ -51,7 +50,7 @@ class DryRun:
         Args:
             settle: settings and their origins for a task.
         """
-        self.home = Home(options.home)
+        self.home = options.home
         self.options = with_remembered(options, self.home)
         self.report: dict[str, Any] = {}
         self.problems: list[UserError] = []
@@ -94,7 +93,7 @@ class DryRun:
         if self.home.in_use():
             raise UserError(
                 f"Another ftis-node daemon is running on the home {self.home.path}.",
-                f"Stop it with `ftis-node stop --home {self.home.path}`, or name another --home.",
+                f"Stop it with `ftis-node stop{self.home.flag}`, or name another --home.",
             )
 
     def _look_for_run(self) -> None:

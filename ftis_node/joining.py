@@ -44,7 +44,7 @@ class JoinOptions:
     """What `ftis-node join` was told, beside the settings. paused: it starts so; output: a file for what its processes
     print, else stderr."""
 
-    home: Path
+    home: Home
     task: str | None = None
     data: Path | None = None
     eval_data: Path | None = None

@@ -10,7 +10,6 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -21,15 +20,13 @@ from ftis_node.exams import Exams
 from ftis_node.files import replace_text
 from ftis_node.joining import JoinOptions, Rooms, check_peers, find_run, furnish, go_on_from, refill_pool
 from ftis_node.observe.api import Api
-from ftis_node.observe.metrics import read_events
 from ftis_node.observe.notify import Notifier
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
 from ftis_node.page import invitation, start_page
-from ftis_node.report import peers_report, training_status
-from ftis_node.run import RunFile, check_fit, dump_run_file, refuse_horizontal, run_for
+from ftis_node.report import StepLog, peers_report, training_status
+from ftis_node.run import RunFile, check_fit, dump_run_file, in_short, refuse_horizontal, run_for
 from ftis_node.settings import Settings
-from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.handshake import refuse_a_twin
 from ftis_node.swarm.identity import Identity
@@ -43,7 +40,6 @@ logger = logging.getLogger(__name__)
 # After a request to stop, the running step has so long to end, and then the last checkpoint and evaluation.
 GRACE_SECONDS = 12.0
 FINISH_SECONDS = 13.0
-CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations that the status tells, and where they are looked for after a start
 
 
 class Node:
@@ -57,7 +53,7 @@ class Node:
         self.options = options
         self.settings = settle(options.task or "arithmetic")
         self._settle = settle
-        self.home = Home(options.home)
+        self.home = options.home  # which may be open already
         # While it does not train; else the condition is what the signs say.
         self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
         self._told = State.LOADING
@@ -74,9 +70,9 @@ class Node:
         self._addresses: list[str] = []
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._sought = 0
-        self._curve: deque[tuple[int, float]] = deque(maxlen=CURVE)  # step, pass@1
         self._exams = Exams(self.settings.eval_share)
         self._started = time.time()
+        self._steps = StepLog()
 
     async def run(self) -> int:
         """Starts everything, trains until stopped, and ends everything in the opposite order.
@@ -153,10 +149,7 @@ class Node:
 
     async def _start_unless_stopped(self) -> bool:
         """Starts; a request to stop meanwhile cuts it short, for loading a large model takes its time."""
-        starting = asyncio.create_task(self._start())
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        starting = await self._until_stopped(self._start())
         if not starting.done():
             while not starting.done():  # again and again: a cancellation can be lost in a wait that has just ended
                 starting.cancel()
@@ -170,6 +163,8 @@ class Node:
         self._stack.callback(self.home.close)
         upgrade(self.home)
         self.options = self._compute.options = with_remembered(self.options, self.home)
+        self._runtime = self.home.make_runtime()
+        await self._begin_to_tell()
         if self.settings.nice > os.getpriority(os.PRIO_PROCESS, 0):
             os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # the processes that it starts have it from here
         bootstraps = [parse_address(text)[0] for text in self.options.peers]
@@ -198,8 +193,7 @@ class Node:
             worker=self._compute.worker,
         )
         self._stack.callback(rooms.close)
-        earlier = read_events(self.home.metrics, "evaluation", last_bytes=CURVE_BYTES)
-        self._curve.extend((event["step"], event["pass_at_1"]) for event in earlier)
+        self._exams.recall(self.home.metrics)
         self._hurry(self._pausing or self._finishing)
         go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
         self._set_apart(State.LOADING, "Greeting peers.")
@@ -209,24 +203,28 @@ class Node:
         if self.options.run is None:
             check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
         refill_pool(rooms, self.settings.max_age)
-        logger.info("Run %s; this node is %s", run.id.hex(), " ".join(self._addresses))
+        logger.info("Run %s: %s", run.id.hex(), in_short(run))
+        logger.info("Others join it with --peers %s", ",".join(self._addresses))
 
     async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Transport:
-        """p2pd and the local API, which tells from here on what the node is doing."""
-        self._runtime = runtime = self.home.make_runtime()
-        listening = listening_of(self.settings, self.home.key, runtime)
+        """p2pd, in which nobody else may have this node's key."""
+        listening = listening_of(self.settings, self.home.key, self._runtime)
         await refuse_a_twin(listening, identity, bootstraps, self.home.path)
         self._transport = transport = await Transport.start(listening, self._note_p2pd)
         self._stack.push_async_callback(transport.close)
         with contextlib.suppress(Exception):  # hivemind raises anything; a loaded machine answers later
             self._addresses = await transport.addresses()
+        return transport
+
+    async def _begin_to_tell(self) -> None:
+        """The local API, the page, and what a supervisor hears: they tell from here on what the node is doing."""
         actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
         api = Api(
             {"/status": self.status, "/peers": self.peers, "/page": lambda: invitation(self._page)},
             {f"/{name}": self._asked(what) for name, what in actions.items()},
             {"/metrics": lambda: exposition(self.status(), self.peers())},
         )
-        await api.start(runtime / "api.sock")
+        await api.start(self._runtime / "api.sock")
         self._stack.push_async_callback(api.close)
         self._page = await start_page(
             self.home, self.settings, self.status, self.peers, lambda: self._rooms.stepper if self._rooms else None
@@ -235,7 +233,6 @@ class Node:
             self._stack.push_async_callback(self._page.close)
         watching = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
         self._stack.callback(watching.cancel)
-        return transport
 
     def _stalled(self) -> float:
         return self._compute.owing(self.settings.stall_seconds)
@@ -277,11 +274,16 @@ class Node:
         rooms.books.write()
         await self._compute.stop()  # before its files are closed: it may be scoring still
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does the work; after a request to stop, what is not done within the grace is given up."""
+    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Does the work; the task is not done if the node was asked to stop meanwhile."""
         task, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        return task
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does the work; after a request to stop, what is not done within the grace is given up."""
+        task = await self._until_stopped(work)
         if not task.done():
             await asyncio.wait({task}, timeout=GRACE_SECONDS)
         if task.done():
@@ -328,6 +330,7 @@ class Node:
             bytes_out=rooms.swarm.traffic.bytes_out,
             **last,
         )
+        self._steps.tell(last)
         await rooms.saving.after_step(self._compute.worker, progress, last)
         self._compute.saved(rooms.saving.saved_step)
         rooms.books.after_step()
@@ -337,11 +340,8 @@ class Node:
     async def _evaluate(self, rooms: Rooms) -> None:
         result = await self._compute.worker.call("evaluate")
         progress = rooms.stepper.progress
-        progress.pass_at_1, progress.pass_at_1_step = result["pass_at_1"], progress.step
-        if progress.pass_at_1_before is None:
-            progress.pass_at_1_before = result["pass_at_1"]
-        self._exams.taken(result["seconds"])
-        self._curve.append((progress.step, result["pass_at_1"]))
+        progress.evaluated(result["pass_at_1"])
+        self._exams.taken(progress.step, result["pass_at_1"], result["seconds"])
         rooms.metrics.write("evaluation", step=progress.step, since_start=time.time() - self._started, **result)
         logger.info("Step %d: pass@1 %.3f (format %.3f)", progress.step, result["pass_at_1"], result["formatted"])
 
@@ -359,7 +359,7 @@ class Node:
         self._set_apart(
             State.PAUSED,
             f"Paused at step {progress.step}: it serves its peers and trains nothing.",
-            "`ftis-node resume` goes on.",
+            f"`ftis-node resume{self.home.flag}` goes on.",
         )
         rooms.stepper.resting = True
         while self._pausing and not (self._stopping.is_set() or self._finishing):
@@ -386,9 +386,7 @@ class Node:
         if rooms.stepper.resting:
             return
         self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
-        ending, stopping = asyncio.create_task(self._end(rooms)), asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        ending = await self._until_stopped(self._end(rooms))
         if not ending.done():
             await asyncio.wait({ending}, timeout=max(0.0, self._deadline - time.monotonic()))
         ending.cancel()
@@ -454,6 +452,7 @@ class Node:
             bad_steps=last.get("bad_steps", 0),
             idle_steps=self._rooms.stepper.idle_steps,
             own_refused=self._rooms.stepper.own_unsound,
+            home=self.home.flag,
         )
 
     def _look_around(self) -> None:
@@ -486,7 +485,7 @@ class Node:
             "model": self.settings.model,
             "addresses": rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
-            "curve": list(self._curve),
+            "curve": list(self._exams.curve),
             "page": self._page.address if self._page is not None else None,
             "uptime": time.time() - self._started,
             **self._compute.status(),

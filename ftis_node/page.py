@@ -52,7 +52,7 @@ async def start_page(
     ]
     server = Web(read_token(home.page_token), routes)
     await server.start(settings.http_host, settings.http_port)
-    logger.info("Page: %s (`ftis-node page` opens it)", server.address)
+    logger.info("Page: %s (`ftis-node page%s` prints the link that opens it)", server.address, home.flag)
     return server
 
 

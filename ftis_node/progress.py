@@ -52,6 +52,12 @@ class Progress:
             else:
                 self.foreign_weight += figures["loss_weight"]
 
+    def evaluated(self, pass_at_1: float) -> None:
+        """Notes the greedy pass@1 of now."""
+        self.pass_at_1, self.pass_at_1_step = pass_at_1, self.step
+        if self.pass_at_1_before is None:
+            self.pass_at_1_before = pass_at_1
+
     def _fold_small_authors(self) -> None:
         """Identities are free: above a thousand authors, those that gave least are counted together."""
         used = self.foreign_groups_used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -10,9 +11,38 @@ from typing import Any
 
 import psutil
 
+from ftis_node.observe.view import number
 from ftis_node.stepping import Stepper
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.text import counted
+
+STEP_SECONDS = 10.0  # between two lines of the log about steps
+
+logger = logging.getLogger(__name__)
+
+
+class StepLog:
+    """Says in the log what steps came to: of quick ones only some."""
+
+    def __init__(self) -> None:
+        self._told = -math.inf
+
+    def tell(self, last: dict[str, Any]) -> None:
+        """Of the latest step, as `Stepper.last` has it."""
+        if time.monotonic() < self._told + STEP_SECONDS:
+            return
+        self._told = time.monotonic()
+        reward = {source: number(last[f"{source}_reward"], ".2f") for source in ("own", "foreign")}
+        logger.info(
+            "Step %d: %s of its own (reward %s), %d foreign (%s), %.1f s",
+            last["step"],
+            counted(last["own_groups"], "group"),
+            reward["own"],
+            last["foreign_groups"],
+            reward["foreign"],
+            sum(last["seconds"].values()),
+        )
 
 
 def training_status(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:

@@ -116,6 +116,14 @@ class Run(BaseModel):
         return 80 + 6 * self.completions + 8 * self.completions * self.completion_tokens
 
 
+def in_short(run: Run) -> str:
+    """For people: what is trained on, and how much of it."""
+    return (
+        f"{run.task}, judged by {run.reward}; {run.group} completions a prompt, of up to {run.completion_tokens} "
+        f"tokens, at temperature {run.temperature:g}"
+    )
+
+
 class Hints(BaseModel):
     """Where to find the swarm. Not part of the run id, so anyone may change it."""
 

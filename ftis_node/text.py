@@ -1,4 +1,4 @@
-"""What a person or a terminal sees: words of peers and of models, and sizes."""
+"""What a person or a terminal sees: words of peers and of models, sizes, counts and durations."""
 
 from __future__ import annotations
 
@@ -18,3 +18,17 @@ def gigabytes(size: float) -> str:
 def rounded(size: float) -> str:
     """``12 MB``, ``3.4 GB``."""
     return gigabytes(size) if size >= GB else f"{size / MB:.0f} MB"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 peer``, ``2 peers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """For people: ``12 s``, ``3 min 5 s``, ``2 h 7 min``, ``3 d 4 h``."""
+    whole = round(seconds)
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {smaller}"
+    return f"{whole} s"

@@ -118,7 +118,8 @@ def play(swarm: Swarm, told: dict[str, Any], port: int) -> None:
         print(f"{told[name]} s: {name}", file=sys.stderr, flush=True)
 
     def known(name: str) -> str:
-        return str(eventually(lambda: swarm.within(name, "ftis-node", "id").split()[0], f"{name} has a key"))
+        told = eventually(lambda: swarm.within(name, "ftis-node", "id", "--json"), f"{name} has a key")
+        return str(json.loads(told)["id"])
 
     ids = {name: known(name) for name in NODES}
     for name in NODES:

@@ -19,6 +19,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_api.py::test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever": {
         "observe/api.py": ("The daemon on this home did not answer within … s.",),
     },
+    "test_api.py::test_a_daemon_that_is_starting_is_waited_for": {
+        "cli/asking.py": ("The daemon on … is starting, or ending, and does not answer.",),
+    },
     "test_api.py::test_reading_never_acts": {
         "observe/api.py": ("The daemon answered … with … ….",),
     },

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
+from ftis_node.cli.asking import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.observe.api import Api, ask
 from ftis_node.store.home import Home
@@ -90,6 +91,38 @@ async def test_its_health_is_whether_its_compute_process_is_stalled(
     assert checked.exit_code == code, "degraded alone is nothing that a restart mends"
     assert json.loads(checked.stdout)["stalled"] is stalled
     await api.close()
+
+
+async def test_peers_are_told_in_lines_that_their_words_cannot_break(socket_path: Path, tmp_path: Path) -> None:
+    numbers = {"accepted": 1, "bytes_in": 2_500_000, "bytes_out": 0, "seconds_since_seen": 61.0}
+    less = {"id": "B", "agent": "ftis-node/1", "addresses": [], "used": 1, "standing": "newcomer", "refused": {}}
+    more = less | {"id": "A", "agent": "x\n\x1b[2J", "addresses": ["/ip4/1.2.3.4/tcp/1"], "used": 3}
+    told = {"peers": [less | numbers, more | numbers], "left_out": [{"id": "C", "reason": "another\rrun"}]}
+    api = Api({"/peers": lambda: told}, {})
+    await api.start(socket_path)
+    Home(tmp_path).record_runtime(socket_path.parent)
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["peers", "--home", str(tmp_path)])
+    await api.close()
+    lines = shown.stdout.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["A", "B", "C"], "who gave most comes first"
+    assert "  1 group accepted, 3 used, 0 refused" in lines and "  2.50 MB in, 0.00 out" in lines
+    assert "  heard of 1 min 1 s ago, calls itself x\\n\\x1b[2J" in lines and "  /ip4/1.2.3.4/tcp/1" in lines
+    assert lines[-1] == "  left out: another\\rrun"
+
+
+async def test_a_daemon_that_is_starting_is_waited_for(socket_path: Path, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.open()
+    home.record_runtime(socket_path.parent)
+    asked = asyncio.create_task(asyncio.to_thread(ask_daemon, tmp_path, "/status"))
+    await asyncio.sleep(0.05)
+    api = Api({"/status": lambda: {"state": "LOADING"}}, {})
+    await api.start(socket_path)
+    assert await asked == {"state": "LOADING"}
+    await api.close()
+    with pytest.raises(UserError, match=r"starting, or ending, and does not answer.*ftis-node logs --home"):
+        await asyncio.to_thread(ask_daemon, tmp_path, "/status", starting=0.0)
+    home.close()
 
 
 def test_a_dead_daemons_socket_is_as_good_as_none(socket_path: Path) -> None:

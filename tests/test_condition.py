@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ftis_node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, conditio
 from ftis_node.errors import UsageError
 from ftis_node.exams import Exams
 from ftis_node.joining import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
+from ftis_node.report import StepLog
 from ftis_node.settings import Settings
 from ftis_node.swarm.membership import Reachability
 
@@ -70,17 +72,30 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     now = 0.0
     exams = Exams(0.1, lambda: now)
     assert exams.due(), "the first is taken in any case"
-    exams.taken(50.0)  # before any training, so not counted
+    exams.taken(0, 0.5, 50.0)  # before any training, so not counted
     assert not exams.due()
     now = 499.0
     assert not exams.due()
     now = 500.0
     assert exams.due()
-    exams.taken(50.0)
+    exams.taken(0, 0.5, 50.0)
     now = 999.0
     assert not exams.due()
     now = 1000.0
     assert exams.due()
+
+
+def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now, steps = 0.0, StepLog()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    caplog.set_level("INFO")
+    step = {"own_groups": 1, "own_reward": 0.5, "foreign_groups": 2, "foreign_reward": None, "seconds": {"train": 2.0}}
+    for number in range(1, 22):
+        steps.tell(step | {"step": number})
+        now += 1.0
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged[0] == "Step 1: 1 group of its own (reward 0.50), 2 foreign (–), 2.0 s"
+    assert [line.split(":")[0] for line in logged] == ["Step 1", "Step 11", "Step 21"]
 
 
 def test_a_limit_on_disk_leaves_packets_and_steps_what_checkpoints_and_logs_do_not_need() -> None:

@@ -108,7 +108,7 @@ def test_a_file_that_a_stranger_names_is_not_opened(join: Join, tmp_path: Path) 
     told = str(report_of(join, *flags[:2], code=2)["problems"])
     assert "not a run's to say" not in told and "Cannot read" in told, "a home that joined once goes on as it did"
     home = Home(tmp_path / "home")
-    remember_files(home, JoinOptions(home.path, data=tmp_path / "mine.jsonl"), "none.jsonl")
+    remember_files(home, JoinOptions(home, data=tmp_path / "mine.jsonl"), "none.jsonl")
     assert report_of(join, *flags[:2], code=2)["task"]["found"], "with the file that was named then"
 
 
@@ -160,7 +160,7 @@ def test_json_is_for_the_dry_run_only(
 async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:
     home = tmp_path / "home"
     async with member(1, tmp_path) as node:
-        options = JoinOptions(home=home, peers=(node.address,), task="arithmetic")
+        options = JoinOptions(home=Home(home), peers=(node.address,), task="arithmetic")
         settle = lambda task: collect(task=task, flags={"host": "127.0.0.1", "device": "cpu"})  # noqa: E731
         found = await asyncio.to_thread(DryRun(options, settle).look)
         assert node.swarm.membership.view == {}

@@ -128,6 +128,7 @@ ROWS = {
     "a home of another model": Row(f"{JOIN} --home {{tmp}}/begun --model tiny-b", "another model", "first start"),
     "asking nobody": Row("status --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
     "asking nobody for peers": Row("peers --home {tmp} --json", "No ftis-node daemon is running", "join", 1),
+    "asking where nothing is": Row("status --home {tmp}/typo", "There is no home .*typo", "join --home .*typo", 1),
     "stopping nobody": Row("stop --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
     "the id of a home that is none": Row("id --home {tmp}/typo", "no key yet", "started before"),
     "the key of a home that is none": Row("keys export {tmp}/key --home {tmp}/typo", "no key yet", "started before"),

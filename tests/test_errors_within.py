@@ -53,7 +53,7 @@ from tests.test_errors import DEAD
 
 def a_node(home: Path, *peers: str) -> daemon.Node:
     settings = {"host": "127.0.0.1", "device": "cpu", "model": "tiny-a"}
-    options = JoinOptions(home=home, peers=peers)
+    options = JoinOptions(home=Home(home), peers=peers)
     return daemon.Node(options, lambda task: collect(task=task, flags=settings)[0])
 
 
@@ -76,7 +76,7 @@ def test_one_key_is_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_compute_process_that_only_fails_is_given_up(tmp_path: Path) -> None:
-    process = ComputeProcess(JoinOptions(home=tmp_path), Home(tmp_path), lambda: None)
+    process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
     process._failures = FAILURES
     with pytest.raises(UserError, match=r"failed 6 times in a row, at last with: It was killed\..*micro_batch_tokens"):
         await process.failed(WorkerDied("It was killed."))
@@ -227,7 +227,7 @@ def test_a_daemon_that_does_not_start_says_why_or_where(tmp_path: Path) -> None:
 
 
 def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(local, "ask", lambda *_: {"page": None})
+    monkeypatch.setattr(local, "ask_daemon", lambda *_: {"page": None})
     with pytest.raises(UserError, match="serves no page"):
         local.page(tmp_path, open_=False, json=False)
 
@@ -273,7 +273,7 @@ def test_waiting_for_a_pause_ends_when_something_else_was_asked_for(
     instead: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answers = iter([{"state": "ONLINE", "pausing": True, "finishing": False}, {**instead, "finishing": False}])
-    monkeypatch.setattr(life, "ask", lambda *_, **__: next(answers))
+    monkeypatch.setattr(life, "ask_daemon", lambda *_, **__: next(answers))
     monkeypatch.setattr(life, "POLL_SECONDS", 0.0)
     with pytest.raises(UserError, match=f"does not pause: it is {instead['state']}"):
         life.pause(tmp_path, wait=True, json=False)

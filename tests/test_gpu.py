@@ -47,7 +47,7 @@ def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:
 async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(compute, "GPU_SECONDS", 0.0)
     seen: list[dict[str, Any] | None] = []
-    process = ComputeProcess(JoinOptions(tmp_path), Home(tmp_path), lambda: None)
+    process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
 
     class Worker:
         pid = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +64,29 @@ def test_a_second_daemon_on_the_home_is_told_so(home: Home) -> None:
         Home(home.path).open()
     assert "Another ftis-node daemon is running" in error.value.what
     assert "ftis-node stop" in error.value.fix
+
+
+def test_who_asks_whether_a_home_is_in_use_keeps_no_daemon_from_it(home: Home) -> None:
+    home.path.mkdir()
+    with (home.path / "lock").open("w+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        home.open()
+    assert home.in_use()
+
+
+def test_an_open_home_is_opened_once(home: Home) -> None:
+    home.open()
+    directory = home.make_runtime()
+    home.open()
+    assert directory.exists(), "what a killed daemon left is cleared before, not after"
+
+
+def test_commands_name_every_home_but_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert Home(tmp_path / ".ftis-node").flag == ""
+    assert Home(Path("second node")).flag == f" --home '{tmp_path}/second node'"
 
 
 def test_closing_frees_the_home_and_leaves_no_socket_behind(home: Home) -> None:

@@ -89,7 +89,7 @@ def test_an_old_home_remembers_the_files_of_its_last_start(
     home.metrics.write_text(started(task="rows.jsonl", data="/older.jsonl") + '{"event": "step"}\n' + started(**facts))
     upgrade(home)
     assert json.loads(home.task_files.read_text()) == expected
-    remembered = with_remembered(JoinOptions(home.path), home)
+    remembered = with_remembered(JoinOptions(home), home)
     assert remembered.files() == expected
 
 
@@ -134,13 +134,13 @@ def test_files_that_were_named_once_are_found_from_anywhere(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    remember_files(home, JoinOptions(home.path, data=Path("copy.jsonl"), eval_data=Path("e.jsonl")), "rows.jsonl")
+    remember_files(home, JoinOptions(home, data=Path("copy.jsonl"), eval_data=Path("e.jsonl")), "rows.jsonl")
     monkeypatch.chdir("/")
-    found = with_remembered(JoinOptions(home.path), home)
+    found = with_remembered(JoinOptions(home), home)
     assert (found.data, found.eval_data) == (tmp_path / "copy.jsonl", tmp_path / "e.jsonl")
-    other = with_remembered(JoinOptions(home.path, data=Path("/moved.jsonl")), home)
+    other = with_remembered(JoinOptions(home, data=Path("/moved.jsonl")), home)
     assert (other.data, other.eval_data) == (Path("/moved.jsonl"), tmp_path / "e.jsonl"), "what is named comes first"
-    named = with_remembered(JoinOptions(home.path, task="/moved.jsonl"), home)
+    named = with_remembered(JoinOptions(home, task="/moved.jsonl"), home)
     assert named.data is None, "the task's name is the file"
 
 
@@ -148,14 +148,14 @@ def test_a_task_that_is_a_file_is_remembered_by_where_it_lies(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    remember_files(home, JoinOptions(home.path, task="rows.jsonl"), "rows.jsonl")
-    assert with_remembered(JoinOptions(home.path), home).data == tmp_path / "rows.jsonl"
+    remember_files(home, JoinOptions(home, task="rows.jsonl"), "rows.jsonl")
+    assert with_remembered(JoinOptions(home), home).data == tmp_path / "rows.jsonl"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"data": 7}', "\x00"])
 def test_a_damaged_memory_of_files_is_none(home: Home, text: str) -> None:
     home.task_files.write_text(text)
-    assert with_remembered(JoinOptions(home.path), home) == JoinOptions(home.path)
+    assert with_remembered(JoinOptions(home), home) == JoinOptions(home)
 
 
 # --- packets ----------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_start_upgrades_and_finds_its_files_again(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Home, "make_runtime", far_enough)
     (tmp_path / "metrics.jsonl").write_text(started(task="rows.jsonl"))
-    node = Node(JoinOptions(tmp_path), lambda task: collect(task=task, flags={"model": "tiny-a"})[0])
+    node = Node(JoinOptions(Home(tmp_path)), lambda task: collect(task=task, flags={"model": "tiny-a"})[0])
     with pytest.raises(FtisError, match="so far"):
         asyncio.run(node.run())
     assert node.options.data == node._compute.options.data == Path("/where/it/was/rows.jsonl")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, parse_pairs, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_json
 from ftis_node.cli.doctor import bare_case, case_of
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.settings import known_variables
+from ftis_node.store.home import DEFAULT_HOME
 
 if TYPE_CHECKING:
     from ftis_node.doctor.finding import Case, Finding

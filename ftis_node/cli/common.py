@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from ftis_node.settings import Settings
     from ftis_node.trained import Checkpoint
 
-DEFAULT_HOME = Path("~/.ftis-node")
-
 HomeOption = Annotated[
     Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")
 ]
@@ -31,15 +28,16 @@ RewardOption = Annotated[
 ]
 
 
-def on(home: Path) -> str:
-    """What a command needs to mean this home: nothing where it would mean it anyway."""
-    usual = Path(os.environ.get("FTIS_HOME") or DEFAULT_HOME).expanduser()
-    return "" if home == usual else f" --home {home}"
-
-
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object on stdout."""
     print(json.dumps(value))
+
+
+def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
+    """A name and what it is a line, and what else it is below."""
+    for name, value in facts.items():
+        values = [value] if isinstance(value, str) else value
+        print("\n".join(f"{name if first is values[0] else '':10} {first}" for first in values))
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:

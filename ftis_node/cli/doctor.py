@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, addresses_in, parse_pairs, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, addresses_in, parse_pairs, print_json
 from ftis_node.errors import UsageError, UserError
+from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import escaped
 
 if TYPE_CHECKING:

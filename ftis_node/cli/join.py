@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftis_node.cli.common import (
-    DEFAULT_HOME,
     HomeOption,
     RewardOption,
     addresses_in,
-    on,
     parse_pairs,
     print_json,
 )
 from ftis_node.errors import UsageError
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.settings import Settings, collect
-from ftis_node.store.home import Home
+from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import escaped
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
 LINES = 6
 VIEW_SECONDS = 1.0
-HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pause, resume, peers, top."
+HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pause, resume, peers, top%s."
 NOTICE = (
     "First start in %s. What leaves this machine, for anyone to read: its network address, and the token ids and "
     "log-probs that its model samples for the run's public prompts. Never the model, its gradients or your files."
@@ -140,7 +138,8 @@ def join(
         print(f"No --model is named, so {chosen.model} is trained, which was made for arithmetic.", file=sys.stderr)
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
-    first = not Home(home).run_file.exists()
+    place = Home(home)
+    first = not place.schema.exists()
     if background and not dry_run:
         if first:
             print(NOTICE % home, file=sys.stderr)
@@ -150,6 +149,7 @@ def join(
     tail = Tail(LINES)
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     if not dry_run:
+        place.open()  # before what takes seconds to import: other commands then know that it is starting
         log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
         if first:
             logging.getLogger(__name__).info(NOTICE, home)
@@ -161,7 +161,7 @@ def join(
     from ftis_node.node import Node
 
     options = JoinOptions(
-        home=home,
+        home=place,
         task=task,
         data=data,
         eval_data=eval_data,
@@ -186,7 +186,7 @@ def _detach(home: Path) -> None:
     status = detach(home, arguments, lambda line: print(line, file=sys.stderr))
     print(f"{status['state']}: {status['reason']}")
     if status["pid"] is not None:
-        print(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop{on(home)}`.")
+        print(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop{Home(home).flag}`.")
 
 
 async def _watched(node: Node, tail: Tail) -> int:
@@ -197,7 +197,7 @@ async def _watched(node: Node, tail: Tail) -> int:
     from ftis_node.observe.live import node_view
 
     def look() -> RenderableType:
-        return node_view(node.status(), node.peers()["peers"], tail.lines, HINT)
+        return node_view(node.status(), node.peers()["peers"], tail.lines, HINT % node.home.flag)
 
     running = asyncio.create_task(node.run())
     try:

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, print_json
+from ftis_node.store.home import DEFAULT_HOME
 
 app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is that node.")
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, print_json
+from ftis_node.cli.asking import ask_daemon
+from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.errors import UserError
-from ftis_node.observe.api import ask
-from ftis_node.store.home import Home
+from ftis_node.store.home import DEFAULT_HOME, Home
 
 POLL_SECONDS = 0.5
 PATIENCE = 30.0
@@ -35,7 +35,7 @@ def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonO
         if not answer["pausing"] or answer["finishing"] or answer["state"] == "STOPPING":
             raise UserError(f"The node does not pause: it is {answer['state']}.", "Ask it with `ftis-node status`.")
         time.sleep(POLL_SECONDS)
-        status = ask(Home(home.expanduser()).api_socket(), "/status", timeout=PATIENCE)
+        status = ask_daemon(home, "/status", timeout=PATIENCE)
         answer = {name: status[name] for name in answer}
     said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
     _say(answer, said.get(answer["state"], "The node completes its step and pauses."), json=json)
@@ -48,7 +48,7 @@ def resume(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
 
 def _command(home: Path, name: str) -> dict[str, Any]:
-    return ask(Home(home.expanduser()).api_socket(), f"/{name}", action=True)
+    return ask_daemon(home, f"/{name}", action=True)
 
 
 def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:

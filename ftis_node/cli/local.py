@@ -7,14 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption, JsonOption, print_json
-from ftis_node.observe.api import ask
-from ftis_node.store.home import Home
+from ftis_node.cli.asking import ask_daemon
+from ftis_node.cli.common import HomeOption, JsonOption, print_facts, print_json
+from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.text import counted, duration, escaped
 
 
 def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """What the node on this home is doing."""
-    answer = ask(Home(home.expanduser()).api_socket(), "/status")
+    answer = ask_daemon(home, "/status")
     if json:
         print_json(answer)
         return
@@ -23,14 +24,12 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     from ftis_node.observe.live import node_view
 
     Console().print(node_view(answer))
-    for name, value in (("run", answer["run"]), ("page", answer["page"])):
-        print(f"{name:10} {value or 'none'}")
-    print("\n".join(f"{'' if index else 'addresses':10} {text}" for index, text in enumerate(answer["addresses"])))
+    print_facts({key: answer[key] or "none" for key in ("run", "page", "addresses")})
 
 
 def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. For supervisors."""
-    answer = ask(Home(home.expanduser()).api_socket(), "/status")
+    answer = ask_daemon(home, "/status", starting=0.0)
     if json:
         print_json({key: answer[key] for key in ("state", "reason", "advice", "stalled")})
     else:
@@ -40,15 +39,14 @@ def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
 def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Who it works with, and who was left out and why."""
-    answer = ask(Home(home.expanduser()).api_socket(), "/peers")
+    answer = ask_daemon(home, "/peers")
     if json:
         print_json(answer)
         return
-    for peer in answer["peers"]:
-        print(peer["id"])
-        _print_table({key: value for key, value in peer.items() if key != "id"}, indent="  ")
+    for peer in sorted(answer["peers"], key=lambda peer: -peer["used"]):
+        print(_told(peer))
     for peer in answer["left_out"]:
-        print(f"{peer['id']}\n  left out: {peer['reason']!a}")
+        print(f"{peer['id']}\n  left out: {escaped(peer['reason'])}")
     if not answer["peers"] and not answer["left_out"]:
         print("no peers")
 
@@ -65,12 +63,12 @@ def page(
     from ftis_node.observe.web import link, read_token
 
     place = Home(home.expanduser())
-    address = ask(place.api_socket(), "/status").get("page")
+    address = ask_daemon(home, "/status").get("page")
     if address is None:
         raise UserError("The node on this home serves no page.", "Start it without --set page=false.")
     found = link(address, read_token(place.page_token))
     # Every user of the machine can read a browser's command line: it gets a link that opens once, never the token.
-    opened = open_ and webbrowser.open(ask(place.api_socket(), "/page")["link"])
+    opened = open_ and webbrowser.open(ask_daemon(home, "/page")["link"])
     if json:
         print_json({"page": found, "opened": opened})
         return
@@ -87,22 +85,20 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     place = Home(home.expanduser())
     identity = Identity.load(place.key)
     try:
-        addresses = ask(place.api_socket(), "/status")["addresses"]
+        addresses = ask_daemon(home, "/status")["addresses"]
     except UserError:
         addresses = []
     if json:
         print_json({"id": identity.peer_id, "addresses": addresses})
     else:
-        print("\n".join([identity.peer_id, *addresses]))
+        print_facts({"peer id": identity.peer_id, "addresses": addresses or "known while its daemon runs"})
 
 
-def _print_table(answer: dict[str, Any], indent: str = "") -> None:
-    """One key a line; text from peers is escaped, so that it cannot drive the terminal."""
-    for key, value in answer.items():
-        if isinstance(value, float):
-            value = f"{value:.4g}"
-        elif isinstance(value, str) and not value.isprintable():
-            value = ascii(value)
-        elif isinstance(value, (list, dict)):
-            value = ascii(value) if value else "none"
-        print(f"{indent}{key.replace('_', ' '):24} {'–' if value is None else value}")
+def _told(peer: dict[str, Any]) -> str:
+    """A peer in a few lines; its own words are escaped, so that they cannot drive the terminal."""
+    refused = sum(peer["refused"].values())
+    came_of_it = f"{counted(peer['accepted'], 'group')} accepted, {peer['used']} used, {refused} refused"
+    megabytes = f"{peer['bytes_in'] / 1e6:.2f} MB in, {peer['bytes_out'] / 1e6:.2f} out"
+    lines = [peer["id"], f"standing: {peer['standing']}", came_of_it, megabytes]
+    lines.append(f"heard of {duration(peer['seconds_since_seen'])} ago, calls itself {peer['agent']}")
+    return "\n  ".join(map(escaped, [*lines, *peer["addresses"]]))

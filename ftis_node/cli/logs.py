@@ -8,10 +8,10 @@ from typing import Annotated
 import psutil
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption
+from ftis_node.cli.common import HomeOption
 from ftis_node.errors import UserError
 from ftis_node.observe.logs import as_object, as_text, read_log
-from ftis_node.store.home import Home
+from ftis_node.store.home import DEFAULT_HOME, Home
 
 
 def logs(

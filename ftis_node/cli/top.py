@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import DEFAULT_HOME, HomeOption
-from ftis_node.observe.api import ask
+from ftis_node.cli.asking import ask_daemon
+from ftis_node.cli.common import HomeOption
 from ftis_node.observe.logs import last_lines
-from ftis_node.store.home import Home
+from ftis_node.store.home import DEFAULT_HOME, Home
 
 LINES = 6
 HINT = "Ctrl-C ends this view; the node goes on. pause, finish and stop are commands of their own."
@@ -30,8 +30,8 @@ def top(
     place = Home(home.expanduser())
 
     def look() -> RenderableType:
-        status = ask(place.api_socket(), "/status")
-        peers = ask(place.api_socket(), "/peers")["peers"]
+        status = ask_daemon(home, "/status")
+        peers = ask_daemon(home, "/peers")["peers"]
         return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT)
 
     console = Console()

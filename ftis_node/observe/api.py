@@ -21,8 +21,15 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' tex
 LOOK_INTO_LOG = "Look into node.log in its home."
 
 
+class NoDaemon(UserError):
+    """Nobody answers where a daemon should."""
+
+    def __init__(self) -> None:
+        super().__init__("No ftis-node daemon is running on this home.", "Start one with `ftis-node join`.")
+
+
 class Api:
-    """Serves JSON answers under ``GET /status``, ``GET /peers`` and ``POST /stop``, and text under ``GET /metrics``."""
+    """Serves JSON answers under GET to `reads` and POST to `actions`, and Prometheus' text under GET to `texts`."""
 
     def __init__(
         self, reads: dict[str, Answer], actions: dict[str, Answer], texts: Mapping[str, Text] = MappingProxyType({})
@@ -78,19 +85,14 @@ def ask(path: Path | None, route: str, *, action: bool = False, timeout: float =
     """Asks a running daemon; see `ask_text`.
 
     Raises:
-        UserError: no daemon answers there, or not in time, or not this.
+        NoDaemon: nobody answers there.
+        UserError: the daemon does not answer in time, or not this.
     """
     try:
         answer: dict[str, Any] = json.loads(ask_text(path, route, action=action, timeout=timeout))
     except ValueError as error:
-        raise _gone() from error
+        raise NoDaemon from error
     return answer
-
-
-def _gone() -> UserError:
-    return UserError(
-        "No ftis-node daemon is running on this home.", "Start one with `ftis-node join`, or name its --home."
-    )
 
 
 def ask_text(path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0) -> bytes:
@@ -100,10 +102,11 @@ def ask_text(path: Path | None, route: str, *, action: bool = False, timeout: fl
         path: its API socket, None if it left no record of one.
 
     Raises:
-        UserError: no daemon answers there, or not in time, or not this.
+        NoDaemon: nobody answers there.
+        UserError: the daemon does not answer in time, or not this.
     """
     if path is None:
-        raise _gone()
+        raise NoDaemon
     connection = _UnixConnection(path, timeout)
     try:
         connection.request("POST" if action else "GET", route)
@@ -115,6 +118,6 @@ def ask_text(path: Path | None, route: str, *, action: bool = False, timeout: fl
     except TimeoutError as error:
         raise UserError(f"The daemon on this home did not answer within {timeout:g} s.", LOOK_INTO_LOG) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _gone() from error
+        raise NoDaemon from error
     finally:
         connection.close()

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis_node.observe.view import number, sparkline
-from ftis_node.text import GB, escaped, gigabytes
+from ftis_node.text import GB, counted, duration, escaped, gigabytes
 
 _COLOURS = {
     "ONLINE": "green",
@@ -55,15 +55,6 @@ def node_view(
     return Panel(Group(*parts), title=title, title_align="left", border_style="dim")
 
 
-def duration(seconds: float) -> str:
-    """For people: ``12 s``, ``3 min 5 s``, ``2 h 7 min``, ``3 d 4 h``."""
-    whole = round(seconds)
-    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part} {smaller}"
-    return f"{whole} s"
-
-
 def gpu_line(gpu: dict[str, Any]) -> str:
     """What a GPU is at: how busy, where it tells, and its memory in use of what there is."""
     busy = gpu.get("utilization")
@@ -100,7 +91,7 @@ def _figures(status: dict[str, Any]) -> Table:
             f"own {status['own_groups_used']}, foreign {foreign} ({share} of the loss)",
         ),
         ("filtered", number(status["filtered_fraction"], ".0%")),
-        ("swarm", f"{status['peers']} peers, {status['pool']['waiting']} groups waiting"),
+        ("swarm", f"{counted(status['peers'], 'peer')}, {counted(status['pool']['waiting'], 'group')} waiting"),
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
     ]
     if gpu := status.get("gpu"):

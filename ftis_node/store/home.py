@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +22,8 @@ from ftis_node.files import replace_text
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
 RUNTIME_PREFIX = "ftis-"
+DEFAULT_HOME = Path("~/.ftis-node")
+LOCK_SECONDS = 0.5  # who asks whether a home is in use holds its lock for a moment
 
 
 class Home:
@@ -41,23 +45,32 @@ class Home:
         self._runtime_file = path / "runtime.json"
         self._lock: IO[str] | None = None
 
+    @property
+    def flag(self) -> str:
+        """What a command needs to mean this home: nothing for the default. With a space before it."""
+        path = self.path.absolute()
+        return "" if path == DEFAULT_HOME.expanduser() else f" --home {shlex.quote(str(path))}"
+
     def open(self) -> None:
-        """Creates and locks the home, and clears what a killed daemon left behind.
+        """Creates and locks the home, and clears what a killed daemon left behind; an open one stays as it is.
 
         Raises:
             UserError: another daemon uses this home, or it cannot be written.
         """
+        if self._lock is not None:
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(stat.S_IRWXU)
             lock = (self.path / "lock").open("a+")
         except OSError as error:
             raise UserError(f"The home {self.path} cannot be used: {error.strerror}.", "Name another --home.") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise self.taken() from None
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _locked(lock):
+            if time.monotonic() > deadline:
+                lock.close()
+                raise self.taken()
+            time.sleep(LOCK_SECONDS / 10)
         self._lock = lock
         self._reap()
 
@@ -76,7 +89,7 @@ class Home:
         """What a second daemon is told."""
         return UserError(
             f"Another ftis-node daemon is running on the home {self.path}.",
-            f"Stop it with `ftis-node stop --home {self.path}`, or name another --home.",
+            f"Stop it with `ftis-node stop{self.flag}`, or name another --home.",
         )
 
     def in_use(self) -> bool:
@@ -128,3 +141,11 @@ class Home:
                     process.send_signal(signal.SIGKILL)
         shutil.rmtree(record["directory"], ignore_errors=True)
         self._runtime_file.unlink(missing_ok=True)
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

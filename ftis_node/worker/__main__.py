@@ -12,6 +12,9 @@ import traceback
 import warnings
 from typing import Any
 
+from huggingface_hub.utils.tqdm import enable_progress_bars
+from transformers.utils.logging import disable_progress_bar
+
 from ftis_node.errors import UserError
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import pack, receive
@@ -70,6 +73,8 @@ class _Server:
 def main() -> None:
     # What peft calls of transformers is deprecated there; a person can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
+    disable_progress_bar()  # of transformers, for it has one even for what takes no time
+    enable_progress_bars()  # but downloads take theirs
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.setblocking(True)

@@ -349,7 +349,7 @@ def _unused(home: Home) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(
-                f"A daemon is running on the home {home.path}.", f"Stop it first: `ftis-node stop --home {home.path}`."
+                f"A daemon is running on the home {home.path}.", f"Stop it first: `ftis-node stop{home.flag}`."
             ) from None
         yield
 

@@ -1,0 +1,58 @@
+"""Asking the daemon on a home."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import UserError
+from ftis_node.observe.api import NoDaemon, ask
+from ftis_node.store.home import Home
+
+ANSWER_SECONDS = 5.0
+STARTING_SECONDS = 60.0  # loading PyTorch takes some, on a loaded machine many
+POLL_SECONDS = 0.3
+
+
+def ask_daemon(
+    home: Path,
+    route: str,
+    *,
+    action: bool = False,
+    timeout: float = ANSWER_SECONDS,
+    starting: float = STARTING_SECONDS,
+) -> dict[str, Any]:
+    """What the daemon on a home answers; see `observe.api.ask`.
+
+    Args:
+        starting: seconds for which a daemon that holds the home, but does not answer yet, is waited for.
+
+    Raises:
+        UserError: there is no such home, none runs on it, or it does not answer.
+    """
+    place, deadline = Home(home.expanduser()), time.monotonic() + starting
+    told = False
+    while True:
+        try:
+            return ask(place.api_socket(), route, action=action, timeout=timeout)
+        except NoDaemon:
+            if not place.in_use():
+                raise _none(place) from None
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"The daemon on {place.path} is starting, or ending, and does not answer.",
+                    f"`ftis-node logs{place.flag}` says what it does.",
+                ) from None
+        if not told:
+            print(f"note: the daemon on {place.path} does not answer yet; waiting for it.", file=sys.stderr)
+            told = True
+        time.sleep(POLL_SECONDS)
+
+
+def _none(place: Home) -> UserError:
+    start = f"Start one with `ftis-node join{place.flag}`, or name another --home."
+    if not place.path.is_dir():
+        return UserError(f"There is no home {place.path}.", start)
+    return UserError(f"No ftis-node daemon is running on the home {place.path}.", start)
