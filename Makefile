@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEV := .venv/.dev
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -13,54 +14,54 @@ demo: $(STAMP)
 
 test: lint unit
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(STAMP)
+unit: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # All that is too long for `make test`: the page in a browser and the wheel in an empty environment, which are among the
 # slow tests (so are hostile peers), a small grid of the lab, and a little of `make chaos`, as root, and of `make fuzz`.
 test-all: test slow lab-quick chaos-quick fuzz-quick
 
-slow: $(STAMP)
+slow: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
 # Eight daemons for ten minutes in which everything is killed, cut off and frozen; four for an hour in which nothing may
 # grow. As root, for each daemon has a network namespace.
-chaos soak: $(STAMP)
+chaos soak: $(DEV)
 	$(BIN)/python -m tests.endurance $@
 
-chaos-quick: $(STAMP)
+chaos-quick: $(DEV)
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m tests.endurance chaos --seconds 120; \
 	  else echo "chaos is left out: network namespaces need root"; fi
 
 # A daemon that is killed with -9 two hundred times and has to go on each time: half an hour.
-kills: $(STAMP)
+kills: $(DEV)
 	$(BIN)/python -m tests.kills
 
 # Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes.
-hostile: $(STAMP)
+hostile: $(DEV)
 	$(BIN)/python -m tests.hostile --seconds 600
 
 # Ten minutes of coverage-guided fuzzing for each place where bytes from strangers become values.
-fuzz: $(STAMP)
+fuzz: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz all --seconds 600
 
-fuzz-quick: $(STAMP)
+fuzz-quick: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz all --seconds 10
 
 # A node behind a router that lets nobody in, with relays and without. As root.
-nat: $(STAMP)
+nat: $(DEV)
 	$(BIN)/python -m tests.routers
 
 # A small grid of the lab, from the nodes to the report: every kind of cell, which shows that they run and no more.
-lab-quick: $(STAMP)
+lab-quick: $(DEV)
 	rm -rf build/lab-quick
 	$(BIN)/ftis-node lab run quick --out build/lab-quick
 	$(BIN)/ftis-node lab report build/lab-quick
@@ -68,7 +69,7 @@ lab-quick: $(STAMP)
 # All experiments with built-in models, and their reports under docs/evidence: hours of CPU; goes on where it was.
 EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony time-to-score shares \
   truncation bias confirmation attacks attacks-horizontal attacks-many
-evidence: $(STAMP)
+evidence: $(DEV)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \
 	    && $(BIN)/ftis-node lab report build/lab/$$name --to docs/evidence/$$name --small || exit 1; \
@@ -76,36 +77,36 @@ evidence: $(STAMP)
 	$(BIN)/python -m ftis_node.lab.reporting.index docs/evidence
 
 # Rebuilds the built-in models from nothing (two minutes); the result is committed.
-models: $(STAMP)
+models: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m ftis_node.lab.warmup --out ftis_node/models
 
 # docs/settings.md, from the class; and the pictures of docs/img, from a real swarm (with chromium).
-settings: $(STAMP)
+settings: $(DEV)
 	$(BIN)/python -m ftis_node.reference docs/settings.md
 
-pictures: $(STAMP)
+pictures: $(DEV)
 	$(BIN)/python -m tests.pictures
 
 # Regenerates the RPC messages from proto/ftis.proto.
-proto: $(STAMP)
+proto: $(DEV)
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=ftis_node/swarm proto/ftis.proto
 
 # deploy/compose.yaml on a real engine, which is started if none runs. BASE=debootstrap makes the base image here, and
 # `make wheels` before it fetches the packages by this machine's pip: for where no registry can be reached (docs/deploy.md).
 BASE ?= debian:bookworm-slim
-compose-test: $(STAMP)
+compose-test: $(DEV)
 	$(BIN)/python -m tests.compose --base $(BASE)
 
 # Everything that an image installs, for its build without a package index; EXTRAS=gpu for the extra `gpu` too.
 EXTRAS ?=
-wheels: $(STAMP)
+wheels: $(DEV)
 	rm -f deploy/wheels/*.whl
 	$(BIN)/python deploy/requirements.py math $(EXTRAS) > deploy/wheels/requirements.txt
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt -w deploy/wheels \
 	  -r deploy/wheels/requirements.txt
 
 # constraints.txt, from the versions that .venv has; to have newer ones, empty it first, and `make clean`.
-lock: $(STAMP)
+lock: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
 	{ echo "# Exact versions that this project is tested with; used by the Makefile and the image. Made with: make lock"; \
 	  $(BIN)/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > build-lock
@@ -116,6 +117,11 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "ftis-node needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12"; exit 2; }
 	@echo "Installing into .venv: 2 GB, more where PyTorch comes with CUDA; some minutes, once."
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,math]'
+	@touch $@
+
+# What only tests and other work on the source need.
+$(DEV): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

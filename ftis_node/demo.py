@@ -22,7 +22,7 @@ from rich.live import Live
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
-from ftis_node.observe.plot import plot_pass_at_1
+from ftis_node.observe.plot import TO_DRAW, can_draw, plot_pass_at_1
 from ftis_node.observe.view import nodes_view, number
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
@@ -191,17 +191,19 @@ class Demo:
             "nodes": nodes,
             "seconds": seconds,
             "complete": all(node["steps"] >= self.steps for node in nodes),
-            "picture": str(self.output / "curves.png"),
+            "picture": str(self.output / "curves.png") if can_draw() else None,
         }
-        plot_pass_at_1(
-            {f"{member.name} ({member.model}, {member.role})": member.curve() for member in self.members},
-            self.output / "curves.png",
-            f"{len(nodes)} different models learning from one another (F-TIS)",
-        )
+        if can_draw():
+            plot_pass_at_1(
+                {f"{member.name} ({member.model}, {member.role})": member.curve() for member in self.members},
+                self.output / "curves.png",
+                f"{len(nodes)} different models learning from one another (F-TIS)",
+            )
         (self.output / "summary.json").write_text(json.dumps(summary, indent=1))
         for node in nodes:
             self.console.print(_in_words(node), highlight=False)
-        self.console.print(f"{seconds:.0f} s; curves in {summary['picture']}, logs under {self.output}")
+        curves = f"curves in {summary['picture']}" if can_draw() else f"for a picture of the curves: {TO_DRAW}"
+        self.console.print(f"{seconds:.0f} s; {curves}; logs under {self.output}", markup=False)
         return summary
 
     def _node_summary(self, member: _Member) -> dict[str, Any]:

@@ -122,6 +122,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_errors_within.py::test_a_log_that_is_none": {
         "cli/logs.py": ("The log … cannot be read: ….",),
     },
+    "test_errors_within.py::test_pictures_need_matplotlib": {
+        "observe/plot.py": ("Pictures need matplotlib, which is not installed.",),
+    },
     "test_errors_within.py::test_a_machine_without_ports": {
         "swarm/addresses.py": ("There is no free port on ….",),
     },

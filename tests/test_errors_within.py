@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 import uvloop
+from typer.testing import CliRunner
 
 from ftis_node import node as daemon
-from ftis_node.cli import life, local
+from ftis_node.cli import app, life, local
 from ftis_node.cli.detach import detach
 from ftis_node.cli.logs import logs as show_logs
 from ftis_node.compute import FAILURES, ComputeProcess
@@ -34,6 +35,7 @@ from ftis_node.lab.bench.namespaces import namespaces
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
 from ftis_node.learner.optimiser import _eight_bit as eight_bit
+from ftis_node.observe import plot
 from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.ready import ready
 from ftis_node.settings import Settings, collect
@@ -230,6 +232,13 @@ def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(local, "ask_daemon", lambda *_: {"page": None})
     with pytest.raises(UserError, match="serves no page"):
         local.page(tmp_path, open_=False, json=False)
+
+
+@pytest.mark.parametrize("line", ["lab report {}", "bench growth --plot {}/growth.png"])
+def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str) -> None:
+    monkeypatch.setattr(plot, "can_draw", lambda: False)
+    told = CliRunner().invoke(app, line.format(tmp_path).split()).exception
+    assert isinstance(told, UsageError) and "ftis-node[lab]" in told.fix
 
 
 def test_a_log_that_is_none(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def needed(extras: set[str]) -> Iterator[str]:
 
 def test_the_lock_names_every_package_that_an_installation_brings_in_the_version_that_is_tested() -> None:
     lock = locked()
-    for name in set(needed({"math", "dev"})) - NOT_LOCKED:
+    for name in set(needed({"lab", "math", "dev"})) - NOT_LOCKED:
         assert name in lock, f"{name} is missing: make lock"
         assert lock[name] == metadata.version(name).partition("+")[0], f"{name}: make lock, or make clean"
 
@@ -112,3 +112,4 @@ def test_the_wheel_runs_the_demo_in_an_empty_environment(built: Path, tmp_path: 
     assert told.returncode == 0, told.stderr
     summary = json.loads(told.stdout)
     assert summary["complete"] and all(node["steps"] >= 2 for node in summary["nodes"])
+    assert summary["picture"] is None, "matplotlib is of an extra"

@@ -149,8 +149,11 @@ def growth(
     import torch
 
     from ftis_node.lab.bench.growth import bench_growth
+    from ftis_node.observe.plot import check_drawing
 
     torch.set_num_threads(1)
+    if plot is not None:
+        check_drawing()
     figures = bench_growth(repeats=repeats, plot=plot, tell=_tell)
     if json:
         print_json(figures)

@@ -77,7 +77,9 @@ def report(
 ) -> None:
     """Writes the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, SVG, CSV)."""
     from ftis_node.lab.reporting.report import write_report
+    from ftis_node.observe.plot import check_drawing
 
+    check_drawing()
     written = write_report(out, destination, small=small)
     if json:
         print_json({"report": str(written)})

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ftis_node.errors import UsageError
+
+TO_DRAW = "pip install 'ftis-node[lab]'"
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def check_drawing() -> None:
+    """Raises UsageError if pictures cannot be drawn; for what would find that out only after long work."""
+    if not can_draw():
+        raise UsageError("Pictures need matplotlib, which is not installed.", f"Run: {TO_DRAW}")
 
 
 def plot_pass_at_1(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, title: str) -> None:
