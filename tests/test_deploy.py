@@ -31,6 +31,14 @@ def services() -> dict[str, Any]:
     return found
 
 
+def test_every_home_is_a_named_volume_that_both_generations_of_compose_know() -> None:
+    """A name of one letter is a drive of Windows to Compose 2."""
+    named = yaml.safe_load(_DEFAULT.sub(r"\1", read("compose.yaml")))["volumes"]
+    for service, command in nodes().items():
+        (home,) = (one.split(":")[0] for one in services()[service]["volumes"] if one.endswith(":/home/ftis/node"))
+        assert home in named and len(home) > 1, f"{service}: {command}"
+
+
 def nodes() -> dict[str, dict[str, Any]]:
     """The parameters of every `join` of the Compose file, by service."""
     joins = {name: one["command"] for name, one in services().items() if one.get("command", [""])[0] == "join"}
