@@ -69,6 +69,9 @@ def main() -> None:
     parser.add_argument("--rows", default="all", help="numbers separated by commas, or all")
     parser.add_argument("--seconds", type=float, default=300.0, help="for everything, the start left out")
     parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument(
+        "--work", type=int, default=1, help="times the width of the honest models' feed-forward layers: longer steps"
+    )
     parser.add_argument("--together", action="store_true", help="all attacks at once, not one after another")
     parser.add_argument("--sharing", action="store_true", help="attackers want the cores as much as the nodes do")
     parser.add_argument("--seed", type=int, default=0)
@@ -80,7 +83,10 @@ def main() -> None:
         kinds = chosen(options.rows)
     except ValueError as error:
         parser.error(str(error))
-    with tempfile.TemporaryDirectory(prefix="arena-") as folder, arena(Path(folder), options.nodes) as ring:
+    with (
+        tempfile.TemporaryDirectory(prefix="arena-") as folder,
+        arena(Path(folder), options.nodes, work=options.work) as ring,
+    ):
         how = {"together": options.together, "sharing": options.sharing, "seed": options.seed}
         playing = play(ring, kinds, options.seconds, **how)
         told = uvloop.run(playing)

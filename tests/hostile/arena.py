@@ -19,6 +19,7 @@ from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity
 from tests.daemons import Daemon, kind_of
+from tests.hostile.heavy import widened
 
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
 FLAGS = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=50", "--set", "quic=false")
@@ -57,10 +58,14 @@ class Phase:
 class Arena:
     """Daemons that know one another; the first is everybody's bootstrap."""
 
-    def __init__(self, path: Path, nodes: int, flags: Sequence[str] = FLAGS) -> None:
+    def __init__(self, path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1) -> None:
+        """
+        Args:
+            work: times that the models' feed-forward layers are as wide as they are; they say the same, and steps last.
+        """
         self.daemons: dict[str, Daemon] = {}
         self.addresses: list[str] = []
-        self._path, self._nodes, self._flags = path, nodes, flags
+        self._path, self._nodes, self._flags, self._work = path, nodes, flags, work
         self._log_read: Counter[str] = Counter()
         self._restarts: dict[str, tuple[int, int]] = {}
 
@@ -68,7 +73,7 @@ class Arena:
         """Returns when every node has taken a step and has met all others."""
         for number in range(self._nodes):
             peers = ["--peers", self.addresses[0]] if self.addresses else []
-            model = MODELS[number % len(MODELS)]
+            model = self._model(MODELS[number % len(MODELS)])
             home = self._path / f"node-{number}"
             # In a session of its own, for Linux shares cores among sessions first, see `give_way`.
             daemon = Daemon(home, "--model", model, *peers, *self._flags, prefix=("setsid",))
@@ -83,6 +88,9 @@ class Arena:
                 START_SECONDS,
             )
         self.ids = {name: Identity.load_or_create(daemon.home.key).peer_id for name, daemon in self.daemons.items()}
+
+    def _model(self, name: str) -> str:
+        return name if self._work == 1 else str(widened(name, self._work, self._path / "models" / name))
 
     @staticmethod
     def _address(daemon: Daemon) -> str:
@@ -169,9 +177,9 @@ class Arena:
 
 
 @contextlib.contextmanager
-def arena(path: Path, nodes: int, flags: Sequence[str] = FLAGS) -> Iterator[Arena]:
+def arena(path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1) -> Iterator[Arena]:
     """Running daemons, ended with the block."""
-    started = Arena(path, nodes, flags)
+    started = Arena(path, nodes, flags, work)
     try:
         started.start()
         yield started
