@@ -168,6 +168,21 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
     assert all(part.path.suffix == ".gz" for part in older_parts(path))
 
 
+def test_a_part_that_cannot_be_begun_is_begun_with_the_next_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = rotating(path)
+    for step in range(2):
+        log.write("step", step=step, padding="x" * 60)
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space"):
+        full.setattr(MetricsLog, "_open", raising(OSError(errno.ENOSPC, "No space left on device")))
+        log.write("step", step=2)
+    log.write("step", step=3)
+    log.close()
+    assert steps(path) == [0, 1, 3] and numbers(path) == [1]
+
+
 def raising(error: Exception) -> Callable[..., None]:
     def fail(*_: object) -> None:
         raise error

@@ -54,11 +54,13 @@ class MetricsLog:
         return file
 
     def _begin_part(self) -> None:
+        """Raises OSError if the next file cannot be made, as on a full disk; the next line tries again."""
         older = older_parts(self._path)
         number = older[-1].number + 1 if older else 1
-        self._path.rename(self._path.with_name(f"{self._path.stem}-{number:08d}{self._path.suffix}"))
-        self._file.close()
-        self._file = self._open()
+        with suppress(FileNotFoundError):  # it is a part already, and only the next file was not made
+            self._path.rename(self._path.with_name(f"{self._path.stem}-{number:08d}{self._path.suffix}"))
+        whole, self._file = self._file, self._open()
+        whole.close()
         self._tidy()
 
     def _tidy(self) -> None:
