@@ -6,13 +6,11 @@ import math
 import statistics
 from dataclasses import dataclass
 
-import numpy as np
-
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Row
-from ftis_node.lab.reporting.results import Results
+from ftis_node.lab.reporting.results import Results, over_nodes
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
 BASELINE = "alone"
@@ -105,6 +103,4 @@ def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
 
 def _times(results: Results, cell: str) -> dict[int, float]:
     nodes = [node for node in results.nodes(cell) if node not in results.cell(cell).slower]
-    by_node = [results.values(cell, node, "time") for node in nodes]
-    seeds = set.intersection(*(set(values) for values in by_node)) if by_node else set()
-    return {seed: float(np.mean([values[seed] for values in by_node])) for seed in sorted(seeds)}
+    return over_nodes([results.values(cell, node, "time") for node in nodes])
