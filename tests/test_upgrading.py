@@ -87,10 +87,12 @@ def test_an_old_home_remembers_the_files_of_its_last_start(
     home: Home, facts: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     home.metrics.write_text(started(task="rows.jsonl", data="/older.jsonl") + '{"event": "step"}\n' + started(**facts))
+    before = contents(home.path)
+    assert with_remembered(JoinOptions(home), home).files() == expected, "as a dry run looks at it"
+    assert contents(home.path) == before
     upgrade(home)
     assert json.loads(home.task_files.read_text()) == expected
-    remembered = with_remembered(JoinOptions(home), home)
-    assert remembered.files() == expected
+    assert with_remembered(JoinOptions(home), home).files() == expected
 
 
 @pytest.mark.parametrize("stage", ["before", "between", "after"])
