@@ -35,6 +35,7 @@ from transformers import (
 from ftis_node.errors import FtisError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.packet import Completion
+from ftis_node.policy import cache as cache_module
 from ftis_node.policy.cache import closing_up
 from ftis_node.policy.decoder import Decoder
 from ftis_node.policy.generate import Sampling, generate
@@ -185,6 +186,21 @@ def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
         generate(policy, PROMPTS, group=1, sampling=sampling),
         generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=sampling),
     )
+
+
+def test_a_device_that_cannot_do_what_the_decoder_asks_of_it_leaves_the_model_to_its_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise RuntimeError("not implemented for this device")
+
+    policy = policy_of("qwen2")
+    with monkeypatch.context() as device:
+        device.setattr(cache_module, "_products", unsupported)
+        other = ready(twin(policy))
+        assert not other.lean
+        ours = generate(other, PROMPTS, group=2, sampling=GREEDY)
+    assert_same(ours, generate(policy, PROMPTS, group=2, sampling=GREEDY))
 
 
 def test_weights_that_training_changes_are_used_as_they_are() -> None:
