@@ -267,6 +267,12 @@ def test_what_is_not_what_it_was_is_refused(copy: Path, tmp_path: Path, monkeypa
         replay(copy)
 
 
+def test_a_later_start_of_another_run_is_refused_too(copy: Path) -> None:
+    edit(copy, lambda line: line | {"run": "00" * 16} if line["event"] == "started" and line["step"] else line)
+    with pytest.raises(UserError, match="of another run than the log"):
+        replay(copy)
+
+
 def test_no_daemon_can_start_on_a_home_that_is_being_read(copy: Path) -> None:
     daemon = Home(copy)
     daemon.open()

@@ -163,7 +163,7 @@ class _Replay:
     # --- the engine -----------------------------------------------------------------------------------------------
 
     def _load(self, start: Start) -> None:
-        """An engine as that start had it, with the model's own weights.
+        """Makes a new engine what that start had, with the model's own weights.
 
         Raises:
             UserError: it cannot be had, or its data, code or tokenizer are not those that were trained with.
@@ -180,7 +180,6 @@ class _Replay:
         caps = {name: getattr(self._run, name) for name in ("prompt_tokens", "completion_tokens", "group")}
         reward = None if self._run.reward.startswith(CODE) else self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
-        self._engine = Engine()
         code = self._task is not None
         facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps, reward=reward, code=code)
         if any(facts[name] != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
@@ -209,7 +208,7 @@ class _Replay:
             self._engine.save(directory)
             if other:
                 self._engine.close()
-                del self._engine  # first: two models may be too many
+                self._engine = Engine()  # first: two models may be too many
                 self._load(link.start)
             self._engine.restore(directory, steps=link.step)
         self._start, self._updates = link.start, link.step
