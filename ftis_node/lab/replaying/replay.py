@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
-from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.packet import Group
@@ -69,7 +69,7 @@ def replay(home: Path, *, until: int | None = None, out: Path | None = None, tas
         _refuse_out(out, home)
     with _unused(place):
         _refuse_dropped(place.metrics)
-        line = lineage(read_events(place.metrics, *EVENTS), until)
+        line = lineage(each_event(place.metrics, *EVENTS), until)
         packets = StoredPackets(place.store)
         try:
             gap = _first_gap(line, packets)
