@@ -148,6 +148,8 @@ def test_a_log_in_parts_is_replayed_like_one_file(copy: Path) -> None:
         (copy / f"metrics-{number:08d}.jsonl.gz").write_bytes(gzip.compress(b"".join(some)))
     log.write_bytes(b"".join(lines[5:]))
     assert replay(copy, until=4)["identical"]
+    log.rename(copy / "metrics-00000003.jsonl")  # where a kill came before the next file was begun
+    assert replay(copy, until=1)["identical"]
     (copy / "metrics-00000001.jsonl.gz").unlink()
     with pytest.raises(UserError, match="begins with its part 2"):
         replay(copy)

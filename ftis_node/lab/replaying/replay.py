@@ -63,7 +63,7 @@ def replay(home: Path, *, until: int | None = None, out: Path | None = None, tas
     """
     began = time.monotonic()
     place = Home(home)
-    if not place.metrics.exists():
+    if not place.metrics.exists() and not older_parts(place.metrics):
         raise UsageError(f"{home} is no home of a daemon that has trained: it has no metrics.jsonl.", "Name another.")
     if out is not None:
         _refuse_out(out, home)
