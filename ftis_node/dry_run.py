@@ -32,7 +32,7 @@ from ftis_node.tasks import Task, load_task
 from ftis_node.tasks.download import cache_dir, sha256_of
 from ftis_node.tasks.gsm8k import TRAIN
 from ftis_node.text import GB
-from ftis_node.upgrading import with_remembered
+from ftis_node.upgrading import pending, with_remembered
 from ftis_node.worker.engine import choose_objective
 from ftis_node.worker.planning import settle as plan_memory
 from ftis_node.worker.planning import told
@@ -91,10 +91,8 @@ class DryRun:
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             raise UserError(f"The home {self.home.path} cannot be used: {parent} is not yours.", "Name another --home.")
         if self.home.in_use():
-            raise UserError(
-                f"Another ftis-node daemon is running on the home {self.home.path}.",
-                f"Stop it with `ftis-node stop{self.home.flag}`, or name another --home.",
-            )
+            raise self.home.taken()
+        pending(self.home)
 
     def _look_for_run(self) -> None:
         found, origin = known_run(self.home, self.options.run), "home" if self.home.run_file.exists() else "file"

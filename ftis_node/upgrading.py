@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,26 @@ _FILES = ("data", "eval_data")
 logger = logging.getLogger(__name__)
 
 
+def pending(home: Home) -> Sequence[Callable[[Home], None]]:
+    """What makes the newest schema of a home, which is left as it is.
+
+    Raises:
+        UserError: a newer version wrote it.
+    """
+    return HOME.pending(f"The home {home.path}", _schema(home))
+
+
 def upgrade(home: Home) -> None:
     """Brings an open home up to date. What a kill cuts short is done again at the next start.
 
     Raises:
         UserError: a newer version wrote it.
     """
-    steps = HOME.pending(f"The home {home.path}", found := _schema(home))
+    steps = pending(home)
     for step in steps:
         step(home)
     if steps:  # last: until then all of it is done again
+        found = _schema(home)
         replace_text(home.schema, json.dumps({"schema": HOME.newest}), durable=True)
         if home.run_file.exists():
             logger.info("The home %s was brought from schema %s to %d.", home.path, found, HOME.newest)
@@ -67,16 +78,20 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
 def _from_log(home: Home) -> None:
     """Schema 1 had them in the events of its starts alone, the latest of which tells where they lie; a task's file that
     was not named lay where the node was started."""
-    if home.task_files.exists():
-        return
+    if not home.task_files.exists() and (files := _logged(home)):
+        _write(home, files)
+
+
+def _logged(home: Home) -> dict[str, Any]:
+    """The files of the latest start, None for one that was not named; nothing if there was no start."""
     started = read_events(home.metrics, "started")
     if not started:
-        return
+        return {}
     last = started[-1]
     files = {name: last.get(name) for name in _FILES}
     if files["data"] is None and str(last.get("task", "")).endswith(".jsonl"):
         files["data"] = str(Path(str(last.get("directory", ""))) / last["task"])
-    _write(home, files)
+    return files
 
 
 def _write(home: Home, files: dict[str, Any]) -> None:
@@ -84,12 +99,16 @@ def _write(home: Home, files: dict[str, Any]) -> None:
 
 
 def _read(home: Home) -> dict[str, str]:
-    """Nothing where there is nothing, or something else."""
+    """What the home remembers, or would once it is upgraded: who only looks at it must be told what a start would use.
+
+    Nothing where there is nothing, or something else.
+    """
     try:
         kept = json.loads(home.task_files.read_text(encoding="utf-8"))
         return {name: kept[name] for name in _FILES if isinstance(kept.get(name), str)}
     except FileNotFoundError:
-        return {}
+        found = {} if home.schema.exists() else _logged(home)
+        return {name: path for name, path in found.items() if isinstance(path, str)}
     except (OSError, ValueError, AttributeError):
         logger.warning("%s cannot be read; name the task's files again, if it does not find them.", home.task_files)
         return {}

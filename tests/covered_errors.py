@@ -83,9 +83,6 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_engine.py::test_another_models_checkpoint_is_refused": {
         "worker/engine.py": ("str(error)",),
     },
-    "test_errors.py::test_a_home_in_use_loses_nothing": {
-        "dry_run.py": ("Another ftis-node daemon is running on the home ….",),
-    },
     "test_errors_within.py::test_8_bits_need_a_gpu_and_a_library": {
         "learner/optimiser.py": (
             "8-bit AdamW needs a CUDA device.",

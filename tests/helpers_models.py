@@ -19,8 +19,9 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
-from ftis_node.run import Run
+from ftis_node.run import Run, RunFile, dump_run_file, make_run
 from ftis_node.settings import collect
+from ftis_node.worker.engine import Engine
 
 BUILT_IN = Path(ftis_node.__file__).parent / "models"
 QWEN = Path(__file__).resolve().parents[2] / "shared" / "data" / "qwen2.5-tokenizer"
@@ -115,3 +116,23 @@ def arithmetic_run(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "vocabulary": facts["vocabulary"],
     }
     return Run(**parts | changes).model_dump(mode="json")
+
+
+def engine_in(home: Path, *, lora: bool, eval_prompts: int) -> tuple[Engine, dict[str, Any]]:
+    """An engine on the arithmetic task, whose run file it leaves in the home; and what it said of model and task."""
+    engine = Engine()
+    facts = engine.load(arithmetic_settings(lora=lora, eval_prompts=eval_prompts), "arithmetic", None, None)
+    run = arithmetic_run(facts)
+    engine.open(run)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "run.toml").write_text(dump_run_file(RunFile(run=make_run(**run | {"eos": tuple(run["eos"])}))))
+    return engine, facts
+
+
+def change_weights(engine: Engine) -> None:
+    """Some of those that are trained, so that they are not the model's own any more."""
+    with torch.no_grad():
+        torch.manual_seed(1)
+        for name, parameter in engine.policy.model.named_parameters():
+            if parameter.requires_grad and ("lora_B" in name or "v_proj" in name):
+                parameter += torch.randn_like(parameter) * 0.05

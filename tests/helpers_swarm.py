@@ -172,6 +172,13 @@ def stub(caller: Transport, called: Identity) -> Any:
     return FtisSwarm.get_stub(caller.p2p, PeerID(called.author))
 
 
+def take_round(store: PacketStore) -> int:
+    """The next round number, taken."""
+    number = store.upcoming_round()
+    store.take_round(number)
+    return number
+
+
 class CountingStore(PacketStore):
     """A packet store that counts what was served from it."""
 
@@ -203,7 +210,7 @@ class Member:
 
     def make(self, count: int, **lies: bool) -> set[tuple[bytes, int, int]]:
         """Makes a round of `count` groups, stores and announces them; returns their keys."""
-        round = self.store.next_round()
+        round = take_round(self.store)
         bodies = [packet(self.author, round, slot, **lies) for slot in range(count)]
         self.store.add([(group(self.author, body), body) for body in bodies], own=True)
         refs = [PacketRef(slot, packet_digest(body), len(body)) for slot, body in enumerate(bodies)]

@@ -35,6 +35,8 @@ from transformers import (
 from ftis_node.errors import FtisError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.packet import Completion
+from ftis_node.policy import cache as cache_module
+from ftis_node.policy import native as native_module
 from ftis_node.policy.cache import closing_up
 from ftis_node.policy.decoder import Decoder
 from ftis_node.policy.generate import Sampling, generate
@@ -178,6 +180,20 @@ def test_when_rows_are_dropped_changes_nothing(group: int, monkeypatch: pytest.M
     assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).max() < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "lfm2"])
+def test_prompts_that_are_read_a_few_at_a_time_are_read_as_well(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of(kind)
+    whole = generate(policy, PROMPTS, group=2, sampling=GREEDY)
+    passes: list[int] = []
+    watched = policy.causal_lm.register_forward_pre_hook(
+        lambda _, __, kwargs: passes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    monkeypatch.setattr(native_module, "PREFILL_TOKENS", 3 * max(len(prompt) for prompt in PROMPTS))
+    assert_same(generate(policy, PROMPTS, group=2, sampling=GREEDY), whole)
+    watched.remove()
+    assert passes[:2] == ([4, 8] if kind == "lfm2" else [3, 1]), "a cache that cannot be joined is made at once"
+
+
 def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
     policy, sampling = policy_of("mistral"), Sampling(30, 1.0, (26,), greedy=True)
     assert policy.lean
@@ -185,6 +201,21 @@ def test_a_call_that_reaches_beyond_the_window_is_left_to_the_modules() -> None:
         generate(policy, PROMPTS, group=1, sampling=sampling),
         generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=sampling),
     )
+
+
+def test_a_device_that_cannot_do_what_the_decoder_asks_of_it_leaves_the_model_to_its_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise RuntimeError("not implemented for this device")
+
+    policy = policy_of("qwen2")
+    with monkeypatch.context() as device:
+        device.setattr(cache_module, "_products", unsupported)
+        other = ready(twin(policy))
+        assert not other.lean
+        ours = generate(other, PROMPTS, group=2, sampling=GREEDY)
+    assert_same(ours, generate(policy, PROMPTS, group=2, sampling=GREEDY))
 
 
 def test_weights_that_training_changes_are_used_as_they_are() -> None:

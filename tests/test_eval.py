@@ -23,14 +23,13 @@ from ftis_node.evaluation import Judged, Paired, batch_that_fits, evaluate, judg
 from ftis_node.packet import Completion
 from ftis_node.policy.generate import Sampling
 from ftis_node.policy.policy import Policy
-from ftis_node.run import RunFile, dump_run_file, make_run
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import Example, Score, load_evaluation, scoring
 from ftis_node.text import escaped
 from ftis_node.trained import WEIGHTS, find_checkpoint, load_trained, settings_for
 from ftis_node.worker.engine import Engine
 from tests.daemons import ENVIRONMENT, command
-from tests.helpers_models import arithmetic_run, arithmetic_settings, tiny_policy
+from tests.helpers_models import arithmetic_settings, change_weights, engine_in, tiny_policy
 
 TASK = load_evaluation("arithmetic")
 CAP = Sampling(16, 1.0, (1,), greedy=True)
@@ -54,23 +53,14 @@ def refused(*args: str) -> UserError:
 @pytest.fixture(scope="module", params=["full", "lora"])
 def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A home with the checkpoint of an engine whose weights were changed; and that engine's own evaluation."""
-    lora = request.param == "lora"
     path = tmp_path_factory.mktemp(request.param)
-    engine = Engine()
-    facts = engine.load(arithmetic_settings(lora=lora, eval_prompts=200), "arithmetic", None, None)
-    run = arithmetic_run(facts)
-    engine.open(run)
-    with torch.no_grad():
-        torch.manual_seed(1)
-        for name, parameter in engine.policy.model.named_parameters():
-            if parameter.requires_grad and ("lora_B" in name or "v_proj" in name):
-                parameter += torch.randn_like(parameter) * 0.05
+    engine, _ = engine_in(path, lora=request.param == "lora", eval_prompts=200)
+    change_weights(engine)
     checkpoints = Checkpoints(path / "checkpoints")
     for step in (3, 12):
         directory = checkpoints.begin(step)
         engine.save(str(directory))
         checkpoints.commit(directory, {"model": f"tiny-a ({request.param})", "progress": {"step": step}})
-    (path / "run.toml").write_text(dump_run_file(RunFile(run=make_run(**run | {"eos": tuple(run["eos"])}))))
     return path, engine.evaluate()
 
 

@@ -27,14 +27,14 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.export import export
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.run import RunFile, dump_run_file, load_run_file, make_run
+from ftis_node.run import load_run_file
 from ftis_node.stepping import Progress
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
 from ftis_node.trained import Checkpoint, find_checkpoint, hold, load_trained, settings_for
-from ftis_node.worker.engine import ALPHA, WEIGHTS, Engine
+from ftis_node.worker.engine import ALPHA, WEIGHTS
 from tests.daemons import ENVIRONMENT
-from tests.helpers_models import arithmetic_run, arithmetic_settings, plain_logprobs
+from tests.helpers_models import change_weights, engine_in, plain_logprobs
 
 QUESTIONS = load_evaluation("arithmetic").held_out[:60]
 BASE = BUILT_IN_DIR / "tiny-a"
@@ -42,23 +42,15 @@ BASE = BUILT_IN_DIR / "tiny-a"
 
 def make_home(path: Path, *, lora: bool) -> Path:
     """A home with the checkpoint of an engine whose weights were changed, and a log as a daemon writes it."""
-    engine = Engine()
-    facts = engine.load(arithmetic_settings(lora=lora, eval_prompts=60), "arithmetic", None, None)
-    run = arithmetic_run(facts)
-    engine.open(run)
+    engine, facts = engine_in(path, lora=lora, eval_prompts=60)
     before = engine.evaluate()
-    with torch.no_grad():
-        torch.manual_seed(1)
-        for name, parameter in engine.policy.model.named_parameters():
-            if parameter.requires_grad and ("lora_B" in name or "v_proj" in name):
-                parameter += torch.randn_like(parameter) * 0.05
+    change_weights(engine)
     checkpoints = Checkpoints(path / "checkpoints")
     directory = checkpoints.begin(12)
     engine.save(str(directory))
     progress = Progress(step=12, own_groups_used=200)
     progress.foreign_groups_used.update({"12D3KooWa": 50, "12D3KooWb": 38})
     checkpoints.commit(directory, {"model": f"tiny-a ({facts['kind']})", "progress": progress.facts()})
-    (path / "run.toml").write_text(dump_run_file(RunFile(run=make_run(**run | {"eos": tuple(run["eos"])}))))
     log = MetricsLog(path / "metrics.jsonl")
     log.write("started", step=0, settings=facts["settings"], versions={"torch": "1.2.3"})
     log.write("evaluation", step=0, **before)

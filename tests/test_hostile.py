@@ -83,6 +83,11 @@ class Fight:
             for name, steps in self.steps().items()
         )
 
+    async def goes_on(self, what: str) -> None:
+        """Waits until they have learned from one another from now on."""
+        self.began = time.time()
+        await until(self.learned_from_one_another, what)
+
 
 @asynccontextmanager
 async def attacked(stage: Stage, kind: type[Attack]) -> AsyncIterator[Fight]:
@@ -94,8 +99,7 @@ async def attacked(stage: Stage, kind: type[Attack]) -> AsyncIterator[Fight]:
         fight = Fight(stage.ring, attack, before, began)
         await until(lambda: attack.strikes >= 2, "it has struck twice")
         yield fight
-    fight.began = time.time()
-    await until(fight.learned_from_one_another, "both go on, and learn from one another")
+    await fight.goes_on("both go on, and learn from one another")
     assert stage.ring.dead() == []
     assert {name: [p.pid for p in daemon.pids()] for name, daemon in stage.ring.daemons.items()} == pids
     assert stage.ring.innocents_blamed() == []
@@ -175,8 +179,7 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
 async def test_row_07_who_tells_that_all_is_about_to_expire_stops_nobody(stage: Stage) -> None:
     async with attacked(stage, identity.Row07Aged) as fight:
         await until(lambda: fight.attack.strikes >= 20, "it has told of much")
-        fight.began = time.time()
-        await until(fight.learned_from_one_another, "the nodes go on with one another meanwhile")
+        await fight.goes_on("the nodes go on with one another meanwhile")
 
 
 async def test_row_09_answers_to_other_rows_than_drawn_are_refused(stage: Stage) -> None:
@@ -239,22 +242,19 @@ async def test_row_17_who_stops_says_nothing_reads_nothing_or_crawls_holds_nobod
     stage: Stage, kind: type[Attack]
 ) -> None:
     async with attacked(stage, kind) as fight:
-        fight.began = time.time()
-        await until(fight.learned_from_one_another, "the nodes go on with one another meanwhile")
+        await fight.goes_on("the nodes go on with one another meanwhile")
 
 
 async def test_row_31_floods_of_announcements_do_not_drown_those_of_honest_nodes(stage: Stage) -> None:
     async with attacked(stage, identity.Row31Flood) as fight:
         await until(lambda: fight.attack.strikes >= 8, "it has flooded them")
-        fight.began = time.time()
-        await until(fight.learned_from_one_another, "the nodes hear of one another meanwhile")
+        await fight.goes_on("the nodes hear of one another meanwhile")
 
 
 async def test_row_31_who_calls_without_end_is_cut_off(stage: Stage) -> None:
     async with attacked(stage, identity.Row31Calls) as fight:
         await until(lambda: fight.attack.strikes >= 8, "it has called")
-        fight.began = time.time()
-        await until(fight.learned_from_one_another, "the nodes go on with one another meanwhile")
+        await fight.goes_on("the nodes go on with one another meanwhile")
 
 
 async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(stage: Stage) -> None:

@@ -275,6 +275,17 @@ def test_a_process_that_dies_or_falls_silent_is_replaced(kill: signal.Signals) -
         assert one.started == 2
 
 
+def test_the_verdict_of_an_interrupted_question_is_not_taken_for_the_next_one_s() -> None:
+    def interrupted(_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with Judge("regex", seconds=BOUND) as one:
+        assert one.same("a", "a")
+        with pytest.raises(KeyboardInterrupt):
+            one._ask(json.dumps(["a", "a", False]).encode() + b"\n", interrupted)
+        assert not one.same("a", "b") and one.started == 2
+
+
 def test_a_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "child.py"
     broken.write_text("raise SystemExit(1)")

@@ -216,3 +216,13 @@ def test_how_much_sooner_is_told_with_the_seeds_that_never_got_there(tmp_path: P
     page = write_report(tmp_path).read_text()
     assert "| TWO | 3 of 4 |" in page and "1.50 [1.50, 1.50] | 2 |" in page
     assert speeds(read_results(Laboratory(tmp_path / "x", seeds=1).cell("alone", {"A": 0.5}).write())) == {}
+
+
+@pytest.mark.parametrize(("target", "reached"), [(0.9, "0 of 3"), (0.1, "3 of 3")])
+def test_a_target_that_none_or_all_were_at_from_the_start_has_no_gain(
+    tmp_path: Path, target: float, reached: str
+) -> None:
+    lab = Laboratory(tmp_path, seeds=3, target=target)
+    lab.cell("alone", {"A": 0.6}, pace="free").cell("two", {"A": 0.6}, pace="free")
+    assert [speed.gains for speed in speeds(read_results(lab.write())).values()] == [{}, {}]
+    assert f"| TWO | {reached} |" in write_report(tmp_path).read_text()

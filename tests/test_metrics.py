@@ -122,6 +122,15 @@ def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(tmp_path: Path, s
     assert {entry.name for entry in tmp_path.iterdir()} == {path.name, "metrics-00000001.jsonl.gz"}
 
 
+def test_what_a_person_keeps_beside_a_log_is_left_alone(tmp_path: Path) -> None:
+    mine = {tmp_path / "metrics-mine.jsonl": b"copied", tmp_path / "metrics-mine.jsonl.gz": b"copied before"}
+    mine |= {tmp_path / "metrics-mine.jsonl.gz.partial": b"cut short"}
+    for file, content in mine.items():
+        file.write_bytes(content)
+    write_parts(tmp_path / "metrics.jsonl", range(10))
+    assert {file: file.read_bytes() for file in mine} == mine
+
+
 def test_the_oldest_parts_make_room_and_the_latest_stays(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_parts(path, range(30))
@@ -157,6 +166,21 @@ def test_a_disk_that_is_full_leaves_the_parts_as_they_are(
     write_parts(path, range(10, 11))
     assert steps(path) == list(range(11))
     assert all(part.path.suffix == ".gz" for part in older_parts(path))
+
+
+def test_a_part_that_cannot_be_begun_is_begun_with_the_next_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = rotating(path)
+    for step in range(2):
+        log.write("step", step=step, padding="x" * 60)
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space"):
+        full.setattr(MetricsLog, "_open", raising(OSError(errno.ENOSPC, "No space left on device")))
+        log.write("step", step=2)
+    log.write("step", step=3)
+    log.close()
+    assert steps(path) == [0, 1, 3] and numbers(path) == [1]
 
 
 def raising(error: Exception) -> Callable[..., None]:

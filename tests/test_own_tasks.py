@@ -45,6 +45,9 @@ def broken():
 
 def wrong():
     return 3
+
+def leaving():
+    raise SystemExit("no data today")
 """
 
 
@@ -202,6 +205,7 @@ def test_a_function_s_task_is_named_by_it_and_has_digests(folder: Path) -> None:
         ("mine:nothing", "has no function nothing"),
         ("mine:broken", "failed: ValueError: no data today"),
         ("mine:wrong", "returns int, not a Task"),
+        ("mine:leaving", "failed: SystemExit: no data today"),
         ("broken_module:build", "cannot be imported: ModuleNotFoundError"),
         ("_mine:build", "cannot be a run's name"),
         ("mine:build()", "cannot be a run's name"),
@@ -267,6 +271,8 @@ def odd(folder: Path) -> Iterator[Guarded]:
 def test_a_reward_that_fails_counts_as_wrong_and_is_told_once(odd: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     for text in ("fail", "exit", "float", "nan", "two"):
         assert odd(text, "") == Score(0.0, False, False)
+    with scoring("", odd) as another:
+        assert another("fail", "") == Score(0.0, False, False), "as each evaluation has one of its own"
     assert odd("good \udcff", "gold") == Score(1.0, True, True)
     assert odd.started == 1
     assert [record.getMessage() for record in caplog.records] == [
@@ -325,6 +331,26 @@ def test_eval_takes_a_function(folder: Path) -> None:
 
 
 # What a run says of it
+
+
+MADE = """
+from functools import partial
+from ftis_node.tasks import make_task
+from rules import judge
+
+def build():
+    return make_task([(f"{i}", f"{i}") for i in range(20)], reward=partial(judge, 3))
+"""
+
+
+def test_a_reward_that_is_made_of_another_function_is_named_by_that_one_s_source(folder: Path) -> None:
+    (folder / "made.py").write_text(MADE)
+    found = []
+    for verdict in ("True", "False"):
+        (folder / "rules.py").write_text(f"def judge(most, text, answer): return {verdict}")
+        found.append(load_task("made:build", code=True).reward)
+        del sys.modules["made"], sys.modules["rules"]
+    assert found[0] != found[1]
 
 
 def run_of(**changes: Any) -> Any:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ftis_node.errors import UserError
 from ftis_node.packet import Group, packet_digest
 from ftis_node.store.packets import PacketStore
-from tests.helpers_swarm import OTHER_RUN, RUN, group, identity, packet
+from tests.helpers_swarm import OTHER_RUN, RUN, group, identity, packet, take_round
 
 ALICE, BOB = identity(1).author, identity(2).author
 ROOMY = 1 << 30
@@ -29,7 +29,9 @@ from ftis_node.store.packets import PacketStore
 
 store = PacketStore(Path(sys.argv[1]), bytes(16), 1 << 20)
 while True:
-    print(store.next_round(), flush=True)
+    number = store.upcoming_round()
+    store.take_round(number)
+    print(number, flush=True)
 """
 
 
@@ -44,25 +46,25 @@ def made(author: bytes, round: int, slot: int = 0) -> tuple[Group, bytes]:
 
 def test_a_node_whose_store_was_lost_takes_no_round_a_second_time(tmp_path: Path) -> None:
     lost, fresh = (PacketStore(tmp_path / name, RUN.id, ROOMY) for name in ("lost", "fresh"))
-    taken = [lost.next_round() for _ in range(3)]
-    assert PacketStore(tmp_path / "later", RUN.id, ROOMY).next_round() >= taken[0]
+    taken = [take_round(lost) for _ in range(3)]
+    assert take_round(PacketStore(tmp_path / "later", RUN.id, ROOMY)) >= taken[0]
     assert taken == list(range(taken[0], taken[0] + 3))
-    assert fresh.next_round() > 1_700_000_000_000, "milliseconds since 1970"
+    assert take_round(fresh) > 1_700_000_000_000, "milliseconds since 1970"
 
 
 def test_rounds_count_up_and_go_on_after_a_restart(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    assert [store.next_round() for _ in range(3)] == [0, 1, 2]
+    assert [take_round(store) for _ in range(3)] == [0, 1, 2]
     store.close()
-    assert opened(tmp_path).next_round() == 3
+    assert take_round(opened(tmp_path)) == 3
 
 
 def test_a_restart_leaves_one_round_out_but_a_first_start_does_not(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.skip_round()
-    assert store.next_round() == 0
+    assert take_round(store) == 0
     store.skip_round()
-    assert store.next_round() == 2
+    assert take_round(store) == 2
 
 
 def test_kill_nine_never_makes_a_round_come_twice(tmp_path: Path) -> None:
@@ -87,8 +89,8 @@ def test_two_runs_in_one_home_do_not_mix(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path, OTHER_RUN.id)
     first.add([made(ALICE, 0)], own=False)
     first.settle([(BOB, 1, 0)], "refused")
-    first.next_round()
-    assert second.next_round() == 0
+    take_round(first)
+    assert take_round(second) == 0
     assert not second.seen(ALICE, 0, 0)
     assert not second.seen(BOB, 1, 0)
     assert second.waiting(60.0) == []
@@ -205,7 +207,7 @@ def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: 
     store._db.execute("PRAGMA max_page_count = 100000")
     store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big)), big)], own=False)
     assert store.holds(content.digest) and store.holds(packet_digest(big)), "bytes never stored were counted"
-    assert store.next_round() == 0
+    assert take_round(store) == 0
 
 
 def test_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:

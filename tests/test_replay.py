@@ -148,6 +148,8 @@ def test_a_log_in_parts_is_replayed_like_one_file(copy: Path) -> None:
         (copy / f"metrics-{number:08d}.jsonl.gz").write_bytes(gzip.compress(b"".join(some)))
     log.write_bytes(b"".join(lines[5:]))
     assert replay(copy, until=4)["identical"]
+    log.rename(copy / "metrics-00000003.jsonl")  # where a kill came before the next file was begun
+    assert replay(copy, until=1)["identical"]
     (copy / "metrics-00000001.jsonl.gz").unlink()
     with pytest.raises(UserError, match="begins with its part 2"):
         replay(copy)
@@ -263,6 +265,12 @@ def test_what_is_not_what_it_was_is_refused(copy: Path, tmp_path: Path, monkeypa
         replay(copy)
     run_file = copy / "run.toml"
     run_file.write_text(run_file.read_text().replace("slots = 32", "slots = 31"))
+    with pytest.raises(UserError, match="of another run than the log"):
+        replay(copy)
+
+
+def test_a_later_start_of_another_run_is_refused_too(copy: Path) -> None:
+    edit(copy, lambda line: line | {"run": "00" * 16} if line["event"] == "started" and line["step"] else line)
     with pytest.raises(UserError, match="of another run than the log"):
         replay(copy)
 

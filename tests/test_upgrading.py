@@ -23,6 +23,7 @@ from ftis_node.store.home import Home
 from ftis_node.store.migrations import Schema
 from ftis_node.store.packets import PacketStore, StoredPackets
 from ftis_node.upgrading import remember_files, upgrade, with_remembered
+from tests.helpers_swarm import take_round
 from tests.old_home import write_checkpoint, write_database
 
 RUN = bytes(16)
@@ -87,10 +88,12 @@ def test_an_old_home_remembers_the_files_of_its_last_start(
     home: Home, facts: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     home.metrics.write_text(started(task="rows.jsonl", data="/older.jsonl") + '{"event": "step"}\n' + started(**facts))
+    before = contents(home.path)
+    assert with_remembered(JoinOptions(home), home).files() == expected, "as a dry run looks at it"
+    assert contents(home.path) == before
     upgrade(home)
     assert json.loads(home.task_files.read_text()) == expected
-    remembered = with_remembered(JoinOptions(home), home)
-    assert remembered.files() == expected
+    assert with_remembered(JoinOptions(home), home).files() == expected
 
 
 @pytest.mark.parametrize("stage", ["before", "between", "after"])
@@ -170,7 +173,7 @@ def test_an_old_database_goes_on_with_its_rounds_and_packets(tmp_path: Path) -> 
     assert schema_of(path) == 1
     store = PacketStore(path, RUN, quota_bytes=25)
     assert not store.holds(bytes(32)) and store.holds(bytes([2]) * 32), "the oldest made room"
-    assert store.next_round() == 7
+    assert take_round(store) == 7
     plan = store._db.execute("EXPLAIN QUERY PLAN SELECT sum(size) FROM packets").fetchall()
     store.close()
     assert "packets_by_age" in str(plan), "packets are not read to know how much there is"
@@ -191,7 +194,7 @@ def test_a_kill_while_a_database_is_upgraded_leaves_the_old_one(
         PacketStore(path, RUN, 1 << 20)
     assert schema_of(path) == 1
     store = PacketStore(path, RUN, 1 << 20)
-    assert store.next_round() == 7
+    assert take_round(store) == 7
     store.close()
     assert schema_of(path) == 2
 
@@ -203,7 +206,7 @@ def test_a_database_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
     db.executescript("PRAGMA user_version = 0; DROP TABLE seen;")
     db.close()
     store = PacketStore(path, RUN, 1 << 20)
-    assert store.next_round() == 7 and not store.seen(b"author", 1, 1)
+    assert take_round(store) == 7 and not store.seen(b"author", 1, 1)
     store.close()
 
 

@@ -22,7 +22,7 @@ from aiohttp import web
 from ftis_node.condition import State
 from ftis_node.errors import UserError
 from ftis_node.observe import history as history_module
-from ftis_node.observe.history import POINTS, History
+from ftis_node.observe.history import POINTS, TEACHERS, History
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.recent import KEPT, SHOWN, Recent, Shown
 from ftis_node.observe.web import Route, Web, json_route, link, read_token
@@ -295,6 +295,34 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     written(path, range(4, 5))
     history.follow()
     assert history.facts()["steps"]["step"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_another_log_in_its_place_is_read_from_its_beginning(tmp_path: Path, parts: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    history = History(path)
+    for number in range(1, parts):
+        written(tmp_path / f"metrics-{number:08d}.jsonl", range(number, number + 1))
+    written(path, range(parts, 6))
+    history.follow()
+    for file in tmp_path.iterdir():
+        file.rename(tmp_path / f"old-{file.name}")  # or the next might have its inode
+    written(path, range(1, 3))
+    assert history.follow() and history.facts()["steps"]["step"] == [1, 2]
+
+
+def test_of_many_authors_those_with_least_of_the_loss_are_counted_together(tmp_path: Path) -> None:
+    figures = {name: 1.0 for name in ("samples", "negatives", "filtered")}
+    sources = {f"peer {number}": figures | {"loss_weight": float(number)} for number in range(TEACHERS + 10)}
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for name, facts in {"own": figures | {"loss_weight": 0.0}, **sources}.items():
+            line = step(1) | {"diagnostics": {"sources": {name: facts}}}
+            file.write(json.dumps({"time": 1e9, "event": "step", **line}) + "\n")
+    history = History(tmp_path / "metrics.jsonl")
+    history.follow()
+    told = history.facts()["teachers"]
+    assert len(told) <= TEACHERS + 1 and "own" in told and f"peer {TEACHERS + 9}" in told and "peer 0" not in told
+    assert sum(one["samples"] for one in told.values()) == TEACHERS + 11, "nobody's are lost"
 
 
 def test_a_log_in_parts_is_followed_across_them(tmp_path: Path) -> None:

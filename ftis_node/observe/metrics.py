@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -54,11 +54,13 @@ class MetricsLog:
         return file
 
     def _begin_part(self) -> None:
+        """Raises OSError if the next file cannot be made, as on a full disk; the next line tries again."""
         older = older_parts(self._path)
         number = older[-1].number + 1 if older else 1
-        self._path.rename(self._path.with_name(f"{self._path.stem}-{number:08d}{self._path.suffix}"))
-        self._file.close()
-        self._file = self._open()
+        with suppress(FileNotFoundError):  # it is a part already, and only the next file was not made
+            self._path.rename(self._path.with_name(f"{self._path.stem}-{number:08d}{self._path.suffix}"))
+        whole, self._file = self._file, self._open()
+        whole.close()
         self._tidy()
 
     def _tidy(self) -> None:
@@ -82,17 +84,20 @@ def read_events(path: Path, *events: str, last_bytes: int | None = None) -> list
     Args:
         last_bytes: only the end of the log.
     """
+    return list(each_event(path, *events, last_bytes=last_bytes))
+
+
+def each_event(path: Path, *events: str, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """The same one by one: a long log takes more memory than many a training."""
     lines: Iterable[bytes]
     lines = every_line(path) if last_bytes is None else end_of_parts(path, last_bytes).split(b"\n")
-    found = []
     for line in lines:
         try:
             entry = json.loads(line)
         except ValueError:
             continue
         if isinstance(entry, dict) and entry.get("event") in events:
-            found.append(entry)
-    return found
+            yield entry
 
 
 def _ends_in_newline(file: IO[bytes]) -> bool:

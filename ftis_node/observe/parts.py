@@ -53,12 +53,10 @@ class Part:
 
 def older_parts(path: Path) -> list[Part]:
     """The parts beside a log, oldest first."""
-    name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix)}(?:\.gz)?")
-    found: dict[int, Path] = {}
-    for entry in path.parent.iterdir() if path.parent.is_dir() else ():
-        if (told := name.fullmatch(entry.name)) and (entry.suffix == ".gz" or int(told[1]) not in found):
-            found[int(told[1])] = entry
-    return sorted(Part(number, entry) for number, entry in found.items())
+    found: dict[int, Part] = {}
+    for part in (*_numbered(path, ""), *_numbered(path, ".gz")):  # where both are there, the latter is whole
+        found[part.number] = part
+    return sorted(found.values())
 
 
 def opened(path: Path) -> tuple[list[Part], IO[bytes] | None]:
@@ -113,9 +111,9 @@ def compress(path: Path) -> None:
     Raises:
         OSError: the disk is full; then they stay as they are.
     """
-    for leftover in path.parent.glob(f"{path.stem}-*{path.suffix}.gz.partial"):
-        leftover.unlink(missing_ok=True)
-    for plain in path.parent.glob(f"{path.stem}-*{path.suffix}"):
+    for leftover in _numbered(path, ".gz.partial"):
+        leftover.path.unlink(missing_ok=True)
+    for plain in (part.path for part in _numbered(path, "")):
         final = _compressed(plain)
         if not final.exists():
             partial = final.with_name(f"{final.name}.partial")
@@ -135,6 +133,13 @@ def drop_oldest(path: Path, most: int) -> None:
         if sum(sizes[place:]) <= most:
             return
         part.path.unlink(missing_ok=True)
+
+
+def _numbered(path: Path, ending: str) -> list[Part]:
+    """The files beside a log that are named as its parts are, with this ending; a person may keep others there."""
+    name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix + ending)}")
+    entries = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    return [Part(int(told[1]), entry) for entry in entries if (told := name.fullmatch(entry.name))]
 
 
 def _compressed(plain: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 
 _OTHER_MODEL = "Use a model of another family, for example Qwen2.5 or Llama."
+
+logger = logging.getLogger(__name__)
 
 
 def ready(policy: Policy) -> Policy:
@@ -80,7 +83,11 @@ def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor) -> Policy:
 
 
 def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor) -> bool:
-    return understood(policy.causal_lm) and _alike(policy, padded, decoder_logprobs(policy, probe))
+    try:
+        return understood(policy.causal_lm) and _alike(policy, padded, decoder_logprobs(policy, probe))
+    except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
+        logger.warning("%s is generated with by transformers' modules, which takes longer: %r", policy.name, error)
+        return False
 
 
 def _probe(policy: Policy) -> list[Prefixed]:

@@ -83,19 +83,13 @@ class PacketStore:
     def close(self) -> None:
         self._db.close()
 
-    def next_round(self) -> int:
-        """Takes the next round number: never given twice, also not across restarts."""
-        number = self.upcoming_round()
-        self.take_round(number)
-        return number
-
     def upcoming_round(self) -> int:
         """The next round number, which nothing may be announced under before `take_round`."""
         upcoming = self._upcoming()
         return self._first_round if upcoming is None else upcoming
 
     def take_round(self, number: int) -> None:
-        """Makes sure that this number is never given again."""
+        """Makes sure that this number is never given again, also not after a restart."""
         self._set_round(number + 1)
 
     def skip_round(self) -> None:

@@ -5,6 +5,7 @@ Such code is imported only because the owner of this machine has named it; what 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -139,7 +140,7 @@ def call(name: str) -> tuple[Callable[[], Any], Task]:
         task = function()
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"The function {name} failed: {_told(error)}.", "Mend that code.") from error
     if not isinstance(task, Task):
         raise UsageError(
@@ -163,8 +164,10 @@ class Guarded(Asked):
         self._told: set[str] = set()
 
     def another(self) -> Guarded:
-        """For another thread."""
-        return Guarded(self._name, self._seconds, self._start_seconds)
+        """For another thread. What one of them has told, the others tell no more."""
+        made = Guarded(self._name, self._seconds, self._start_seconds)
+        made._told = self._told
+        return made
 
     def __call__(self, text: str, answer: str) -> Score:
         """The function's verdict; nothing where it fails, takes too long, or gives no sound `Score`.
@@ -280,6 +283,8 @@ def _code_digest(name: str, *functions: object) -> str:
     """
     digests: set[str] = set()
     for function in functions:
+        while isinstance(function, functools.partial):
+            function = function.func
         module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
         path = getattr(module, "__file__", None)
         if path is None or not path.endswith(".py") or not os.path.isfile(path):

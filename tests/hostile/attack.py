@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import ClassVar
 
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity
-from tests.hostile.peer import Hostile
+from tests.hostile.peer import Hostile, hostile
 from tests.hostile.world import World
 
 
@@ -73,6 +75,27 @@ class Attack:
             await blow  # type: ignore[misc]
         except Exception as error:  # whatever the target, or p2pd between the two, made of it
             self.errors = [*self.errors[-9:], repr(error)[:200]]
+
+
+class Crowd(Attack):
+    """By several peers behind one address: `peers`, the first of which is the attack's own."""
+
+    PEERS: ClassVar[int]
+
+    def __init__(self, peer: Hostile, seed: int = 0) -> None:
+        super().__init__(peer, seed)
+        self._stack = AsyncExitStack()
+        self.peers = [peer]
+
+    async def prepare(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="crowd-")))
+        addresses = [target.address for target in self.peer.targets]
+        for number in range(1, self.PEERS):
+            opening = hostile(folder / str(number), addresses, self.author(), self.world)
+            self.peers.append(await self._stack.enter_async_context(opening))
+
+    async def end(self) -> None:
+        await self._stack.aclose()
 
 
 class Lies(Attack):

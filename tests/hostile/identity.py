@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
@@ -16,8 +14,8 @@ from ftis_node.swarm.fetch import HolderFault, fetch
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
-from tests.hostile.attack import Attack
-from tests.hostile.peer import CALL_SECONDS, Hostile, hostile
+from tests.hostile.attack import Attack, Crowd
+from tests.hostile.peer import CALL_SECONDS
 
 
 class Honest(Attack):
@@ -144,36 +142,21 @@ class Row14Escapes(Attack):
         yield ftis_pb2.FetchChunk()
 
 
-class Row15Sybils(Attack):
+class Row15Sybils(Crowd):
     """Eight peers and many authors more behind one address, all with sound groups: a majority by count."""
 
     row = 15
     rate = 2.0
     PEERS = 8
 
-    def __init__(self, peer: Hostile, seed: int = 0) -> None:
-        super().__init__(peer, seed)
-        self._stack = contextlib.AsyncExitStack()
-        self.others: list[Hostile] = []
-
-    async def prepare(self) -> None:
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sybils-")))
-        addresses = [target.address for target in self.peer.targets]
-        for number in range(1, self.PEERS):
-            opening = hostile(folder / str(number), addresses, self.author(), self.world)
-            self.others.append(await self._stack.enter_async_context(opening))
-
     async def strike(self) -> None:
-        for peer in (self.peer, *self.others):
+        for peer in self.peers:
             entries = []
             for author in (peer.identity, self.author()):
                 round = self.round()
                 packets = [(slot, self.world.pack(author.author, round, slot)) for slot in range(3)]
                 entries.append(peer.announcement(author, round, packets))
             await peer.tell(*entries)
-
-    async def end(self) -> None:
-        await self._stack.aclose()
 
 
 class Row31Calls(Attack):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import tempfile
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -20,9 +17,9 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.records import _message, pack_addresses, record_key
-from tests.hostile.attack import Attack
+from tests.hostile.attack import Attack, Crowd
 from tests.hostile.identity import Honest
-from tests.hostile.peer import CALL_SECONDS, Hostile, Target, hostile
+from tests.hostile.peer import CALL_SECONDS, Hostile, Target
 
 FETCH = "FtisSwarm.rpc_fetch"
 EXT_TUPLE = 0x40
@@ -229,30 +226,21 @@ class Row17Streams(Attack):
         self._writers.append(writer)
 
 
-class Row17Readers(Attack):
+class Row17Readers(Crowd):
     """Four callers who ask for much and read nothing: a node serves four at a time."""
 
     row = 17
     rate = 1.0
-    CALLERS = 4
+    PEERS = 4
 
     def __init__(self, peer: Hostile, seed: int = 0) -> None:
         super().__init__(peer, seed)
-        self._stack = contextlib.AsyncExitStack()
-        self._callers = [peer]
         self._writers: dict[tuple[bytes, bytes], asyncio.StreamWriter] = {}
-
-    async def prepare(self) -> None:
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="readers-")))
-        addresses = [target.address for target in self.peer.targets]
-        for number in range(1, self.CALLERS):
-            opening = hostile(folder / str(number), addresses, self.author(), self.world)
-            self._callers.append(await self._stack.enter_async_context(opening))
 
     async def strike(self) -> None:
         """A new stream in the place of each that was closed."""
         digests = [self.rng.randbytes(60_000) for _ in range(64)]  # each comes back in its answer
-        for caller in self._callers:
+        for caller in self.peers:
             for target in self.peer.targets:
                 key = caller.identity.author, target.author
                 if key not in self._writers or self._writers[key].is_closing():
@@ -264,7 +252,7 @@ class Row17Readers(Attack):
     async def end(self) -> None:
         for writer in self._writers.values():
             writer.close()
-        await self._stack.aclose()
+        await super().end()
 
 
 class Row17Holders(Honest):

@@ -124,7 +124,8 @@ class BenchNode:
 
     def make(self, groups: int) -> int:
         """Makes a round of packets and stores them; returns their bytes."""
-        self.round = self.store.next_round()
+        self.round = self.store.upcoming_round()
+        self.store.take_round(self.round)
         bodies = [
             encode(make_packet(self.run, self.identity.author, self.round, slot, self.random)) for slot in range(groups)
         ]

@@ -197,7 +197,8 @@ class Author:
 
     def make(self, groups: int) -> None:
         """A round of so many packets."""
-        run, number = self._node.run, self._store.next_round()
+        run, number = self._node.run, self._store.upcoming_round()
+        self._store.take_round(number)
         packets, refs = [], []
         for slot in range(groups):
             row = draw(run.id, self.author, number, slot, len(self._node.engine.prompts))

@@ -85,6 +85,9 @@ class LoggedStep(_Line):
     skipped: str | None
 
 
+_NEEDED = LoggedStep.model_fields.keys()  # of a line; most of the rest are diagnostics, which would fill the memory
+
+
 @dataclass(frozen=True)
 class Link:
     """What made the weights of the count `step` of those of the count `after`.
@@ -127,7 +130,7 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
             logged += 1
             if start is not None:
                 count = _count(event)
-                chain.append((count, count - 1, start, event))
+                chain.append((count, count - 1, start, {name: event[name] for name in _NEEDED & event.keys()}))
             continue
         if event["event"] == "started":
             start = _read(Start, event)

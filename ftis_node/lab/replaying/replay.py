@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
-from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.packet import Group
@@ -63,13 +63,13 @@ def replay(home: Path, *, until: int | None = None, out: Path | None = None, tas
     """
     began = time.monotonic()
     place = Home(home)
-    if not place.metrics.exists():
+    if not place.metrics.exists() and not older_parts(place.metrics):
         raise UsageError(f"{home} is no home of a daemon that has trained: it has no metrics.jsonl.", "Name another.")
     if out is not None:
         _refuse_out(out, home)
     with _unused(place):
         _refuse_dropped(place.metrics)
-        line = lineage(read_events(place.metrics, *EVENTS), until)
+        line = lineage(each_event(place.metrics, *EVENTS), until)
         packets = StoredPackets(place.store)
         try:
             gap = _first_gap(line, packets)
@@ -163,7 +163,7 @@ class _Replay:
     # --- the engine -----------------------------------------------------------------------------------------------
 
     def _load(self, start: Start) -> None:
-        """An engine as that start had it, with the model's own weights.
+        """Makes a new engine what that start had, with the model's own weights.
 
         Raises:
             UserError: it cannot be had, or its data, code or tokenizer are not those that were trained with.
@@ -180,7 +180,6 @@ class _Replay:
         caps = {name: getattr(self._run, name) for name in ("prompt_tokens", "completion_tokens", "group")}
         reward = None if self._run.reward.startswith(CODE) else self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
-        self._engine = Engine()
         code = self._task is not None
         facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps, reward=reward, code=code)
         if any(facts[name] != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
@@ -209,7 +208,7 @@ class _Replay:
             self._engine.save(directory)
             if other:
                 self._engine.close()
-                del self._engine  # first: two models may be too many
+                self._engine = Engine()  # first: two models may be too many
                 self._load(link.start)
             self._engine.restore(directory, steps=link.step)
         self._start, self._updates = link.start, link.step

@@ -12,7 +12,7 @@ from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Heat
 from ftis_node.lab.reporting.manifest import ATTACK, METHOD
-from ftis_node.lab.reporting.results import LATE, Results
+from ftis_node.lab.reporting.results import LATE, Results, over_nodes
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
 BASELINE = "unshared"
@@ -70,15 +70,9 @@ def _found(
     return {pair: mean_interval(list(values.values())) for pair in pairs if (values := seeds(pair))}
 
 
-def _over_nodes(by_node: Sequence[_Values]) -> dict[int, float]:
-    """Seed → mean over the nodes; a seed needs all of them."""
-    shared = set.intersection(*(set(values) for values in by_node)) if by_node else set()
-    return {seed: sum(values[seed] for values in by_node) / len(by_node) for seed in sorted(shared)}
-
-
 def _said(results: Results, cell: str, what: str, nodes: Sequence[str] = ()) -> dict[int, float]:
     """nodes: by default all."""
-    return _over_nodes([results.said(cell, node, what) for node in nodes or results.nodes(cell)])
+    return over_nodes([results.said(cell, node, what) for node in nodes or results.nodes(cell)])
 
 
 def _length(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, float]:
@@ -86,7 +80,7 @@ def _length(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, floa
 
 
 def _final(results: Results, cell: str, nodes: Sequence[str]) -> dict[int, float]:
-    return _over_nodes([results.values(cell, node) for node in nodes])
+    return over_nodes([results.values(cell, node) for node in nodes])
 
 
 def _gain(results: Results, cell: str, of: Callable[[Results, str, Sequence[str]], _Values]) -> dict[int, float]:

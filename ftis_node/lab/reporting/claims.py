@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ftis_node.lab.reporting.manifest import ALL, Claim
-from ftis_node.lab.reporting.results import Results
+from ftis_node.lab.reporting.results import Results, over_nodes
 from ftis_node.lab.reporting.statistics import (
     EXACT_UP_TO,
     FLIPS,
@@ -178,12 +178,7 @@ def _values(results: Results, claim: Claim) -> list[dict[int, float]]:
     """Seed → value, the mean over the claim's nodes, for each of its cells; a seed needs all of the nodes."""
     shared = results.nodes(*claim.cells)
     nodes = shared if claim.node == ALL else [node for node in shared if node == claim.node]
-    found = []
-    for cell in claim.cells:
-        by_node = [results.claimed(cell, node, claim) for node in nodes]
-        seeds = set.intersection(*(set(values) for values in by_node)) if by_node else set()
-        found.append({seed: sum(values[seed] for values in by_node) / len(by_node) for seed in seeds})
-    return found
+    return [over_nodes([results.claimed(cell, node, claim) for node in nodes]) for cell in claim.cells]
 
 
 def _unpaired(results: Results, claim: Claim, per_cell: list[dict[int, float]], seeds: list[int]) -> tuple[str, ...]:

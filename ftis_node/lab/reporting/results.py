@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -200,6 +200,12 @@ class Results:
             if entry
         ]
         return max(last, default=0)
+
+
+def over_nodes(by_node: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Seed → mean over the nodes, of each node's seed → value; a seed needs all of them."""
+    shared = set.intersection(*(set(values) for values in by_node)) if by_node else set()
+    return {seed: sum(values[seed] for values in by_node) / len(by_node) for seed in sorted(shared)}
 
 
 def read_results(out: Path) -> Results:

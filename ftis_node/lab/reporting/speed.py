@@ -6,13 +6,11 @@ import math
 import statistics
 from dataclasses import dataclass
 
-import numpy as np
-
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.figures import Row
-from ftis_node.lab.reporting.results import Results
+from ftis_node.lab.reporting.results import Results, over_nodes
 from ftis_node.lab.reporting.statistics import Interval, mean_interval
 
 BASELINE = "alone"
@@ -21,7 +19,8 @@ BASELINE = "alone"
 @dataclass(frozen=True, slots=True)
 class Speed:
     """times: seed → simulated seconds to the target, the mean over the cell's nodes but for slower ones; inf where one
-    of them never got there. gains: how many times as soon as the baseline, of the seeds in which both did.
+    of them never got there. gains: how many times as soon as the baseline, of the seeds in which both did, and neither
+    was there before its first step.
     """
 
     times: dict[int, float]
@@ -39,18 +38,12 @@ def speeds(results: Results) -> dict[str, Speed]:
     if BASELINE not in results.cells or any(results.cell(cell).pace != "free" for cell in results.cells):
         return {}
     times = {cell: _times(results, cell) for cell in results.cells}
-    base = times[BASELINE]
-    return {
-        cell: Speed(
-            found,
-            {
-                seed: base[seed] / time
-                for seed, time in found.items()
-                if math.isfinite(time) and math.isfinite(base.get(seed, math.inf))
-            },
-        )
-        for cell, found in times.items()
-    }
+    return {cell: Speed(found, _gains(times[BASELINE], found)) for cell, found in times.items()}
+
+
+def _gains(base: dict[int, float], times: dict[int, float]) -> dict[int, float]:
+    both = {seed: (base[seed], time) for seed, time in times.items() if seed in base}
+    return {seed: alone / time for seed, (alone, time) in both.items() if all(0 < t < math.inf for t in (alone, time))}
 
 
 def sooner(results: Results, book: Book) -> None:
@@ -100,13 +93,14 @@ def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
             values = list(speed.gains.values())
             gains.append(Row(results.label(cell), values, gain.mean, gain.low, gain.high, look[cell]))
     parts = {"simulated seconds to the target": seconds, "times as soon as alone": gains}
-    figure = figures.dots({title: rows for title, rows in parts.items() if rows}, x="", bounded=False)
+    shown = {title: rows for title, rows in parts.items() if rows}
+    if not shown:
+        return
+    figure = figures.dots(shown, x="", bounded=False)
     caption = "A dot a seed that got there, a diamond the mean (of gains the geometric one), a bar its 95 % interval."
     book.picture("sooner", figure, caption)
 
 
 def _times(results: Results, cell: str) -> dict[int, float]:
     nodes = [node for node in results.nodes(cell) if node not in results.cell(cell).slower]
-    by_node = [results.values(cell, node, "time") for node in nodes]
-    seeds = set.intersection(*(set(values) for values in by_node)) if by_node else set()
-    return {seed: float(np.mean([values[seed] for values in by_node])) for seed in sorted(seeds)}
+    return over_nodes([results.values(cell, node, "time") for node in nodes])
