@@ -34,9 +34,14 @@ class Schema(Generic[_Thing]):
             what: begins the sentence of the error: ``The home /x``.
 
         Raises:
-            UserError: a newer version wrote it.
+            UserError: a newer version wrote it, or nobody can tell which.
         """
-        if not isinstance(found, int) or isinstance(found, bool) or not min(self.steps) <= found <= self.newest:
+        if not isinstance(found, int) or isinstance(found, bool) or found < min(self.steps):
+            raise UserError(
+                f"{what} does not say its schema ({found!r}): it is damaged.",
+                "Put back a copy of it from before, or start anew elsewhere.",
+            )
+        if found > self.newest:
             raise UserError(
                 f"{what} has schema {found!r}, and this version of ftis-node knows {min(self.steps)} to {self.newest}.",
                 "A newer version wrote it: upgrade ftis-node, or use the version that wrote it.",
