@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.files import replace_text
-from ftis_node.joining import JoinOptions
 from ftis_node.observe.metrics import read_events
+from ftis_node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.store.migrations import Schema
 
@@ -57,8 +57,14 @@ def remember_files(home: Home, options: JoinOptions, task: str) -> None:
 
 
 def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
-    """The options with the files of an earlier start where they name none; a task that is named may be a file."""
-    kept = {name: Path(path) for name, path in _read(home).items()}
+    """The options with the files of an earlier start where they name none; a task that is named may be a file.
+
+    Raises:
+        UserError: a newer version wrote the home.
+    """
+    old = HOME.pending(f"The home {home.path}", _schema(home))  # nothing is upgraded here
+    files = _read(home) or ((_logged(home) or {}) if old else {})
+    kept = {name: Path(path) for name, path in files.items() if isinstance(path, str)}
     if options.task is not None and options.task.endswith(".jsonl"):
         kept.pop("data", None)
     return replace(options, data=options.data or kept.get("data"), eval_data=options.eval_data or kept.get("eval_data"))
@@ -67,16 +73,20 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
 def _from_log(home: Home) -> None:
     """Schema 1 had them in the events of its starts alone, the latest of which tells where they lie; a task's file that
     was not named lay where the node was started."""
-    if home.task_files.exists():
-        return
+    if not home.task_files.exists() and (files := _logged(home)) is not None:
+        _write(home, files)
+
+
+def _logged(home: Home) -> dict[str, Any] | None:
+    """The files that its latest start had, by its log; None if that says nothing."""
     started = read_events(home.metrics, "started")
     if not started:
-        return
+        return None
     last = started[-1]
     files = {name: last.get(name) for name in _FILES}
     if files["data"] is None and str(last.get("task", "")).endswith(".jsonl"):
         files["data"] = str(Path(str(last.get("directory", ""))) / last["task"])
-    _write(home, files)
+    return files
 
 
 def _write(home: Home, files: dict[str, Any]) -> None:
