@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ftis_node.errors import UsageError, did_you_mean
+from ftis_node.errors import UsageError, did_you_mean, raise_all
 
 OBJECTIVE_NAMES: Mapping[str, tuple[str, ...]] = {
     "objective": ("ftis", "grpo", "nois", "vis", "tis", "f-nois", "f-vis", "opsm", "gated", "ftis-author"),
@@ -42,10 +42,9 @@ def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Checks settled settings; `origins` says of each where it came from.
 
     Raises:
-        UsageError: the first mistake that is found.
+        UsageError: what is wrong, all of it.
     """
-    for mistake in (*_names(values, origins), *_machine(values, origins), *_network(values, origins)):
-        raise mistake
+    raise_all((*_names(values, origins), *_machine(values, origins), *_network(values, origins)))
 
 
 def by_a_person(origin: str) -> bool:

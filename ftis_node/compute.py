@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ftis_node.errors import FtisError, UserError
-from ftis_node.joining import JoinOptions
+from ftis_node.options import JoinOptions
 from ftis_node.report import worker_memory
 from ftis_node.run import RunFile
 from ftis_node.saving import LearnedSizes, settled
@@ -71,6 +71,7 @@ class ComputeProcess:
             code=self.options.task is not None,
             caps={name: getattr(run, name) for name in caps},
             remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
+            must_fit=not self.facts,  # later ones go on: what others take of a GPU's memory may be gone in a minute
         )
         if self.facts["device"].startswith("cuda"):
             self._watching = asyncio.create_task(self._watch(self.worker))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -44,3 +44,29 @@ class UsageError(UserError):
     """Wrong flags, files or values: nothing was started (exit code 2)."""
 
     exit_code = 2
+
+
+class Several(UsageError):
+    """Mistakes that were found at once, in the order in which they were found."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__("\n".join(error.what for error in errors), "\n".join(error.fix for error in errors))
+        self.errors = tuple(errors)
+        self.exit_code = max(error.exit_code for error in errors)
+
+
+def one_by_one(error: UserError) -> tuple[UserError, ...]:
+    """The mistakes in an error."""
+    return error.errors if isinstance(error, Several) else (error,)
+
+
+def raise_all(errors: Iterable[UserError]) -> None:
+    """Raises what was found, if anything was: the one, or all together, each once."""
+    found: dict[tuple[str, str], UserError] = {}
+    for error in errors:
+        for one in one_by_one(error):
+            found.setdefault((one.what, one.fix), one)
+    if len(found) > 1:
+        raise Several(tuple(found.values()))
+    for alone in found.values():
+        raise alone

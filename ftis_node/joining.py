@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from typing import Any
 from ftis_node.errors import UsageError
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
+from ftis_node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.progress import Progress
-from ftis_node.run import CODE, Run, RunFile, check_named, dump_run_file, load_run_file
+from ftis_node.run import Run, RunFile, in_short
 from ftis_node.saving import Books, Saving
 from ftis_node.settings import Settings
 from ftis_node.stepping import Stepper
@@ -28,7 +30,7 @@ from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.transport import Transport
-from ftis_node.text import GB, gigabytes
+from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 
 CHECKPOINTS = 3  # on disk while the third is written
@@ -37,37 +39,6 @@ OLDER_METRICS_BYTES = 256 << 20  # compressed; an eighth of what `disk_gb` leave
 LEAST_PACKETS = 16 << 20
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class JoinOptions:
-    """What `ftis-node join` was told, beside the settings. paused: it starts so; output: a file for what its processes
-    print, else stderr."""
-
-    home: Home
-    task: str | None = None
-    data: Path | None = None
-    eval_data: Path | None = None
-    reward: str | None = None
-    peers: tuple[str, ...] = ()
-    run: Path | None = None
-    name: str = ""
-    paused: bool = False
-    output: Path | None = None
-
-    def files(self) -> dict[str, str | None]:
-        """The task's files, where they were named."""
-        files = {"data": self.data, "eval_data": self.eval_data}
-        return {name: str(path.resolve()) if path else None for name, path in files.items()}
-
-    def task_of(self, run_file: RunFile | None) -> str:
-        """The task that was named, or the run's."""
-        return self.task or (run_file.run.task if run_file is not None else "arithmetic")
-
-    def reward_of(self, run_file: RunFile | None) -> str | None:
-        """The rule that was named, or the run's; code comes with the task."""
-        run = run_file.run if run_file is not None else None
-        return self.reward or (None if run is None or run.reward.startswith(CODE) else run.reward)
 
 
 @dataclass(frozen=True)
@@ -115,8 +86,8 @@ def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
     if room - older < LEAST_PACKETS:
         need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS * 8 // 7
         raise UsageError(
-            f"The home may take {settings.disk_gb:g} GB on disk, but checkpoints, packets and logs need "
-            f"{gigabytes(need)} at least.",
+            f"The home may take {rounded(settings.disk_gb * GB)} on disk, but checkpoints, packets and logs need "
+            f"{rounded(need)} at least.",
             "Give it more with --set disk_gb=…, or train LoRA layers, whose checkpoints are small.",
         )
     return Quotas(min(packets, room - older), older)
@@ -221,32 +192,17 @@ async def find_run(
     """The run of a previous start, of the file that was named, or of a peer; None if this node is to start one.
 
     Raises:
-        UsageError: the home belongs to another run than the file, or the run names what only its owner may.
+        UsageError: the home belongs to another run than the file, or it is none for this node and its files.
         UserError: no peer gave its run within `patience` seconds.
     """
     found, ours = known_run(home, options.run), home.run_file.exists()
     if found is None and bootstraps:
         found = await fetch_run(transport, bootstraps, patience)
-        logger.info("The peers' run is %s: %s", found.run.id.hex(), dump_run_file(found))
+        logger.info("The peers' run is %s: %s", found.run.id.hex(), in_short(found.run))
     if found is not None:
-        check_named(found.run, task=options.task, reward=options.reward, ours=ours, data=options.data)
+        check_run(found, options, ours=ours)
+        await asyncio.to_thread(check_foreseen, found, options)
     return found
-
-
-def known_run(home: Home, file: Path | None) -> RunFile | None:
-    """The run of a file that was named, or of a previous start of the home; None if there is neither.
-
-    Raises:
-        UsageError: they are two different runs, or a file cannot be read.
-    """
-    known = load_run_file(home.run_file) if home.run_file.exists() else None
-    named = load_run_file(file) if file is not None else None
-    if known is not None and named is not None and known.run.id != named.run.id:
-        raise UsageError(
-            f"The home {home.path} belongs to run {known.run.id.hex()}, not to {named.run.id.hex()}.",
-            "Name another --home for the other run.",
-        )
-    return named or known
 
 
 def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:

@@ -18,14 +18,15 @@ from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, conditio
 from ftis_node.errors import FtisError, UserError
 from ftis_node.exams import Exams
 from ftis_node.files import replace_text
-from ftis_node.joining import JoinOptions, Rooms, check_peers, find_run, furnish, go_on_from, refill_pool
+from ftis_node.joining import Rooms, check_peers, find_run, furnish, go_on_from, refill_pool
 from ftis_node.observe.api import Api
 from ftis_node.observe.notify import Notifier
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
+from ftis_node.options import JoinOptions
 from ftis_node.page import invitation, start_page
 from ftis_node.report import StepLog, peers_report, training_status
-from ftis_node.run import RunFile, check_fit, dump_run_file, in_short, refuse_horizontal, run_for
+from ftis_node.run import RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.settings import Settings
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.handshake import refuse_a_twin
@@ -177,7 +178,6 @@ class Node:
         if self._run_file is None:
             self._run_file = RunFile(run=run_for(self._compute.facts))
         run = self._run_file.run
-        refuse_horizontal(run)
         check_fit(run, self._compute.facts, self.settings.model)
         replace_text(self.home.run_file, dump_run_file(self._run_file))
         remember_files(self.home, self.options, self.options.task_of(self._run_file))

@@ -12,13 +12,13 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, raise_all
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
 # tomllib takes time and memory with the square of the parts of a key, 4 GB for a file of nothing but `a.a.a…`.
@@ -176,22 +176,40 @@ def run_for(facts: Mapping[str, Any], **fields: Any) -> Run:
 
 
 def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
-    """Refuses a model or data that would misread the run's tokens, before anything is sent. Raises UsageError."""
+    """Refuses a model or data that would misread the run's tokens, before anything is sent.
+
+    Args:
+        facts: tokenizer, vocabulary, and what `check_task` takes.
+
+    Raises:
+        UsageError: they are not the run's, in whichever way; all of it.
+    """
+    raise_all(mistake for found in (_tokenizer(run, facts, model), check_task(run, facts)) for mistake in found)
+
+
+def _tokenizer(run: Run, facts: Mapping[str, Any], model: str) -> Iterator[UsageError]:
     if run.tokenizer != facts["tokenizer"] or run.vocabulary != facts["vocabulary"]:
-        raise UsageError(
+        yield UsageError(
             f"The tokenizer of {model} is not the run's: its token ids would mean something else.",
             "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run.",
         )
-    if run.data != facts["data"]:
-        raise UsageError(
+
+
+def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
+    """What of a task is not the run's.
+
+    Args:
+        facts: task, data and reward as a run has them; of data and reward None: not known.
+    """
+    if facts["data"] is not None and run.data != facts["data"]:
+        yield UsageError(
             f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
             f"not {run.data[:16]}….",
             "Pass the very same file with --task or --data, or start a run of your own without --peers.",
         )
-
-    if run.reward != facts["reward"]:
+    if facts["reward"] is not None and run.reward != facts["reward"]:
         told = "code that judges answers" if run.reward.startswith(CODE) else "reward rule"
-        raise UsageError(
+        yield UsageError(
             f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}.",
             "Use the very same files as the others in the run, or start a run of your own without --peers.",
         )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,9 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.files import bytes_under, replace_text
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.progress import Progress
+from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import Checkpoints, newest_facts, parse_label
+from ftis_node.store.home import Home
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
 
@@ -192,6 +195,33 @@ def settled(checkpoints: Path, model: str) -> dict[str, Any]:
     if facts is None or of is None or of[0] != model:
         return {}
     return {"lora": of[1] == "lora", "optimiser": facts["optimiser"]}
+
+
+def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """The settings with the model of the newest checkpoint where nobody names one, and the origin of each."""
+    facts = newest_facts(home.checkpoints) if home.checkpoints.is_dir() else None
+    of = parse_label(facts.get("model")) if facts is not None else None
+    if of is None or origins["model"] != "default":
+        return settings, dict(origins)
+    return settings.model_copy(update={"model": of[0]}), {**origins, "model": "home"}
+
+
+def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """The settings with what the home has settled where nobody does, and the origin of each.
+
+    Imports PyTorch where the home has learned sizes: they hold for as much memory as there was.
+    """
+    settings, origins = with_begun(home, settings, origins)
+    learned = LearnedSizes(home.plan, settings.model).sizes
+    kept = settled(home.checkpoints, settings.model)
+    found = {key: value for key, value in kept.items() if getattr(settings, key) is None}
+    if learned:
+        from ftis_node.policy.load import choose_device
+        from ftis_node.worker import planning
+
+        budget = planning.memory_budget(settings, choose_device(settings.device))
+        found |= planning.recalled(settings, learned, budget)
+    return settings.model_copy(update=found), {**origins, **dict.fromkeys(found, "home")}
 
 
 class LearnedSizes:

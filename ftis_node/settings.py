@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from ftis_node.checks import check
-from ftis_node.errors import UsageError, did_you_mean
+from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
 from ftis_node.profiles import PROFILES, TASKS, TaskProfile
 
 __all__ = ["OBJECTIVE_PARTS", "PROFILES", "TASKS", "Layers", "Settings", "TaskProfile", "collect"]
@@ -62,7 +63,8 @@ class Settings(BaseModel):
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the weights. Default: bfloat16 for a larger model on a GPU, else float32."""
     vram_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """[GB] Memory of the GPU that the node may use; on a CPU main memory. Default: what is free at the start."""
+    """[GB] Memory of the GPU that the node may use; on a CPU main memory. What cannot be trained in it is refused.
+    Default: what is free at the start."""
     vram_share: float | None = Field(None, gt=0, le=1)
     """The same as a share of all memory there is, and no more than is free; in place of vram_gb."""
     gradient_checkpointing: bool | None = None
@@ -227,17 +229,14 @@ class Layers:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {name: "default" for name in Settings.model_fields}
+        self._unknown: list[UserError] = []
 
     def add(self, origin: str, values: Mapping[str, Any]) -> None:
-        """Adds a layer; keys with value None are taken as not given.
-
-        Raises:
-            UsageError: a key is unknown; the message names the nearest one.
-        """
+        """Adds a layer; keys with value None are taken as not given, unknown ones are told when it is settled."""
         for key, value in values.items():
             if key not in Settings.model_fields:
-                raise UsageError(f"Unknown setting {key!r} in {origin}.", _nearest(key))
-            if value is not None:
+                self._unknown.append(UsageError(f"Unknown setting {key!r} in {origin}.", _nearest(key)))
+            elif value is not None:
                 self.values[key] = value
                 self.origins[key] = origin
                 other = _INSTEAD.get(key, "")
@@ -249,23 +248,26 @@ class Layers:
         """The settings that the layers add up to.
 
         Raises:
-            UsageError: a value is of the wrong type or out of its range, or two contradict each other; the message
-                names their origins.
+            UsageError: a key is unknown (the message names the nearest one), a value is of the wrong type or out of
+                its range, or two contradict each other; the message names their origins.
         """
         try:
             settings = Settings(**self.values)
         except ValidationError as error:
-            first = error.errors()[0]
-            key = str(first["loc"][0])
-            message = first["msg"].removeprefix("Value error, ")
-            choices = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
-            raise UsageError(
-                f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {first['input']!r}).",
-                f"{did_you_mean(str(first['input']), choices)}Give {key!r} a valid value, or leave it out for its "
-                "default.",
-            ) from None
+            raise_all([*self._unknown, *map(self._wrong, error.errors())])
+            raise
+        raise_all(self._unknown)
         check(settings.model_dump(), self.origins)
         return settings
+
+    def _wrong(self, found: ErrorDetails) -> UsageError:
+        key = str(found["loc"][0])
+        message = found["msg"].removeprefix("Value error, ")
+        choices = re.findall(r"'([^']+)'", found.get("ctx", {}).get("expected", ""))
+        return UsageError(
+            f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {found['input']!r}).",
+            f"{did_you_mean(str(found['input']), choices)}Give {key!r} a valid value, or leave it out for its default.",
+        )
 
 
 def collect(

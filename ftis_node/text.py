@@ -10,14 +10,11 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def gigabytes(size: float) -> str:
-    """``12.3 GB``."""
-    return f"{size / GB:.1f} GB"
-
-
 def rounded(size: float) -> str:
-    """``12 MB``, ``3.4 GB``."""
-    return gigabytes(size) if size >= GB else f"{size / MB:.0f} MB"
+    """The one form of sizes: ``0.3 MB``, ``12 MB``, ``1.02 GB``, ``24.0 GB``."""
+    if round(size / MB) < GB // MB:
+        return f"{size / MB:.0f} MB" if size >= 9.5 * MB else f"{size / MB:.1g} MB"
+    return f"{size / GB:.2f} GB" if size < 9.995 * GB else f"{size / GB:,.1f} GB"
 
 
 def counted(number: int, noun: str) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.files import replace_text
-from ftis_node.joining import JoinOptions
 from ftis_node.observe.metrics import read_events
+from ftis_node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.store.migrations import Schema
 
@@ -20,7 +20,7 @@ _FILES = ("data", "eval_data")
 logger = logging.getLogger(__name__)
 
 
-def pending(home: Home) -> Sequence[Callable[[Home], None]]:
+def _pending(home: Home) -> Sequence[Callable[[Home], None]]:
     """What makes the newest schema of a home, which is left as it is.
 
     Raises:
@@ -35,7 +35,7 @@ def upgrade(home: Home) -> None:
     Raises:
         UserError: a newer version wrote it.
     """
-    steps = pending(home)
+    steps = _pending(home)
     for step in steps:
         step(home)
     if steps:  # last: until then all of it is done again
@@ -68,7 +68,12 @@ def remember_files(home: Home, options: JoinOptions, task: str) -> None:
 
 
 def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
-    """The options with the files of an earlier start where they name none; a task that is named may be a file."""
+    """The options with the files of an earlier start where they name none; a task that is named may be a file.
+
+    Raises:
+        UserError: a newer version wrote the home.
+    """
+    _pending(home)  # nothing is upgraded here
     kept = {name: Path(path) for name, path in _read(home).items()}
     if options.task is not None and options.task.endswith(".jsonl"):
         kept.pop("data", None)

@@ -105,5 +105,5 @@ def test_a_limit_on_disk_leaves_packets_and_steps_what_checkpoints_and_logs_do_n
     assert quotas(Settings(packet_quota_mb=100, disk_gb=3), 10 * megabyte) == unlimited
     tight, room = quotas(Settings(disk_gb=0.2), 10 * megabyte), round(0.2 * (1 << 30)) - 30 * megabyte - LOG_BYTES
     assert tight.packets + tight.older_metrics == room and tight.older_metrics == room // 8
-    with pytest.raises(UsageError, match=r"may take 0.1 GB .* need 0.1 GB"):
+    with pytest.raises(UsageError, match=r"may take 102 MB .* need 112 MB"):
         quotas(Settings(disk_gb=0.1), 10 * megabyte)

@@ -14,8 +14,12 @@ import torch
 
 from ftis_node import reference
 from ftis_node.cli import main
+from ftis_node.run import RunFile, dump_run_file
+from ftis_node.saving import LearnedSizes
 from ftis_node.settings import PROFILES, Settings, collect
+from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.planning import memory_budget, memory_limit
+from tests.helpers_swarm import RUN
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -163,3 +167,46 @@ def test_a_share_of_main_memory_is_never_more_than_is_free() -> None:
     small, whole = (memory_budget(Settings(vram_share=share), cpu) for share in (0.001, 1.0))
     assert small == round(0.001 * psutil.virtual_memory().total)
     assert whole < psutil.virtual_memory().total
+
+
+def test_a_home_shows_what_its_daemon_would_run_with(cli: Cli, tmp_path: Path) -> None:
+    home, other = tmp_path / "home", tmp_path / "other.toml"
+    checkpoints = Checkpoints(home / "checkpoints")
+    facts = {"model": labelled("tiny-b", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
+    checkpoints.commit(checkpoints.begin(7), facts)
+    (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN.model_copy(update={"task": "gsm8k"}))))
+    flags = ("config", "show", "--json", "--origin", "--home", str(home), "--set", "device=cpu", "--set", "vram_gb=8")
+    shown = json.loads(cli(*flags)[1])
+    found = {name: (shown["settings"][name], shown["origins"][name]) for name in ("model", "lora", "wait", "optimiser")}
+    assert found == {
+        **{"model": ("tiny-b", "home"), "lora": (True, "home"), "optimiser": ("adamw", "home")},
+        "wait": (10.0, "default"),  # of the home's run, which is not of arithmetic
+    }
+    assert json.loads(cli(*flags, "--set", "lora=false")[1])["origins"]["lora"] == "flags"
+    assert json.loads(cli(*flags, "--set", "model=tiny-a")[1])["settings"]["lora"] is None, (
+        "another model's is not ours"
+    )
+    other.write_text(dump_run_file(RunFile(run=RUN)))
+    code, _, err = cli(*flags, "--run", str(other))
+    assert code == 2 and "belongs to run" in err
+    fresh = ("config", "show", "--home", str(tmp_path / "none"), "--run", str(other), "--origin")
+    (wait,) = (line.split() for line in cli(*fresh)[1].splitlines() if line.startswith("wait = "))
+    assert wait == ["wait", "=", "2.0", "#", "task", "arithmetic"]
+
+
+def test_sizes_that_a_home_learned_are_shown_while_there_is_no_more_memory(cli: Cli, tmp_path: Path) -> None:
+    LearnedSizes(tmp_path / "plan.json", "tiny-a").learn(8 << 30, micro_batch_tokens=300)
+    for gigabytes, shown in ((8, (300, "home")), (16, (None, "default"))):
+        flags = ("--home", str(tmp_path), "--set", "device=cpu", "--set", f"vram_gb={gigabytes}")
+        answer = json.loads(cli("config", "show", "--json", "--origin", *flags)[1])
+        assert (answer["settings"]["micro_batch_tokens"], answer["origins"]["micro_batch_tokens"]) == shown
+
+
+def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path) -> None:
+    for name, rows in (("train", range(20)), ("test", range(20, 25))):
+        (tmp_path / name).write_text("".join(f'{{"question": "{n}", "answer": {n}}}\n' for n in rows))
+    (tmp_path / "train").rename(tmp_path / "train.jsonl")
+    new = ("run", "new", "--model", "tiny-a", "--task", str(tmp_path / "train.jsonl"), "-o", str(tmp_path / "run.toml"))
+    assert cli(*new, "--eval-data", str(tmp_path / "test"))[0] == 0
+    code, _, err = cli(*new, "--eval-data", str(tmp_path / "none"))
+    assert code == 2 and "Cannot read" in err

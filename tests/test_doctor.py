@@ -173,7 +173,7 @@ def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     found = list(machine.limits(a_case(tmp_path)))
     assert [one.verdict for one in found] == ["warn", "warn", "ok"]
-    assert "256" in found[0].text and "ulimit" in found[0].advice and "--vram 2" in found[1].advice
+    assert "256" in found[0].text and "ulimit" in found[0].advice and "--vram 2.4" in found[1].advice
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     assert failed(list(machine.limits(a_case(tmp_path))))
 
@@ -317,12 +317,13 @@ def test_what_the_hub_would_have_to_give_is_refused_in_words() -> None:
 
 def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path) -> None:
     case = a_case(tmp_path, model="qwen2.5-3b", vram_gb=2.0, device="cpu")
-    assert "would do" in seen(models.memory, case)["fail"].text
+    found = seen(models.memory, case)["fail"]
+    assert "and it may use 2.00 GB" in found.text and found.advice.startswith("What would fit: --vram ")
     assert case.plan is not None and case.shape is not None and place.checkpoint_bytes(case.plan, case.shape) > 0
     case = a_case(tmp_path, device="cpu", vram_gb=4.0)
-    assert "of 4.0 GB" in seen(models.memory, case)["ok"].text
+    assert "of 4.00 GB" in seen(models.memory, case)["ok"].text
     case.status = {"plan": {"memory_bytes": 1 << 30, "budget": 2 << 30, "fits": True}}
-    assert "1.0 of 2.0 GB" in seen(models.memory, case)["ok"].text
+    assert "1.00 GB of 2.00 GB" in seen(models.memory, case)["ok"].text
 
 
 def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path) -> None:
@@ -403,9 +404,9 @@ def test_a_disk_that_is_too_small_or_far_away_is_told(tmp_path: Path, monkeypatc
 def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path: Path) -> None:
     case = a_case(tmp_path, disk_gb=0.2, device="cpu")
     list(models.memory(case))
-    assert "0.1 GB of packets" in seen(place.disk, case)["ok"].text
+    assert " MB of packets" in seen(place.disk, case)["ok"].text
     case.settings = case.settings.model_copy(update={"disk_gb": 0.05})
-    assert "may take 0.05 GB on disk" in seen(place.disk, case)["fail"].text
+    assert "may take 51 MB on disk" in seen(place.disk, case)["fail"].text
 
 
 def test_a_port_of_the_page_that_is_taken_is_told(tmp_path: Path) -> None:

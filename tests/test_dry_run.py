@@ -16,13 +16,16 @@ from huggingface_hub import constants
 from ftis_node.cli import main
 from ftis_node.cli.run import new
 from ftis_node.dry_run import DryRun
-from ftis_node.joining import JoinOptions
+from ftis_node.early import Early
+from ftis_node.errors import UsageError
+from ftis_node.joining import find_run
+from ftis_node.options import JoinOptions
 from ftis_node.run import RunFile, dump_run_file, load_run_file
 from ftis_node.settings import collect
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.upgrading import remember_files
-from tests.helpers_swarm import RUN, event_loop_policy, make_run, member  # noqa: F401 - a fixture
+from tests.helpers_swarm import RUN, event_loop_policy, identity, make_run, member, transport  # noqa: F401 - a fixture
 
 Join = Callable[..., tuple[int, str, str]]
 
@@ -87,9 +90,11 @@ def test_disk_and_page_are_tried_too(join: Join, tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         flags = ("--home", str(tmp_path / "home"), "--set", "disk_gb=0.05", "--set", "packet_quota_mb=16")
-        report = report_of(join, *flags, "--set", f"http_port={port}", code=2)
-    told = [one["what"] for one in report["problems"]]
-    assert len(told) == 2 and "GB on disk" in told[0] and f"page cannot be served at 127.0.0.1 port {port}" in told[1]
+        report = report_of(join, *flags, "--set", f"http_port={port}", code=1)
+        told = [one["what"] for one in report["problems"]]
+        assert len(told) == 1 and f"page cannot be served at 127.0.0.1 port {port}" in told[0]
+    (told,) = report_of(join, *flags, code=2)["problems"]
+    assert "may take 51 MB on disk" in told["what"]
 
 
 def test_a_file_that_a_stranger_names_is_not_opened(join: Join, tmp_path: Path) -> None:
@@ -131,7 +136,7 @@ def test_a_home_of_a_newer_version_is_told(join: Join, tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_is_told_at_once(join: Join, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
+    (tmp_path / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))  # which has another rule, and other data
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -141,9 +146,19 @@ def test_all_that_is_wrong_is_told_at_once(join: Join, tmp_path: Path) -> None:
         code, out, err = join(*flags, "--json")
     report = json.loads(out)
     told = " ".join(one["what"] for one in report["problems"])
-    assert code == 2 and err.startswith("error: ") and len(err.splitlines()) == 2
-    assert "reward rule" in told and "tokenizer" in told and f"port {port}" in told
+    assert code == 2 and [line[:7] for line in err.splitlines()] == ["error: ", "       "] * 3
+    assert all(err.count(one["what"]) == 1 for one in report["problems"]), "each once"
+    assert "The data of arithmetic" in told and "reward rule" in told and f"port {port}" in told
     assert report["run"]["id"] == RUN.id.hex() and report["run"]["from"] == "file"
+
+
+def test_what_takes_seconds_is_told_each_once_too(join: Join, tmp_path: Path) -> None:
+    flags = ("--home", str(tmp_path / "home"), "--vram", "0.1", "--set", "disk_gb=0.05")
+    code, out, err = join(*flags)
+    assert code == 2 and "102 MB" in err and "on disk" in err and len(err.splitlines()) == 4
+    assert not any(line.removeprefix("error: ") in out for line in err.splitlines())
+    told = report_of(join, *flags, code=2)["problems"]
+    assert [one["what"] for one in told] == [line[7:] for line in err.splitlines()[::2]]
 
 
 def test_data_that_would_be_downloaded_are_not(join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,12 +178,25 @@ def test_json_is_for_the_dry_run_only(
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_data_of_another_run_than_the_peers_are_refused_before_they_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    async with member(1, tmp_path) as node, transport(identity(2), tmp_path / "two") as network:
+        options = JoinOptions(Home(tmp_path / "home"), peers=(node.address,), task="gsm8k")
+        with pytest.raises(UsageError, match="The data of gsm8k is not the run's, which is of arithmetic"):
+            await find_run(options.home, options, network, [node.address], 5.0)
+    assert not (tmp_path / "cache").exists()
+
+
 async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:
     home = tmp_path / "home"
     async with member(1, tmp_path) as node:
         options = JoinOptions(home=Home(home), peers=(node.address,), task="arithmetic")
         settle = lambda task: collect(task=task, flags={"host": "127.0.0.1", "device": "cpu"})  # noqa: E731
-        found = await asyncio.to_thread(DryRun(options, settle).look)
+        early = Early(options, settle).look()
+        assert early.problems == [] and early.settings is not None
+        found = await asyncio.to_thread(DryRun(early, early.settings).look)
         assert node.swarm.membership.view == {}
     assert (found.report["run"]["id"], found.report["run"]["from"]) == (RUN.id.hex(), "peers")
     assert not home.exists()

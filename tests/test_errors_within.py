@@ -28,7 +28,6 @@ from ftis_node.doctor.bugreport import pack
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.evaluation import tokenised
 from ftis_node.export.folder import check_target
-from ftis_node.joining import JoinOptions
 from ftis_node.lab import crew
 from ftis_node.lab.bench.namespaces import _run as run_tool
 from ftis_node.lab.bench.namespaces import namespaces
@@ -36,6 +35,7 @@ from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
 from ftis_node.learner.optimiser import _eight_bit as eight_bit
 from ftis_node.observe import plot
+from ftis_node.options import JoinOptions
 from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.ready import ready
 from ftis_node.settings import Settings, collect

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from ftis_node import compute
 from ftis_node.compute import ComputeProcess
-from ftis_node.joining import JoinOptions
 from ftis_node.observe.live import gpu_line, node_view
+from ftis_node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.engine import Engine
@@ -33,15 +33,15 @@ def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none() -> None:
 
 
 def test_a_person_reads_how_busy_it_is_where_that_is_known() -> None:
-    assert gpu_line(BUSY) == "75% busy, 12.0 of 24.0 GB, 9.0 in tensors"
-    assert gpu_line(BUSY | {"utilization": None}) == "12.0 of 24.0 GB, 9.0 in tensors"
+    assert gpu_line(BUSY) == "75% busy, 12.0 GB of 24.0 GB, 9.00 GB in tensors"
+    assert gpu_line(BUSY | {"utilization": None}) == "12.0 GB of 24.0 GB, 9.00 GB in tensors"
 
 
 def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:
     for status, shown in ((TRAINING, True), (JOINING, False)):
         console = Console(record=True, width=80, file=io.StringIO())
         console.print(node_view(status))
-        assert ("12.0 of 24.0 GB" in console.export_text()) == shown
+        assert ("12.0 GB of 24.0 GB" in console.export_text()) == shown
 
 
 async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any) -> None:

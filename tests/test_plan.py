@@ -402,7 +402,7 @@ def test_where_nothing_fits_it_says_how_much_would_do() -> None:
     assert not small.fits
     assert small.micro_batch_tokens == GSM8K.longest
     assert small.generation_batch == GSM8K.group
-    enough = int(small.reasons[-1].split("so ")[1].split(" GB")[0])
+    enough = float(small.reasons[-1].split("so ")[1].split(" GB")[0])
     assert planned(THREE, enough).fits
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from ftis_node import upgrading
 from ftis_node.errors import FtisError, UserError
-from ftis_node.joining import JoinOptions
 from ftis_node.node import Node
+from ftis_node.options import JoinOptions
 from ftis_node.settings import collect
 from ftis_node.store import checkpoints as checkpoints_module
 from ftis_node.store import packets as packets_module

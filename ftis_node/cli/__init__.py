@@ -27,7 +27,7 @@ from ftis_node.cli import (
     run,
     top,
 )
-from ftis_node.errors import FtisError, UserError
+from ftis_node.errors import FtisError, UserError, one_by_one
 from ftis_node.text import escaped
 
 app = typer.Typer(
@@ -101,7 +101,8 @@ def main() -> None:
 
 
 def _tell(error: UserError) -> NoReturn:
-    """Two sentences on stderr; what a peer or a file put into them moves no terminal."""
-    what, fix = ("\n       ".join(map(escaped, text.splitlines())) for text in (error.what, error.fix))
-    print(f"error: {what}\n       {fix}", file=sys.stderr)
+    """Two sentences on stderr for each mistake; what a peer or a file put into them moves no terminal."""
+    for one in one_by_one(error):
+        what, fix = ("\n       ".join(map(escaped, text.splitlines())) for text in (one.what, one.fix))
+        print(f"error: {what}\n       {fix}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, parse_pairs, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_json
+from ftis_node.errors import raise_all
 from ftis_node.reference import as_toml
 from ftis_node.settings import collect
+from ftis_node.store.home import DEFAULT_HOME, Home
 
 app = typer.Typer(no_args_is_help=True, help="The settings, layer upon layer.")
 
@@ -21,12 +23,24 @@ def show(
     profile: Annotated[str | None, typer.Option(help="As of join: laptop, single-gpu or server.")] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="As of join: a TOML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="As of join: --set KEY=VALUE, repeatable.")] = None,
-    task: Annotated[str, typer.Option(help="Whose profile counts, if it has one.")] = "arithmetic",
+    task: Annotated[
+        str | None, typer.Option(help="Whose profile counts, if it has one; default: the run's, else arithmetic.")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    run: Annotated[Path | None, typer.Option(help="As of join: a run file.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows every setting as `join` with the same flags and this environment would settle it; as a settings file."""
+    """Shows every setting as `join` with the same flags and this environment would settle it; as a settings file.
+
+    Of a home that was begun, model and LoRA or not are those of its checkpoints, and batches what its memory allowed.
+    """
+    from ftis_node.options import JoinOptions, known_run
+    from ftis_node.saving import recalled
+
+    place = Home(home.expanduser())
+    task = JoinOptions(place, task).task_of(known_run(place, run))
     flags = {"profile": profile} if profile is not None else {}
-    settled, origins = collect(task=task, flags=parse_pairs(set_ or []) | flags, file=settings)
+    settled, origins = recalled(place, *collect(task=task, flags=parse_pairs(set_ or []) | flags, file=settings))
     if json:
         values = settled.model_dump(mode="json")
         # JSON has no infinity; as a text it is still one that the settings understand.
@@ -45,9 +59,9 @@ def check(file: Annotated[Path, typer.Argument(help="A TOML file of settings.")]
     settled, origins = collect(task="", flags={}, file=file, environment={})
     resolve(settled.model)
     if settled.announce or settled.relays:
-        from ftis_node.swarm.p2pd import listening_of
+        from ftis_node.swarm.addresses import listening_mistakes
 
-        listening_of(settled, Path(), Path())
+        raise_all(listening_mistakes(settled))
     given = [key for key, origin in origins.items() if origin == f"file {file}"]
     profile = next((origin for origin in origins.values() if origin.startswith("profile ")), None)
     if json:

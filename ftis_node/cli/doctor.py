@@ -81,8 +81,8 @@ def case_of(
     from ftis_node.doctor.finding import Case
     from ftis_node.policy.names import resolve
     from ftis_node.run import load_run_file
+    from ftis_node.saving import with_begun
     from ftis_node.settings import collect
-    from ftis_node.store.checkpoints import newest_facts, parse_label
     from ftis_node.store.home import Home
 
     place = Home(home.expanduser())
@@ -91,12 +91,8 @@ def case_of(
         runs = [load_run_file(place.run_file).run, *runs] if place.run_file.exists() else runs
     task = task or (runs[0].task if runs else "arithmetic")
     settings, origins = collect(task=task, flags=flags, file=file, environment=environment)
-    facts = None
     with suppress(OSError):
-        facts = newest_facts(place.checkpoints) if place.checkpoints.is_dir() else None
-    of = parse_label(str(facts.get("model"))) if facts is not None else None
-    if origins["model"] == "default" and of is not None:
-        settings, origins = settings.model_copy(update={"model": of[0]}), origins | {"model": "home"}
+        settings, origins = with_begun(place, settings, origins)
     if origins["model"] != "home":  # a folder that is gone is for the checks of the model to tell
         resolve(settings.model)
     if peers:

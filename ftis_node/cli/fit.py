@@ -16,7 +16,7 @@ from ftis_node.policy.memory import Workload
 from ftis_node.policy.plan import Plan, Wishes, plan
 from ftis_node.settings import collect
 from ftis_node.tasks.task import CAPS
-from ftis_node.text import GB
+from ftis_node.text import GB, rounded
 
 if TYPE_CHECKING:
     from ftis_node.policy.geometry import Geometry
@@ -157,11 +157,11 @@ def _as_json(shape: Geometry, plan: Plan) -> dict[str, Any]:
 
 
 def _print(shape: Geometry, plan: Plan) -> None:
-    print(f"{shape.name}: {shape.parameters:,} parameters, {plan.budget / GB:.1f} GB of memory\n")
+    print(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory\n")
     for part, (name, phase) in _PARTS.items():
-        print(f"  {name:26} {getattr(plan.memory, part) / GB:8.2f} GB  {phase}")
+        print(f"  {name:26} {rounded(getattr(plan.memory, part)):>9}  {phase}")
     for phase in ("training", "generating"):
-        print(f"  {'in all, ' + phase:26} {getattr(plan.memory, phase) / GB:8.2f} GB")
+        print(f"  {'in all, ' + phase:26} {rounded(getattr(plan.memory, phase)):>9}")
     print(f"\n{'It fits.' if plan.fits else 'It does not fit.'}")
     for reason in plan.reasons:
         print(f"- {reason}")

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +21,7 @@ from ftis_node.cli.common import (
     parse_pairs,
     print_json,
 )
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, raise_all
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -29,8 +30,7 @@ from ftis_node.text import escaped
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ftis_node.dry_run import Settle
-    from ftis_node.joining import JoinOptions
+    from ftis_node.early import Early
     from ftis_node.node import Node
 
 LINES = 6
@@ -129,16 +129,30 @@ def join(
         if value is not None
     }
     home = home.expanduser()
-    layers = functools.partial(_layers, flags=flags, file=settings)
-    chosen, origins = layers(task or "arithmetic")  # wrong settings are told before anything heavy is imported
-    from ftis_node.policy.names import resolve
-
-    resolve(chosen.model)
-    if origins["model"] == "default" and task not in (None, "arithmetic"):
-        print(f"No --model is named, so {chosen.model} is trained, which was made for arithmetic.", file=sys.stderr)
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
+    from ftis_node.early import Early
+    from ftis_node.options import JoinOptions
+
     place = Home(home)
+    layers = functools.partial(_layers, flags=flags, file=settings, home=place)
+    options = JoinOptions(
+        home=place,
+        task=task,
+        data=data,
+        eval_data=eval_data,
+        reward=reward,
+        peers=addresses_in(peers),
+        run=run,
+        name=name,
+        paused=paused,
+    )
+    early = Early(options, layers).look()  # what is wrong is told before anything heavy is imported
+    if dry_run and json and early.problems:
+        print_json(early.report)
+    chosen = early.sound()
+    if early.origins["model"] == "default" and early.options.task_of(early.run_file) != "arithmetic":
+        print(f"No --model is named, so {chosen.model} is trained, which was made for arithmetic.", file=sys.stderr)
     first = not place.schema.exists()
     if background and not dry_run:
         if first:
@@ -155,26 +169,15 @@ def join(
             logging.getLogger(__name__).info(NOTICE, home)
         if shown:
             print("Starting; Ctrl-C ends it, and the same command goes on from there.", file=sys.stderr, flush=True)
+    if dry_run:
+        _say(early, chosen, json=json)
+        return
     import uvloop
 
-    from ftis_node.joining import JoinOptions
     from ftis_node.node import Node
 
-    options = JoinOptions(
-        home=place,
-        task=task,
-        data=data,
-        eval_data=eval_data,
-        reward=reward,
-        peers=addresses_in(peers),
-        run=run,
-        name=name,
-        paused=paused,
-        output=begin_output(home) if shown and not dry_run else None,
-    )
-    if dry_run:
-        _say(options, layers, json=json)
-        return
+    if shown:
+        options = replace(options, output=begin_output(home))
     node = Node(options, lambda task: layers(task)[0])
     sys.exit(uvloop.run(_watched(node, tail) if shown else node.run()))
 
@@ -213,18 +216,19 @@ async def _watched(node: Node, tail: Tail) -> int:
     return code
 
 
-def _layers(task: str, *, flags: dict[str, object], file: Path | None) -> tuple[Settings, dict[str, str]]:
-    return collect(task=task, flags=flags, file=file)
+def _layers(task: str, *, flags: dict[str, object], file: Path | None, home: Home) -> tuple[Settings, dict[str, str]]:
+    from ftis_node.saving import with_begun
+
+    return with_begun(home, *collect(task=task, flags=flags, file=file))
 
 
-def _say(options: JoinOptions, settle: Settle, *, json: bool) -> None:
+def _say(early: Early, settings: Settings, *, json: bool) -> None:
     """What would be done; ends as `join` would if it could not be."""
     from ftis_node.dry_run import DryRun, in_words
 
-    found = DryRun(options, settle).look()
+    found = DryRun(early, settings).look()
     if json:
         print_json(found.report)
     else:
         print("\n".join(map(escaped, in_words(found.report).splitlines())), flush=True)
-    if found.problems:
-        raise found.problems[0]
+    raise_all(found.problems)

@@ -37,6 +37,7 @@ def new(
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
+    eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
     reward: RewardOption = None,
     group: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
     completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
@@ -51,7 +52,7 @@ def new(
     from ftis_node.tasks import load_task
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
-    chosen = load_task(task, data=data, reward=reward, code=True)
+    chosen = load_task(task, data=data, eval_data=eval_data, reward=reward, code=True)
     if model is None and task != "arithmetic":
         raise UsageError(
             "A run is for one tokenizer, and no --model says which.",

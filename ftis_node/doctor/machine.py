@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from ftis_node.doctor.finding import Case, Finding, Verdict
 from ftis_node.policy.names import built_in
-from ftis_node.text import GB, gigabytes
+from ftis_node.text import GB, rounded
 
 _PACKAGE = "ftis-node"
 _NVIDIA = Path("/proc/driver/nvidia/version")
@@ -146,7 +146,7 @@ def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
         why = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1][:300]
         return Finding("gpu", "fail", f"A small computation on {device} failed: {why}", advice)
     told = json.loads(ended.stdout.strip().splitlines()[-1])
-    memory = f", {told['free'] / GB:.1f} of {gigabytes(told['total'])} free" if "total" in told else ""
+    memory = f", {rounded(told['free'])} of {rounded(told['total'])} free" if "total" in told else ""
     text = f"{told['name']}{memory}; driver {_driver()}: bf16 and a backward pass agree with the CPU."
     if told["wrong"]:
         text = f"{told['name']} computes {', '.join(told['wrong'])} otherwise than the CPU does."
@@ -172,10 +172,10 @@ def limits(case: Case) -> Iterator[Finding]:
     total, limit = psutil.virtual_memory().total, memory_limit()
     if limit is not None and limit < total:
         text = (
-            f"This process's control group may use {limit / GB:.1f} of the machine's {gigabytes(total)} of memory, "
+            f"This process's control group may use {rounded(limit)} of the machine's {rounded(total)} of memory, "
             "which planning for the CPU does not see."
         )
-        advice = f"On a CPU start with --vram {max(1, int(0.8 * limit / GB))}, or give the container more."
+        advice = f"On a CPU start with --vram {0.8 * limit / GB:.1f}, or give the container more."
         yield Finding("limits", "warn", text, advice)
     if not os.access(_temporary(), os.W_OK):
         advice = "Set TMPDIR to a folder that can be written."
@@ -183,9 +183,9 @@ def limits(case: Case) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(_temporary()).free
     if free < 16 << 20:
-        text = f"Only {free >> 20} MiB are free in {_temporary()}."
+        text = f"Only {rounded(free)} are free in {_temporary()}."
         yield Finding("limits", "warn", text, "Make room there, or set TMPDIR to a folder on another disk.")
-    yield Finding("limits", "ok", f"{soft} open files, {os.cpu_count()} cores, {gigabytes(total)} of memory.")
+    yield Finding("limits", "ok", f"{soft} open files, {os.cpu_count()} cores, {rounded(total)} of memory.")
 
 
 def _temporary() -> str:

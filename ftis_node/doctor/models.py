@@ -69,8 +69,9 @@ def memory(case: Case) -> Iterator[Finding]:
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import choose_device
     from ftis_node.saving import LearnedSizes, settled
-    from ftis_node.text import GB
+    from ftis_node.text import rounded
     from ftis_node.worker.planning import settle
+    from ftis_node.worker.shortage import refuse_shortage
 
     settings, home = case.settings, case.home
     device = choose_device(settings.device)
@@ -81,18 +82,20 @@ def memory(case: Case) -> Iterator[Finding]:
     chosen = case.plan
     if case.status and case.status.get("plan"):  # what is free now is what it left
         running = case.status["plan"]
-        need, budget = running["memory_bytes"] / GB, running["budget"] / GB
-        text = f"The running daemon planned with {need:.1f} of {budget:.1f} GB."
+        need, budget = rounded(running["memory_bytes"]), rounded(running["budget"])
+        text = f"The running daemon planned with {need} of {budget}."
         yield Finding("memory", "ok" if running["fits"] else "warn", text)
         return
     what = "LoRA" if chosen.lora else "full training"
-    text = f"{settings.model}, {what}: {chosen.memory.total / GB:.1f} of {chosen.budget / GB:.1f} GB on the {device}."
+    need, budget = rounded(chosen.memory.total), rounded(chosen.budget)
+    text = f"{settings.model}, {what}: {need} of {budget} on the {device}."
     limit = memory_limit() if device.type == "cpu" else None
     if not chosen.fits:
+        refuse_shortage(settings, workload(case), remembered, chosen, case.shape)
         advice = "Use a smaller model, LoRA or shorter completions: `ftis-node fit` says what fits."
-        yield Finding("memory", "fail", f"{text} {chosen.reasons[-1]}", advice)
+        yield Finding("memory", "warn", f"{text} {chosen.reasons[-1]}", advice)
     elif limit is not None and chosen.memory.total > limit:
-        text = f"{text} But its control group may use only {limit / GB:.1f} GB."
+        text = f"{text} But its control group may use only {rounded(limit)}."
         yield Finding("memory", "fail", text, "Give the container more memory, or use a smaller model.")
     else:
         yield Finding("memory", "ok", f"{text} {chosen.reasons[0]}")

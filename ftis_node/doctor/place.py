@@ -9,19 +9,21 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from ftis_node.doctor.finding import Case, Finding
 from ftis_node.errors import UserError
 from ftis_node.files import bytes_under
-from ftis_node.joining import CHECKPOINTS, LOG_BYTES, quotas
-from ftis_node.policy.geometry import Geometry
-from ftis_node.policy.plan import Plan
 from ftis_node.run import load_run_file
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import newest_facts, parse_label
-from ftis_node.text import gigabytes
+from ftis_node.text import rounded
+
+if TYPE_CHECKING:
+    from ftis_node.policy.geometry import Geometry
+    from ftis_node.policy.plan import Plan
 
 # SQLite's locks, and the home's own, cannot be relied on there.
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -90,6 +92,7 @@ def disk(case: Case) -> Iterator[Finding]:
     """Room for checkpoints, packets and logs; for the model, if it is still to be downloaded; what kind of disk."""
     from huggingface_hub import constants
 
+    from ftis_node.joining import CHECKPOINTS, LOG_BYTES, quotas
     from ftis_node.policy.hub import cached
     from ftis_node.policy.names import resolve
 
@@ -102,8 +105,8 @@ def disk(case: Case) -> Iterator[Finding]:
     one = checkpoint_bytes(case.plan, case.shape) if case.plan is not None and case.shape is not None else 0
     checkpoints, quota = CHECKPOINTS * one, quotas(case.settings, one)
     need = max(0, quota.packets + checkpoints + LOG_BYTES + quota.older_metrics - there)
-    parts = f"{gigabytes(checkpoints)} of checkpoints, {gigabytes(quota.packets)} of packets"
-    text = f"{gigabytes(free)} are free on the home's disk; it may grow by {gigabytes(need)} ({parts})."
+    parts = f"{rounded(checkpoints)} of checkpoints, {rounded(quota.packets)} of packets"
+    text = f"{rounded(free)} are free on the home's disk; it may grow by {rounded(need)} ({parts})."
     if free < need:
         advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
         yield Finding("disk", "fail", text, advice)
@@ -114,7 +117,7 @@ def disk(case: Case) -> Iterator[Finding]:
         return
     cache = standing(Path(constants.HF_HUB_CACHE))
     free, need = shutil.disk_usage(cache).free, 2 * case.shape.parameters  # hub models are in bf16 as a rule
-    text = f"{gigabytes(free)} are free in {cache}; {case.settings.model} takes about {gigabytes(need)} there."
+    text = f"{rounded(free)} are free in {cache}; {case.settings.model} takes about {rounded(need)} there."
     if free < need:
         yield Finding("disk", "fail", text, "Make room there, or set HF_HOME to a folder on another disk.")
     else:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ftis_node.observe.view import number, sparkline
-from ftis_node.text import GB, counted, duration, escaped, gigabytes
+from ftis_node.text import counted, duration, escaped, rounded
 
 _COLOURS = {
     "ONLINE": "green",
@@ -58,8 +58,8 @@ def node_view(
 def gpu_line(gpu: dict[str, Any]) -> str:
     """What a GPU is at: how busy, where it tells, and its memory in use of what there is."""
     busy = gpu.get("utilization")
-    memory = f"{gpu['used_bytes'] / GB:.1f} of {gigabytes(gpu['total_bytes'])}"
-    return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {gpu['allocated_bytes'] / GB:.1f} in tensors"
+    memory = f"{rounded(gpu['used_bytes'])} of {rounded(gpu['total_bytes'])}"
+    return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {rounded(gpu['allocated_bytes'])} in tensors"
 
 
 def _headline(status: dict[str, Any]) -> Text:

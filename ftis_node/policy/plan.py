@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import UsageError
 from ftis_node.policy.memory import Device, Dtype, Engine, Memory, OptimiserName, Setup, Workload, estimate
-from ftis_node.text import GB, gigabytes
+from ftis_node.text import GB, rounded
 
 if TYPE_CHECKING:
     from ftis_node.policy.geometry import Geometry
@@ -151,6 +151,11 @@ def _shrunk(
     return largest(generation) or generation[-1]
 
 
+def enough_gb(size: int) -> float:
+    """So many GB, to two decimals, are no less than `size` bytes."""
+    return math.ceil(100 * size / GB) / 100
+
+
 def _whole_groups(rows: int, workload: Workload) -> int:
     return max(workload.group, rows // workload.group * workload.group)
 
@@ -175,34 +180,34 @@ def _reasons(
         way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
         state = need.weights + need.master + need.gradients + need.optimiser
         yield (
-            f"LoRA, because {_inner(way)} needs {gigabytes(need.total)} and there are {gigabytes(budget)}: "
-            f"{gigabytes(state)} are weights, gradients and optimiser state of every parameter."
+            f"LoRA, because {_inner(way)} needs {rounded(need.total)} and there are {rounded(budget)}: "
+            f"{rounded(state)} are weights, gradients and optimiser state of every parameter."
         )
     else:
-        yield f"Full training fits: it needs {gigabytes(memory.total)} of {gigabytes(budget)}."
+        yield f"Full training fits: it needs {rounded(memory.total)} of {rounded(budget)}."
     if tried:
-        yield f"Too large: {'; '.join(f'{_inner(way)}, {gigabytes(need.total)}' for way, need in tried)}."
+        yield f"Too large: {'; '.join(f'{_inner(way)}, {rounded(need.total)}' for way, need in tried)}."
     if setup.gradient_checkpointing and wishes.gradient_checkpointing is None:
         plain = next(need for way, need in full_size if way.lora == setup.lora and not way.gradient_checkpointing)
         yield (
             f"Gradient checkpointing, because {full_size[0][0].micro_batch_tokens:,} tokens would keep "
-            f"{gigabytes(plain.activations)} of activations without it."
+            f"{rounded(plain.activations)} of activations without it."
         )
     wanted = full_size[-1][0]
     if setup.micro_batch_tokens < wanted.micro_batch_tokens:
         yield (
             f"Micro-batches of {setup.micro_batch_tokens:,} tokens, because training on "
-            f"{wanted.micro_batch_tokens:,} needs {gigabytes(full_size[-1][1].training)}; the step stays the same."
+            f"{wanted.micro_batch_tokens:,} needs {rounded(full_size[-1][1].training)}; the step stays the same."
         )
     if setup.generation_batch < wanted.generation_batch:
         yield (
             f"{setup.generation_batch} completions at a time, because generating {wanted.generation_batch} needs "
-            f"{gigabytes(full_size[-1][1].generating)}."
+            f"{rounded(full_size[-1][1].generating)}."
         )
     if memory.total > budget:
         yield (
-            f"Nothing that is allowed fits in {gigabytes(budget)}: the smallest needs {gigabytes(memory.training)} to "
-            f"train and {gigabytes(memory.generating)} to generate, so {math.ceil(memory.total / GB)} GB would do."
+            f"Nothing that is allowed fits in {rounded(budget)}: the smallest needs {rounded(memory.training)} to "
+            f"train and {rounded(memory.generating)} to generate, so {enough_gb(memory.total):g} GB would do."
         )
 
 

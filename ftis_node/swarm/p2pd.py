@@ -18,10 +18,9 @@ from google.protobuf.message import Message
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.proto.p2pd_pb2 import RPCError
-from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.codecs import cid
 
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UserError, raise_all
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.settings import Settings
 from ftis_node.swarm import ftis_pb2
@@ -30,7 +29,7 @@ from ftis_node.swarm.addresses import (
     free_port,
     is_loopback,
     listen_addresses,
-    parse_address,
+    listening_mistakes,
     port_error,
 )
 
@@ -68,16 +67,7 @@ class Listening:
 
 def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
     """As the settings say. Raises UsageError for addresses that are none."""
-    relays = tuple(parse_address(text)[0] for text in settings.relays)
-    for text in settings.announce:
-        try:
-            Multiaddr(text)
-        except Exception:  # the parser raises whatever its codecs raise
-            raise UsageError(
-                f"The address to announce {text!r} is no multiaddr.", "Write it like /ip4/192.0.2.7/tcp/4001."
-            ) from None
-    if settings.announce and settings.port == 0:
-        raise UsageError("An announced address names a port, but this node takes any.", "Give --port too.")
+    raise_all(listening_mistakes(settings))
     return Listening(
         key,
         sockets,
@@ -86,7 +76,7 @@ def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
         quic=settings.quic,
         listen=settings.listen,
         announce=settings.announce,
-        relays=relays,
+        relays=settings.relays,
     )
 
 

@@ -12,12 +12,13 @@ from typing import Literal, cast
 
 from ftis_node.errors import UsageError
 from ftis_node.tasks.arithmetic import arithmetic
-from ftis_node.tasks.gsm8k import gsm8k_to_be_tested, load_gsm8k
+from ftis_node.tasks.download import sha256_of
+from ftis_node.tasks.gsm8k import TRAIN, check_gsm8k, gsm8k_to_be_tested, load_gsm8k, to_be_downloaded
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.judge import Judge
 from ftis_node.tasks.math500 import load_math500
 from ftis_node.tasks.mathematics import score_mathematics
-from ftis_node.tasks.own import Guarded, load_own, make_task, names_code
+from ftis_node.tasks.own import Guarded, check_module, load_own, make_task, names_code
 from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES, Score, Scorer, check_rule, score, score_text
 from ftis_node.tasks.task import Example, Task
 
@@ -30,6 +31,8 @@ __all__ = [
     "Scorer",
     "Task",
     "begin_group",
+    "check_files",
+    "foreseen",
     "load_evaluation",
     "load_task",
     "make_task",
@@ -94,6 +97,40 @@ def _with_rule(task: Task, reward: str | None) -> Task:
             "Leave out --reward, which is for a .jsonl file.",
         )
     return task
+
+
+def check_files(
+    name: str,
+    *,
+    data: Path | None = None,
+    eval_data: Path | None = None,
+    reward: str | None = None,
+    code: bool = False,
+) -> Task | None:
+    """What `load_task` would refuse, as far as that needs no download and no code; the task, if it needs neither.
+
+    Raises:
+        UsageError: as `load_task`.
+    """
+    if names_code(name) and data is None and eval_data is None and code:
+        check_module(name)
+        return None
+    if name == "gsm8k" and to_be_downloaded(data, eval_data):
+        check_gsm8k(data, eval_data)
+        return None
+    return load_task(name, data=data, eval_data=eval_data, reward=reward, code=code)
+
+
+def foreseen(name: str, *, data: Path | None = None, reward: str | None = None) -> tuple[str | None, str | None]:
+    """The sha256 (hex) of a task's data and its rule as `load_task` will find them; None: not known before."""
+    if name.endswith(".jsonl"):
+        return sha256_of(data or Path(name)), reward or "integer"
+    if name == "gsm8k":
+        return TRAIN.sha256 if data is None else sha256_of(data), "integer"
+    if name in _ARITHMETIC:
+        task = arithmetic(_ARITHMETIC[name])
+        return task.data, task.reward
+    return None, None
 
 
 def load_evaluation(name: str, *, data: Path | None = None, reward: str | None = None, code: bool = False) -> Task:

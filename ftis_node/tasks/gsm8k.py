@@ -37,6 +37,24 @@ def load_gsm8k(data: Path | None = None, eval_data: Path | None = None) -> Task:
     return _task(train, held_out, digest)
 
 
+def to_be_downloaded(data: Path | None, eval_data: Path | None) -> tuple[Remote, ...]:
+    """What `load_gsm8k` would fetch."""
+    train = data if data is not None else cache_dir() / "gsm8k-train.jsonl"
+    whole = sha256_of(train) == TRAIN.sha256
+    missing = [TRAIN] if data is None and not whole else []
+    tested = [train.with_name(train.name.replace("train", "test")), cache_dir() / "gsm8k-test.jsonl"]
+    if eval_data is None and (whole or data is None) and not any(sha256_of(path) == TEST.sha256 for path in tested):
+        missing.append(TEST)
+    return tuple(missing)
+
+
+def check_gsm8k(data: Path | None, eval_data: Path | None) -> None:
+    """Raises UsageError where a file that was named cannot be read or used."""
+    for path in (data, eval_data):
+        if path is not None:
+            read_rows(path, gold_answer)
+
+
 def gsm8k_to_be_tested(data: Path | None = None) -> Task:
     """The test questions alone, for evaluation: of `data`, from the cache, or from the source.
 

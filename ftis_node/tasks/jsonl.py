@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from ftis_node.tasks.task import PLAIN, TEMPLATES, Example, Task
 _HELD_OUT = 0.1
 _EXPRESSION_CHARACTERS = 1000
 _FIELDS = ("question", "prompt")
+_LINES_TOLD = 10
+_NEXT = ",\n"
+_CORRECT = "Correct or remove that line."
 
 
 def load_jsonl(path: Path, eval_data: Path | None = None, reward: str = "integer") -> Task:
@@ -79,6 +82,9 @@ def read_rows(
     """The file's bytes, its rows, and the name of their question field, one of `fields`.
 
     `answer_of` makes a gold answer of a row's, and None of one that is not what was `wanted`.
+
+    Raises:
+        UsageError: the file cannot be read or is empty, or lines cannot be used: ten are told, and how many more.
     """
     try:
         data = path.read_bytes()
@@ -86,20 +92,42 @@ def read_rows(
         raise UsageError(f"Cannot read {path}: {error.strerror}.", "Name a JSONL file that exists.") from error
     layout = _Layout(answer_of, fields, wanted)
     rows: list[Example] = []
-    seen: list[str] = []
+    used = ""  # the field of the first line that can be used
+    wrong: list[tuple[int, str, str]] = []
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if line.strip():
-            field, example = _row(path, number, line, layout)
-            rows.append(example)
-            seen.append(field)
-            if field != seen[0]:
-                raise UsageError(
-                    f"{path}, line {number}, has the field {field!r} where earlier lines have {seen[0]!r}.",
-                    "Use one of them in the whole file.",
+        if not line.strip():
+            continue
+        try:
+            field, example = _row(line, layout)
+            used = used or field
+            if field != used:
+                raise _Unusable(
+                    f"has the field {field!r} where earlier lines have {used!r}", "Use one of them in the whole file."
                 )
+            rows.append(example)
+        except _Unusable as error:
+            wrong.append((number, *error.args))
+    if wrong:
+        raise _refused(path, wrong)
     if not rows:
         raise UsageError(f"{path} is empty.", f"Put one {layout.shape} in every line.")
-    return data, tuple(rows), seen[0]
+    return data, tuple(rows), used
+
+
+class _Unusable(Exception):
+    """A line: what is wrong with it, and what to do."""
+
+
+def _refused(path: Path, wrong: Sequence[tuple[int, str, str]]) -> UsageError:
+    """The lines that cannot be used: number, what is wrong, what to do."""
+    if len(wrong) == 1:
+        number, what, fix = wrong[0]
+        return UsageError(f"{path}, line {number}, {what}.", fix)
+    told = [f"line {number} {what}" for number, what, _ in wrong[:_LINES_TOLD]]
+    told += [f"and {len(wrong) - _LINES_TOLD:,} more"] if len(wrong) > _LINES_TOLD else []
+    return UsageError(
+        f"{path} has {len(wrong):,} lines that cannot be used:\n{_NEXT.join(told)}.", "Correct or remove those lines."
+    )
 
 
 def plain_answer(value: Any) -> str | None:
@@ -155,24 +183,24 @@ class _Layout:
         return f'{{"{self.fields[0]}": …, "answer": …}}'
 
 
-def _row(path: Path, number: int, line: bytes, layout: _Layout) -> tuple[str, Example]:
-    where = f"{path}, line {number},"
+def _row(line: bytes, layout: _Layout) -> tuple[str, Example]:
+    """The question's field, and the row. Raises _Unusable."""
     try:
         row = json.loads(line.decode())
         json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON in UTF-8.", "Correct or remove that line.") from error
+        raise _Unusable("is not JSON in UTF-8", _CORRECT) from error
     if not isinstance(row, dict):
-        raise UsageError(f"{where} is not a JSON object.", f"Write {layout.shape}.")
+        raise _Unusable("is not a JSON object", f"Write {layout.shape}.")
     field = next((name for name in layout.fields if isinstance(row.get(name), str) and row[name].strip()), None)
     if field is None:
         names = " or ".join(f"`{name}`" for name in layout.fields)
-        raise UsageError(f"{where} has no text in {names}.", "Add the question to that line.")
+        raise _Unusable(f"has no text in {names}", "Add the question to that line.")
     if "answer" not in row:
-        raise UsageError(f"{where} has no `answer`.", f"Add the answer, {layout.wanted}, to that line.")
+        raise _Unusable("has no `answer`", f"Add the answer, {layout.wanted}, to that line.")
     answer = layout.answer_of(row["answer"])
     if answer is None:
-        raise UsageError(f"{where} has an answer that is not {layout.wanted}.", "Correct or remove that line.")
+        raise _Unusable(f"has an answer that is not {layout.wanted}", _CORRECT)
     return field, Example(row[field], answer)
 
 

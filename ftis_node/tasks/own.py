@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,21 @@ def _sound(verdict: Any) -> Score:
     return Score(reward, bool(verdict.formatted), bool(verdict.lenient))
 
 
+def check_module(name: str) -> None:
+    """Raises UsageError where the module of the task is nowhere to be found. Nothing is imported."""
+    module_name = name.partition(":")[0]
+    top = module_name.partition(".")[0]
+    if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+        raise _no_module(module_name)
+
+
+def _no_module(name: str) -> UsageError:
+    return UsageError(
+        f"There is no Python module {name}, neither in {Path.cwd()} nor installed.",
+        "Start in the folder that holds it, or install it.",
+    )
+
+
 def _function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
     here = str(Path.cwd())
@@ -244,10 +260,7 @@ def _function(name: str) -> Callable[[], Any]:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise UsageError(
-                f"There is no Python module {module_name}, neither in {here} nor installed.",
-                "Start in the folder that holds it, or install it.",
-            ) from error
+            raise _no_module(module_name) from error
         raise UsageError(f"The module {module_name} cannot be imported: {_told(error)}.", "Mend that code.") from error
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -33,6 +33,7 @@ from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_eval
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
+from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
 
 # Files of a checkpoint, and what of LoRA no tensor shows: in the weights' metadata.
@@ -88,6 +89,7 @@ class Engine:
         remembered: dict[str, Any] | None = None,
         reward: str | None = None,
         code: bool = False,
+        must_fit: bool = False,
     ) -> dict[str, Any]:
         """Loads task, then plans, then loads the model; answers what a run must know of task and model, and the plan.
 
@@ -95,6 +97,7 @@ class Engine:
             caps: prompt_tokens, completion_tokens and group of the run, where it is known already.
             remembered: see `planning.settle`.
             reward, code: see `tasks.load_task`.
+            must_fit: a model that cannot be trained in the memory that was given is not loaded.
 
         Raises:
             UserError: the data or the model cannot be loaded.
@@ -106,6 +109,8 @@ class Engine:
         # Told before a model is loaded, and before a home belongs to a run.
         choose_objective(asked, self.task.name, workload.completion_tokens)
         self._settings, plan = settle(asked, workload, remembered or {})
+        if must_fit:
+            refuse_shortage(asked, workload, remembered or {}, plan)
         self._generation_batch = plan.generation_batch
         self.policy = load_policy(self._settings)
         self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -12,7 +12,7 @@ import torch
 
 from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.load import choose_device
-from ftis_node.policy.memory import Workload
+from ftis_node.policy.memory import Device, Workload
 from ftis_node.policy.plan import Plan, Wishes, plan
 from ftis_node.settings import Settings
 from ftis_node.text import GB
@@ -25,6 +25,7 @@ CPU_SHARE = 0.8
 _TRAINED = ("lora", "optimiser")
 _LEARNED = ("micro_batch_tokens", "generation_batch")
 _MORE_MEMORY = 1.05
+_PLANNED = (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing")
 
 
 def settle(
@@ -41,23 +42,45 @@ def settle(
         UsageError: a setting cannot be had on this machine.
         UserError: the model's configuration cannot be loaded.
     """
+    asked = question(settings, workload, remembered, shape)
+    chosen = asked.answer()
+    settled = {name: getattr(chosen, name) for name in _PLANNED}
+    return settings.model_copy(update=settled), chosen
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked for. device: as torch has it; budget: bytes."""
+
+    shape: Geometry
+    budget: int
+    workload: Workload
+    wishes: Wishes
+    device: torch.device
+
+    def answer(self) -> Plan:
+        """The plan."""
+        kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
+        eight_bit = importlib.util.find_spec("bitsandbytes") is not None
+        return plan(self.shape, self.budget, self.workload, self.wishes, kind, eight_bit)
+
+
+def question(
+    settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
+) -> Question:
+    """The question that `settle` asks; its arguments."""
     device = choose_device(settings.device)
     budget = memory_budget(settings, device)
-    wanted = {name: getattr(settings, name) for name in (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing")}
+    wanted = {name: getattr(settings, name) for name in _PLANNED} | recalled(settings, remembered, budget)
+    wishes = Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets, engine=settings.engine)
+    return Question(shape or geometry(settings.model), budget, workload, wishes, device)
+
+
+def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> dict[str, Any]:
+    """Of what a home remembers, that which holds for so many bytes and is nobody's choice in the settings."""
     holds = budget <= remembered.get("budget", 0) * _MORE_MEMORY
-    for name in (*_TRAINED, *_LEARNED) if holds else _TRAINED:
-        if wanted[name] is None:
-            wanted[name] = remembered.get(name)
-    chosen = plan(
-        shape or geometry(settings.model),
-        budget,
-        workload,
-        Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets, engine=settings.engine),
-        "cuda" if device.type == "cuda" else "cpu",
-        importlib.util.find_spec("bitsandbytes") is not None,
-    )
-    settled = {name: getattr(chosen, name) for name in wanted}
-    return settings.model_copy(update=settled), chosen
+    names = (*_TRAINED, *_LEARNED) if holds else _TRAINED
+    return {name: remembered[name] for name in names if name in remembered and getattr(settings, name) is None}
 
 
 def memory_budget(settings: Settings, device: torch.device) -> int:

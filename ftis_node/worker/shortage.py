@@ -1,0 +1,106 @@
+"""A model that cannot be trained in the memory that a node has: what is needed, what was given, what would fit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import torch
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.policy.geometry import Geometry, geometry
+from ftis_node.policy.memory import Workload
+from ftis_node.policy.names import ALIASES
+from ftis_node.policy.plan import Plan, enough_gb
+from ftis_node.settings import Settings
+from ftis_node.text import rounded
+from ftis_node.worker.planning import Question, memory_limit, question
+
+_SIZE = re.compile(r"[\d.]+b(?=-|$)")
+# What a person may have asked for and could do without, most first, and how that is said.
+_WISHES = {
+    "lora": "--lora",
+    "gradient_checkpointing": "gradient_checkpointing left out",
+    "micro_batch_tokens": "micro_batch_tokens left out",
+    "generation_batch": "generation_batch left out",
+    "dtype": "dtype left out",
+    "optimiser": "optimiser left out",
+}
+
+
+def refuse_shortage(
+    settings: Settings,
+    workload: Workload,
+    remembered: Mapping[str, Any],
+    chosen: Plan,
+    shape: Geometry | None = None,
+) -> None:
+    """Refuses what can only run out of memory; the arguments of `planning.settle`, and the plan that it made.
+
+    On a CPU only a limit that was set is held against it: what is free there changes, and there may be swap.
+
+    Raises:
+        UserError: the smallest way to train needs more than is free; UsageError: more than was given.
+    """
+    if chosen.fits:
+        return
+    asked, need = question(settings, workload, remembered, shape), chosen.memory.total
+    total = _total(asked.device)
+    limit = memory_limit(settings, total)
+    by_limit = limit is not None and limit < need
+    if asked.device.type != "cuda" and not by_limit:
+        return
+    given = f"it may use {rounded(limit)}" if limit is not None and by_limit else f"{rounded(chosen.budget)} are free"
+    fitting = [_more(settings, need, total)] if by_limit and _available(asked.device, total) >= need else []
+    fitting += [*_wishes(settings, asked), *_smaller(settings.model, remembered, asked)]
+    what = f"{settings.model} does not fit: to train it takes {rounded(need)} at least, and {given}."
+    fix = f"What would fit: {_either(fitting)}." if fitting else "Use a smaller model: `ftis-node fit` says what fits."
+    if by_limit:
+        raise UsageError(what, fix)
+    raise UserError(what, fix)  # what others take now may be free later: a supervisor tries again
+
+
+def _more(settings: Settings, need: int, total: int) -> str:
+    if settings.vram_share is None:
+        return f"--vram {enough_gb(need):g}"
+    return f"--set vram_share={math.ceil(100 * need / total) / 100:g}"
+
+
+def _wishes(settings: Settings, asked: Question) -> Iterator[str]:
+    """The first of a person's wishes without which it would fit."""
+    for name, words in _WISHES.items():
+        if getattr(settings, name) is None or (name == "lora" and settings.lora):
+            continue
+        without: dict[str, Any] = {name: None}
+        if replace(asked, wishes=replace(asked.wishes, **without)).answer().fits:
+            yield words
+            return
+
+
+def _smaller(model: str, remembered: Mapping[str, Any], asked: Question) -> Iterator[str]:
+    """The largest model of the family that would fit; what was begun keeps its model."""
+    family = _SIZE.sub("", model.lower())
+    if model.lower() not in ALIASES or remembered.get("lora") is not None:
+        return
+    shapes = [geometry(name) for name in ALIASES if _SIZE.sub("", name) == family]
+    for shape in sorted(shapes, key=lambda one: -one.parameters):
+        if shape.parameters < asked.shape.parameters and replace(asked, shape=shape).answer().fits:
+            yield f"--model {shape.name}"
+            return
+
+
+def _either(ways: list[str]) -> str:
+    return " or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
+
+
+def _total(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
+
+
+def _available(device: torch.device, total: int) -> int:
+    """What a higher limit could give: on a CPU a limit is a person's word for all there is."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else total

@@ -1,0 +1,130 @@
+"""A model that cannot be trained in what a node was given is refused before it is loaded, with what would fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from ftis_node import compute
+from ftis_node.compute import ComputeProcess
+from ftis_node.errors import UsageError, UserError
+from ftis_node.options import JoinOptions
+from ftis_node.policy.memory import Workload
+from ftis_node.settings import Settings
+from ftis_node.store.home import Home
+from ftis_node.text import GB, MB, rounded
+from ftis_node.worker import engine
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.planning import settle
+from ftis_node.worker.shortage import refuse_shortage
+
+GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
+TINY = Settings(device="cpu", vram_gb=0.1)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 24 GB, of which 22 are free, as far as planning sees."""
+    monkeypatch.setattr("ftis_node.policy.geometry.where_to_look", lambda source: {"local_files_only": True})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (22 * GB, 24 * GB))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: None)
+
+
+def refused(remembered: dict[str, Any] | None = None, **settings: Any) -> UserError | None:
+    asked = Settings(**settings)
+    _, chosen = settle(asked, GSM8K, remembered or {})
+    try:
+        refuse_shortage(asked, GSM8K, remembered or {}, chosen)
+    except UserError as error:
+        return error
+    return None
+
+
+def test_the_higher_limit_that_is_named_is_enough() -> None:
+    found = refused(model="tiny-a", device="cpu", vram_gb=0.1)
+    assert found is not None and "at least, and it may use 102 MB." in found.what
+    assert found.exit_code == 2
+    enough = float(found.fix.removeprefix("What would fit: --vram ").removesuffix("."))
+    assert refused(model="tiny-a", device="cpu", vram_gb=enough) is None
+    assert refused(model="tiny-a", device="cpu", vram_gb=enough - 0.02) is not None
+
+
+def test_on_a_cpu_only_a_limit_is_held_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = psutil.virtual_memory()._replace(available=GB // 4)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: there)
+    assert refused(model="tiny-a", device="cpu") is None
+    assert refused(model="tiny-a", device="cpu", vram_share=0.5) is None, "what is free may change"
+    found = refused(model="tiny-a", device="cpu", vram_share=1e-4)
+    assert found is not None and "--set vram_share=" in found.fix and "--vram" not in found.fix
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_what_is_free_counts_too() -> None:
+    assert refused(model="qwen2.5-3b") is None
+    found = refused(model="qwen2.5-7b", lora=False)
+    assert found is not None and "and 22.0 GB are free." in found.what
+    assert found.exit_code == 1, "a supervisor tries again: it may be free later"
+    assert found.fix == "What would fit: --lora or --model qwen2.5-0.5b."
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_was_wished_for_and_is_too_large_is_named() -> None:
+    found = refused(model="qwen2.5-coder-1.5b-instruct", vram_gb=7, micro_batch_tokens=100_000)
+    assert found is not None and "micro_batch_tokens left out" in found.fix
+    assert found.fix.startswith("What would fit: ") and "--vram" not in found.fix
+    begun = refused({"lora": False, "optimiser": "adamw"}, model="qwen2.5-1.5b", vram_gb=7)
+    assert begun is not None and "--model" not in begun.fix, "what was begun keeps its model"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_where_nothing_would_fit_it_says_who_knows() -> None:
+    found = refused(model="qwen2.5-0.5b", vram_gb=0.5)
+    assert found is not None and found.fix.startswith("What would fit: --vram ")
+    found = refused({"lora": False, "optimiser": "adamw"}, model="qwen2.5-7b", lora=False)
+    assert found is not None and found.fix.startswith("What would fit: --lora")
+
+
+def test_no_model_is_loaded_that_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_: Settings) -> None:
+        raise AssertionError("it was loaded")
+
+    monkeypatch.setattr(engine, "load_policy", load)
+    with pytest.raises(UsageError, match="tiny-a does not fit"):
+        Engine().load(TINY.model_dump(mode="json"), "arithmetic", None, None, must_fit=True)
+
+
+async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others take of a GPU may be back in a minute; a restart of the compute process must not end the node."""
+    asked = []
+
+    class Worker:
+        pid = None
+
+        async def start(self, output: object) -> None:
+            pass
+
+        async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+            asked.append(arguments["must_fit"])
+            return {"device": "cpu", "plan": {"reasons": [], "fits": True}}
+
+    monkeypatch.setattr(compute, "Worker", Worker)
+    process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
+    for _ in range(2):
+        await process.start(TINY, None)
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        *((0, "0 MB"), (0.3 * MB, "0.3 MB"), (12.4 * MB, "12 MB"), (1023.4 * MB, "1023 MB"), (1023.9 * MB, "1.00 GB")),
+        *((1.024 * GB, "1.02 GB"), (24 * GB, "24.0 GB"), (2000 * GB, "2,000.0 GB")),
+    ],
+)
+def test_sizes_are_told_in_one_form(size: float, text: str) -> None:
+    assert rounded(size) == text
