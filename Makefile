@@ -20,8 +20,9 @@ lint: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One process more than two cores: daemons wait for one another a good part of the time.
 unit: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # All that is too long for `make test`: the page in a browser and the wheel in an empty environment, which are among the
 # slow tests (so are hostile peers), a small grid of the lab, and a little of `make chaos`, as root, and of `make fuzz`.

@@ -22,6 +22,7 @@ from ftis_node.store.home import Home
 # A learning rate this small keeps the models where they are: one that knows everything has nothing to teach.
 STILL = ("--set", "learning_rate=1e-7")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+PATIENCE = 180.0  # seconds until something has come about, however busy the machine is
 
 
 def command(*args: str) -> list[str]:
@@ -78,7 +79,7 @@ class Daemon:
             return ask(self.home.api_socket(), "/status")
         return {}
 
-    def wait(self, condition: Callable[[dict[str, Any]], Any], what: str, seconds: float = 90) -> dict[str, Any]:
+    def wait(self, condition: Callable[[dict[str, Any]], Any], what: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """Polls the status until the condition holds; fails with the log's end otherwise."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -51,6 +51,7 @@ def test_a_node_of_a_benchmark_takes_three_quarters_of_a_batch_from_its_peers(tm
         assert asyncio.run(steps(node))[-1] == (1, 3)
 
 
+@pytest.mark.slow
 def test_growth_is_told_by_what_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "BASE", SMALL)
     monkeypatch.setattr(growth, "GROWING", {"group": (2, 8), "peers": (1, 3)})

@@ -17,7 +17,7 @@ from ftis_node.swarm.identity import Identity
 from tests.daemons import Daemon, gone, run_cli
 from tests.documented import check, check_daemon
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 # Nobody listens there; a connection is refused at once.
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"

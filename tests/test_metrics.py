@@ -104,6 +104,17 @@ def test_the_end_of_a_log_is_found_in_older_parts_too(tmp_path: Path) -> None:
         assert size // 100 - 2 <= len(found) <= size // 60 + 1
 
 
+def test_an_older_line_does_not_come_in_the_place_of_one_that_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = rotating(path)
+    for step, length in enumerate((100, 1, 300)):  # a part, which ends in a short line, and the present file
+        log.write("step", step=step, padding="x" * length)
+    log.close()
+    assert numbers(path) == [1]
+    assert [entry["step"] for entry in read_events(path, "step", last_bytes=200)] == []
+    assert [entry["step"] for entry in read_events(path, "step", last_bytes=500)] == [1, 2]
+
+
 @pytest.mark.parametrize("stage", ["renamed", "half compressed", "compressed"])
 def test_a_kill_while_a_part_is_made_loses_and_doubles_nothing(tmp_path: Path, stage: str) -> None:
     path = tmp_path / "metrics.jsonl"

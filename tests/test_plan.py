@@ -211,7 +211,7 @@ def without_data(model: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "targets", "checkpointing"),
-    [("qwen2.5-3b", ATTENTION, True), ("qwen2.5-1.5b", (), True)],
+    [pytest.param("qwen2.5-3b", ATTENTION, True, marks=pytest.mark.slow), ("qwen2.5-1.5b", (), True)],
     ids=["3b-lora-checkpointing", "1.5b-full-checkpointing"],
 )
 def test_real_geometries_take_what_is_predicted(name: str, targets: tuple[str, ...], checkpointing: bool) -> None:

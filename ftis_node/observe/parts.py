@@ -93,15 +93,17 @@ def every_line(path: Path) -> Iterator[bytes]:
 
 
 def end_of_parts(path: Path, size: int) -> bytes:
-    """About the last `size` bytes in whole lines, of older parts too where the present file is shorter."""
+    """The last `size` bytes in whole lines, of older parts too where the present file is shorter."""
     older, present = opened(path)
-    data = b""
+    data, left = b"", size
     if present is not None:
         with present:
-            data = end_of(present, size)
-    while older and len(data) < size:
+            data = end_of(present, left)
+            left -= present.tell()
+    while older and left > 0:
         with suppress(*DAMAGED), older.pop().open() as file:
-            data = end_of(file, size - len(data)) + data
+            data = end_of(file, left) + data
+            left -= file.tell()  # all of it, also where no whole line fits: an older one must not come in its place
     return data
 
 
