@@ -160,7 +160,7 @@ class Demo:
                 member.poll()
             done = min(member.steps for member in self.members)
             scores = ", ".join(f"{m.name} {number(m.status.get('pass_at_1'), '.2f')}" for m in self.members)
-            yield f"{elapsed:3.0f} s · slowest at step {done} of {self.steps} · pass@1 {scores}"
+            yield f"{elapsed:3.0f} s · slowest at step {min(done, self.steps)} of {self.steps} · pass@1 {scores}"
             if done >= self.steps:
                 return
             time.sleep(POLL_SECONDS)
@@ -240,8 +240,8 @@ def _in_words(node: dict[str, Any]) -> str:
     return (
         f"{node['name']} ({node['model']}, {node['role']}): pass@1 {node['pass_at_1_before']:.2f} → "
         f"{node['pass_at_1_after']:.2f} in {node['steps']} steps, with {node['foreign_groups_used']} groups of "
-        f"{len(node['foreign_groups_by_author'])} others, which carried {node['foreign_weight_share']:.0%} of its "
-        "loss's weight, Σ |Â|·w·tokens"
+        f"{len(node['foreign_groups_by_author'])} others, which carried {node['foreign_weight_share']:.0%} of what "
+        "it learned from"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ftis_node.compute import ComputeProcess
 from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, condition
-from ftis_node.errors import FtisError, UserError
+from ftis_node.errors import FtisError
 from ftis_node.exams import Exams
 from ftis_node.files import replace_text
 from ftis_node.joining import Rooms, check_peers, find_run, furnish, go_on_from, refill_pool
@@ -95,10 +95,7 @@ class Node:
         except (TimeoutError, ConnectionError):
             raise  # of the network; nothing is wrong with the home
         except (OSError, sqlite3.Error) as error:
-            raise UserError(
-                f"The home {self.home.path} cannot be written or read: {error}.",
-                "Make room on its disk and start the same command again; it goes on from the last checkpoint.",
-            ) from error
+            raise self.home.failed(error) from error
         return self._exit_code
 
     # --- what its owner asks --------------------------------------------------------------------------------------
@@ -204,14 +201,15 @@ class Node:
             check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
         refill_pool(rooms, self.settings.max_age)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
-        logger.info("Others join it with --peers %s", ",".join(self._addresses))
+        logger.info("Others join it with --peers and an address that `ftis-node id%s` prints", self.home.flag)
 
     async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Transport:
         """p2pd, in which nobody else may have this node's key."""
         listening = listening_of(self.settings, self.home.key, self._runtime)
         await refuse_a_twin(listening, identity, bootstraps, self.home.path)
-        self._transport = transport = await Transport.start(listening, self._note_p2pd)
+        self._transport = transport = await Transport.start(listening, self._note_p2pd, self.home.last_port())
         self._stack.push_async_callback(transport.close)
+        replace_text(self.home.port, str(transport.port))
         with contextlib.suppress(Exception):  # hivemind raises anything; a loaded machine answers later
             self._addresses = await transport.addresses()
         return transport

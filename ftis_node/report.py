@@ -15,7 +15,6 @@ from ftis_node.observe.view import number
 from ftis_node.stepping import Stepper
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.text import counted
 
 STEP_SECONDS = 10.0  # between two lines of the log about steps
 
@@ -35,9 +34,9 @@ class StepLog:
         self._told = time.monotonic()
         reward = {source: number(last[f"{source}_reward"], ".2f") for source in ("own", "foreign")}
         logger.info(
-            "Step %d: %s of its own (reward %s), %d foreign (%s), %.1f s",
+            "Step %d: own groups %d (reward %s), foreign %d (%s), %.1f s",
             last["step"],
-            counted(last["own_groups"], "group"),
+            last["own_groups"],
             reward["own"],
             last["foreign_groups"],
             reward["foreign"],

@@ -122,10 +122,13 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "export/folder.py": ("… cannot be read: ….",),
     },
     "test_errors_within.py::test_a_full_disk_ends_the_daemon_with_what_to_do": {
-        "node.py": ("The home … cannot be written or read: ….",),
+        "store/home.py": ("The home … cannot be written or read: ….",),
     },
     "test_errors_within.py::test_a_log_that_is_none": {
         "cli/logs.py": ("The log … cannot be read: ….",),
+    },
+    "test_errors_within.py::test_a_home_that_was_removed_is_not_called_full": {
+        "store/home.py": ("The home … was removed while the node ran.",),
     },
     "test_errors_within.py::test_pictures_need_matplotlib": {
         "observe/plot.py": ("Pictures need matplotlib, which is not installed.",),
@@ -316,7 +319,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "tasks/own.py": ("The task … is Python code, which is imported only if the owner of this",),
     },
     "test_own_tasks.py::test_make_task_holds_out_and_checks": {
-        "tasks/jsonl.py": ("… has only … different question(s), and one of them has to be held out",),
+        "tasks/jsonl.py": ("… has only …, and all would be held out, for tests",),
         "tasks/own.py": (
             "A reward cannot take … seconds.",
             "Row … of the task has an answer that is not ….",

@@ -94,7 +94,7 @@ def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, ca
         steps.tell(step | {"step": number})
         now += 1.0
     logged = [record.getMessage() for record in caplog.records]
-    assert logged[0] == "Step 1: 1 group of its own (reward 0.50), 2 foreign (–), 2.0 s"
+    assert logged[0] == "Step 1: own groups 1 (reward 0.50), foreign 2 (–), 2.0 s"
     assert [line.split(":")[0] for line in logged] == ["Step 1", "Step 11", "Step 21"]
 
 

@@ -142,6 +142,7 @@ def test_on_a_cpu_the_machines_own_memory_is_planned_with(fit: Fit) -> None:
     assert answer_of(fit, "--model", "tiny-a", "--device", "cpu", "--task", "arithmetic")["budget_gb"] > 0.1
 
 
+@pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").exists(), reason="the GSM8K files are not on this machine")
 def test_the_caps_are_the_tasks() -> None:
     tasks = {
         "arithmetic": load_task("arithmetic"),

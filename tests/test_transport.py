@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.addresses import free_port, parse_address
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import CALLS_OF_ONE_PEER, MAX_MESSAGE_BYTES, Listening
 from ftis_node.swarm.service import FtisSwarm
@@ -135,6 +135,19 @@ async def test_a_taken_port_says_which_and_what_to_do(tmp_path: Path) -> None:
             await start(tmp_path / "bob", BOB, port)
     assert str(port) in error.value.what
     assert "--port" in error.value.fix
+
+
+async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_free(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    port = free_port("127.0.0.1")
+    listening = Listening(tmp_path / "key", tmp_path, "127.0.0.1")
+    (tmp_path / "key").write_bytes(ALICE.to_bytes())
+    first = await Transport.start(listening, before=port)
+    assert first.port == port
+    other = await Transport.start(Listening(tmp_path / "key", tmp_path / "other", "127.0.0.1"), before=port)
+    assert other.port not in (0, port)
+    await first.close()
+    await other.close()
 
 
 async def test_a_peer_that_is_not_there_is_unreachable_within_seconds(tmp_path: Path) -> None:

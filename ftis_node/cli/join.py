@@ -44,14 +44,16 @@ NOTICE = (
 
 def join(
     model: Annotated[
-        str | None, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")
+        str | None,
+        typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, or a toy: tiny-a (the default), -b, -c."),
     ] = None,
     peers: Annotated[
         str, typer.Option(help="Addresses of nodes to join, separated by commas; none: start a run of one's own.")
     ] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="arithmetic, gsm8k, a .jsonl file, or Python: package.module:function.")
+        str | None,
+        typer.Option(help="arithmetic, gsm8k, a .jsonl file, or Python: package.module:function. Default: the run's."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
@@ -151,8 +153,8 @@ def join(
     if dry_run and json and early.problems:
         print_json(early.report)
     chosen = early.sound()
-    if early.origins["model"] == "default" and early.options.task_of(early.run_file) != "arithmetic":
-        print(f"No --model is named, so {chosen.model} is trained, which was made for arithmetic.", file=sys.stderr)
+    if early.origins["model"] == "default":
+        print(f"No --model is named: {chosen.model} is trained, a toy for arithmetic.", file=sys.stderr)
     first = not place.schema.exists()
     if background and not dry_run:
         if first:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.asking import ask_daemon
-from ftis_node.cli.common import HomeOption
+from ftis_node.cli.common import HomeOption, print_json
 from ftis_node.observe.logs import last_lines
 from ftis_node.store.home import DEFAULT_HOME, Home
 
@@ -20,6 +20,7 @@ def top(
     home: HomeOption = DEFAULT_HOME,
     seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the view once and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Once, as one JSON object: status and peers.")] = False,
 ) -> None:
     """The node on this home at a glance, live: state, learning, peers, traffic, and what it said last."""
     from rich.console import Console, RenderableType
@@ -27,6 +28,9 @@ def top(
 
     from ftis_node.observe.live import node_view
 
+    if json:
+        print_json({"status": ask_daemon(home, "/status"), **ask_daemon(home, "/peers")})
+        return
     place = Home(home.expanduser())
 
     def look() -> RenderableType:

@@ -12,7 +12,8 @@ FORGET_AFTER = 100  # observations without the peer
 
 ADVICE = {
     "none": "dropped none of {peer}'s negative samples: it protects from nothing there, a lower threshold might.",
-    "most": "dropped more than half of {peer}'s negative samples: its policy is far off, or the threshold too low.",
+    "most": "dropped more than half of {peer}'s negative samples: its policy is far from this one's, "
+    "which is harmless and passes while one of the two is still learning; else the threshold is too low.",
 }
 
 

@@ -42,6 +42,7 @@ class Home:
         self.page_token = path / "page.token"
         self.schema = path / "home.json"
         self.task_files = path / "task.json"
+        self.port = path / "port"
         self._runtime_file = path / "runtime.json"
         self._lock: IO[str] | None = None
 
@@ -50,6 +51,13 @@ class Home:
         """What a command needs to mean this home: nothing for the default. With a space before it."""
         path = self.path.absolute()
         return "" if path == DEFAULT_HOME.expanduser() else f" --home {shlex.quote(str(path))}"
+
+    def last_port(self) -> int:
+        """The port that it listened on last, so that others find it again; 0 if there is none."""
+        with suppress(OSError, ValueError):
+            port = int(self.port.read_text())
+            return port if 0 < port < 1 << 16 else 0
+        return 0
 
     def open(self) -> None:
         """Creates and locks the home, and clears what a killed daemon left behind; an open one stays as it is.
@@ -90,6 +98,18 @@ class Home:
         return UserError(
             f"Another ftis-node daemon is running on the home {self.path}.",
             f"Stop it with `ftis-node stop{self.flag}`, or name another --home.",
+        )
+
+    def failed(self, error: Exception) -> UserError:
+        """What a daemon ends with that could not write or read in it."""
+        if not self.path.is_dir():
+            return UserError(
+                f"The home {self.path} was removed while the node ran.",
+                "What was in it is lost; start again on a --home that stays.",
+            )
+        return UserError(
+            f"The home {self.path} cannot be written or read: {error}.",
+            "Make room on its disk and start the same command again; it goes on from the last checkpoint.",
         )
 
     def in_use(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
 from ftis_node.swarm.transport import Transport, Unreachable
+
+logger = logging.getLogger(__name__)
 
 MAX_ADDRESSES = 8
 MAX_ADDRESS_LENGTH = 256
@@ -89,21 +92,12 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
     deadline = time.monotonic() + patience
     while True:
         for text in bootstraps:
-            _, peer = parse_address(text)
-            try:
-                await transport.connect(peer, [text])
-                answer = await shake(transport, peer, greeting(None, []))
-            except Unreachable as error:
-                reasons[text] = str(error)
-                continue
-            try:
-                run_file = parse_run_file(answer.run_file)
-            except UsageError as error:
-                reasons[text] = plain(answer.refusal or error.what, 200)
-                continue
-            if run_file.run.id == answer.run_id:
-                return run_file
-            reasons[text] = "the run file that it sent is not of the run that it names"
+            found = await _ask_run(transport, text)
+            if isinstance(found, RunFile):
+                return found
+            if reasons.get(text) != found:
+                logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
+            reasons[text] = found
         if time.monotonic() >= deadline:
             break
         await asyncio.sleep(0.5)
@@ -111,6 +105,22 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
         "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
         "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
     )
+
+
+async def _ask_run(transport: Transport, address: str) -> RunFile | str:
+    """The run file of the node there, or why it is not to be had."""
+    _, peer = parse_address(address)
+    try:
+        await transport.connect(peer, [address])
+        answer = await shake(transport, peer, greeting(None, []))
+        run_file = parse_run_file(answer.run_file)
+    except Unreachable as error:
+        return str(error)
+    except UsageError as error:
+        return plain(answer.refusal or error.what, 200)
+    if run_file.run.id == answer.run_id:
+        return run_file
+    return "the run file that it sent is not of the run that it names"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -107,6 +107,7 @@ class Membership:
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
+        self._told: set[bytes] = set()  # whom the owner named and who did not answer
 
     def trust(self, addresses: Iterable[str]) -> None:
         """These are this node's owner's: wherever they lead, it dials them, and others in such networks."""
@@ -216,7 +217,9 @@ class Membership:
                 await self._look_where(peer)
             answer = await shake(self._transport, peer, self._hello())
         except Unreachable as error:
-            logger.debug("No handshake with %s: %s", peer_id(peer), error)
+            level = logging.WARNING if peer in self._owners and peer not in self._told else logging.DEBUG
+            self._told |= {peer} & self._owners
+            logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
             self._missed[peer] += 1
             if self._missed[peer] >= GIVE_UP_AFTER:  # until somebody mentions it again
                 self._forget(peer)
@@ -313,6 +316,7 @@ class Membership:
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool) -> None:
         self.refused.pop(peer, None)
         self._missed.pop(peer, None)
+        self._told.discard(peer)
         self._met.pop(peer, None)
         while len(self._met) >= MET_SIZE:
             del self._met[next(met for met in self._met if met not in self.view)]

@@ -16,6 +16,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.errors import FtisError, UserError
+from ftis_node.swarm.addresses import check_port
 from ftis_node.swarm.p2pd import Health, Listening, choose_ports, health, kill, launch
 
 DIAL_SECONDS = 5.0
@@ -47,13 +48,22 @@ class Transport:
         self._started = started
 
     @classmethod
-    async def start(cls, listening: Listening, started: Callable[[int], None] | None = None) -> Transport:
+    async def start(
+        cls, listening: Listening, started: Callable[[int], None] | None = None, before: int = 0
+    ) -> Transport:
         """A transport whose p2pd runs.
+
+        Args:
+            before: where any port will do, this one if it is free: others may know it. 0: none.
 
         Raises:
             UserError: the port is taken, or p2pd does not start.
         """
         transport = cls(listening, started)
+        if before and listening.port == 0:
+            with suppress(UserError):  # somebody else has it now
+                check_port(listening.host, before)
+                transport.port = before
         await transport._launch()
         return transport
 

@@ -21,6 +21,7 @@ from ftis_node.errors import UsageError
 from ftis_node.tasks.judge import ANSWER_CHARACTERS
 from ftis_node.tasks.rewards import TEXT_CHARACTERS, check_rule, normal, parse_integer
 from ftis_node.tasks.task import PLAIN, TEMPLATES, Example, Task
+from ftis_node.text import counted
 
 _HELD_OUT = 0.1
 _EXPRESSION_CHARACTERS = 1000
@@ -66,8 +67,8 @@ def split(path: Path | str, rows: tuple[Example, ...]) -> tuple[tuple[Example, .
     train = tuple(row for row in rows if row.question not in held)
     if not train:
         raise UsageError(
-            f"{path} has only {len(places)} different question(s), and one of them has to be held out.",
-            "Add rows: two different questions are the least.",
+            f"{path} has only {counted(len(places), 'different question')}, and all would be held out, for tests.",
+            "Add rows: about a tenth is held out, chosen by a hash; from 20 questions on some are left for training.",
         )
     return train, tuple(row for row in rows if row.question in held)
 
