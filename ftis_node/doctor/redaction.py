@@ -15,9 +15,10 @@ REMOVED = "[removed]"
 
 # Texts may be JSON, or JSON within JSON: quotes come with backslashes before them, and line breaks as \n, whose letter
 # is no part of the word that follows. And texts may be hostile: every pattern takes time with the length of the text
-# and no more, so whatever repeats is possessive, has a limit, or cannot begin within itself.
+# and no more, so whatever repeats is possessive, has a limit, or cannot begin within itself. Groups are never possessive:
+# Python before 3.11.5 takes a character too many after them (python/cpython#106052).
 _BEGIN = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))"
-_BREAK = r"(?:\s|\\+[nrt])*+"
+_BREAK = r"(?:\s|\\{1,8}[nrt]){0,40}"
 _QUOTE = r"\\*+[\"']?"
 
 # Forms of secrets, wherever they stand.
@@ -26,7 +27,7 @@ _SECRETS = re.compile(
     r"|AKIA[A-Z0-9]{12,})|(?:(?<![\w-])|(?<=\\[nrt]))eyJ[\w-]{8,}+\.[\w-]++\.[\w-]*+"
     # Of a key in PEM what looks like one: whoever writes its first line into a log must not hide the rest of the log.
     rf"|-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----"
-    rf"(?:{_BREAK}(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{{1,100}})*+(?:{_BREAK}[A-Za-z0-9+/=]{{16,}}+)*+"
+    rf"(?:{_BREAK}(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{{1,100}})*(?:{_BREAK}[A-Za-z0-9+/=]{{16,}}+)*"
     rf"(?:{_BREAK}[A-Za-z0-9+/=]{{0,76}}+{_BREAK}-----END [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----)?"
 )
 _URL = re.compile(r"://[^\s\"'<>]++")
@@ -35,7 +36,7 @@ _URL = re.compile(r"://[^\s\"'<>]++")
 _NAMED = re.compile(
     r"(?i)((?:passw(?:or)?d|passphrase|secret|credential|(?:api|private|access)[_-]?key|token(?!s|iz|[_-]?id))"
     rf"[\w-]{{0,40}}+{_QUOTE}[ \t]*+[:=][ \t]*+)"
-    r"(?:(?P<quote>\\*+[\"'])(?:(?!(?<!\\)(?P=quote))[^\n])*+|(?:[^\s\"',;&}\\]|\\(?!\\{0,8}[\"']))++)"
+    r"(?:(?P<quote>\\*+[\"'])(?:(?!(?<!\\)(?P=quote))[^\n])*|(?:[^\s\"',;&}\\]|\\(?!\\{0,8}[\"']))+)"
 )
 _BEARER = re.compile(
     rf"(?i)({_BEGIN}(?:bearer|basic)\s++)[\w.~+/=-]{{8,}}"
