@@ -15,8 +15,8 @@ REMOVED = "[removed]"
 
 # Texts may be JSON, or JSON within JSON: quotes come with backslashes before them, and line breaks as \n, whose letter
 # is no part of the word that follows. And texts may be hostile: every pattern takes time with the length of the text
-# and no more, so whatever repeats is possessive, has a limit, or cannot begin within itself. Groups are never possessive:
-# Python before 3.11.5 takes a character too many after them (python/cpython#106052).
+# and no more, so whatever repeats is possessive, has a limit, or cannot begin within itself. Groups are never
+# possessive: Python before 3.11.5 takes a character too many after them (python/cpython#106052).
 _BEGIN = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))"
 _BREAK = r"(?:\s|\\{1,8}[nrt]){0,40}"
 _QUOTE = r"\\*+[\"']?"
