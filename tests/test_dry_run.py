@@ -153,7 +153,7 @@ def test_all_that_is_wrong_is_told_at_once(join: Join, tmp_path: Path) -> None:
 
 
 def test_what_takes_seconds_is_told_each_once_too(join: Join, tmp_path: Path) -> None:
-    flags = ("--home", str(tmp_path / "home"), "--vram", "0.1", "--set", "disk_gb=0.05")
+    flags = ("--model", "tiny-a", "--home", str(tmp_path / "home"), "--vram", "0.1", "--set", "disk_gb=0.05")
     code, out, err = join(*flags)
     assert code == 2 and "102 MB" in err and "on disk" in err and len(err.splitlines()) == 4
     assert not any(line.removeprefix("error: ") in out for line in err.splitlines())
