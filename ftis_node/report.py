@@ -40,7 +40,7 @@ class StepLog:
             reward["own"],
             last["foreign_groups"],
             reward["foreign"],
-            sum(last["seconds"].values()),
+            last["seconds"]["total"],
         )
 
 

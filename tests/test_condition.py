@@ -89,7 +89,13 @@ def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, ca
     now, steps = 0.0, StepLog()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     caplog.set_level("INFO")
-    step = {"own_groups": 1, "own_reward": 0.5, "foreign_groups": 2, "foreign_reward": None, "seconds": {"train": 2.0}}
+    step = {
+        "own_groups": 1,
+        "own_reward": 0.5,
+        "foreign_groups": 2,
+        "foreign_reward": None,
+        "seconds": {"train": 1.5, "total": 2.0},
+    }
     for number in range(1, 22):
         steps.tell(step | {"step": number})
         now += 1.0
