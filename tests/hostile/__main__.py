@@ -1,7 +1,7 @@
 """Plays attacks against honest daemons on loopback and tells what became of them, as one JSON object on stdout.
 
-Quiet phases and attacks take turns, so that what else the machine does weighs on both alike. Attackers get the cores
-that nobody else wants, as if they had their own, unless --sharing. The exit code is 1 if a node died, restarted a
+Quiet phases and attacks take turns, so that what else the machine does weighs on both alike. Attackers have one core
+and the nodes the others, as if they were two machines, unless --sharing. The exit code is 1 if a node died, restarted a
 process or logged an unforeseen error, grew, or blamed an innocent one. Attacks under which the swarm took fewer than
 nine tenths of its steps are named in `slow`.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from tests.hostile.arena import Arena, arena, give_way
+from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
 from tests.hostile.attacks import chosen
 from tests.hostile.stage import Stage
@@ -29,16 +29,12 @@ SLOW = 0.9
 WARM_UP_SECONDS = 10.0
 
 
-async def play(
-    ring: Arena, kinds: Sequence[type[Attack]], seconds: float, *, together: bool, sharing: bool, seed: int
-) -> Any:
+async def play(ring: Arena, kinds: Sequence[type[Attack]], seconds: float, *, together: bool, seed: int) -> Any:
     """Everything, one after another or at once."""
-    if not sharing:
-        give_way()
     acts = [list(kinds)] if together else [[kind] for kind in kinds]
     told: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hostile-") as scratch:
-        stage = Stage(ring, Path(scratch), seed, sharing=sharing)
+        stage = Stage(ring, Path(scratch), seed)
         await stage.watch(min(WARM_UP_SECONDS, seconds / 4))
         for act in acts:
             name = "together" if together else act[0].__name__
@@ -73,7 +69,7 @@ def main() -> None:
         "--work", type=int, default=1, help="times the width of the honest models' feed-forward layers: longer steps"
     )
     parser.add_argument("--together", action="store_true", help="all attacks at once, not one after another")
-    parser.add_argument("--sharing", action="store_true", help="attackers want the cores as much as the nodes do")
+    parser.add_argument("--sharing", action="store_true", help="all want all cores")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="without spaces and line breaks")
     options = parser.parse_args()
@@ -83,13 +79,17 @@ def main() -> None:
         kinds = chosen(options.rows)
     except ValueError as error:
         parser.error(str(error))
+    cores = sorted(os.sched_getaffinity(0))
+    if options.sharing or len(cores) == 1:
+        theirs = cores
+    else:
+        theirs, own = cores[:-1], cores[-1:]
+        os.sched_setaffinity(0, own)
     with (
         tempfile.TemporaryDirectory(prefix="arena-") as folder,
-        arena(Path(folder), options.nodes, work=options.work) as ring,
+        arena(Path(folder), options.nodes, work=options.work, cores=theirs) as ring,
     ):
-        how = {"together": options.together, "sharing": options.sharing, "seed": options.seed}
-        playing = play(ring, kinds, options.seconds, **how)
-        told = uvloop.run(playing)
+        told = uvloop.run(play(ring, kinds, options.seconds, together=options.together, seed=options.seed))
     found = problems(told)
     slow = {name: seen["pace"]["ratio"] for name, seen in told.items() if seen["pace"]["ratio"] < SLOW}
     print(json.dumps({"problems": found, "slow": slow, "attacks": told}, indent=None if options.json else 1))

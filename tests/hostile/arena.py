@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -58,14 +56,19 @@ class Phase:
 class Arena:
     """Daemons that know one another; the first is everybody's bootstrap."""
 
-    def __init__(self, path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1) -> None:
+    def __init__(
+        self, path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, cores: Sequence[int] = ()
+    ) -> None:
         """
         Args:
+            cores: the numbers of those that the daemons may use; (): all.
             work: times that the models' feed-forward layers are as wide as they are; they say the same, and steps last.
         """
         self.daemons: dict[str, Daemon] = {}
         self.addresses: list[str] = []
         self._path, self._nodes, self._flags, self._work = path, nodes, flags, work
+        # Each in a session of its own, as on machines of their own: Linux shares cores among sessions first.
+        self._prefix = ["setsid", *(["taskset", "-c", ",".join(map(str, cores))] if cores else [])]
         self._log_read: Counter[str] = Counter()
         self._restarts: dict[str, tuple[int, int]] = {}
 
@@ -75,8 +78,7 @@ class Arena:
             peers = ["--peers", self.addresses[0]] if self.addresses else []
             model = self._model(MODELS[number % len(MODELS)])
             home = self._path / f"node-{number}"
-            # In a session of its own, for Linux shares cores among sessions first, see `give_way`.
-            daemon = Daemon(home, "--model", model, *peers, *self._flags, prefix=("setsid",))
+            daemon = Daemon(home, "--model", model, *peers, *self._flags, prefix=self._prefix)
             self.daemons[f"node-{number}"] = daemon.start()
             if number == 0:
                 self.addresses.append(self._address(daemon))
@@ -177,33 +179,16 @@ class Arena:
 
 
 @contextlib.contextmanager
-def arena(path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1) -> Iterator[Arena]:
+def arena(
+    path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, cores: Sequence[int] = ()
+) -> Iterator[Arena]:
     """Running daemons, ended with the block."""
-    started = Arena(path, nodes, flags, work)
+    started = Arena(path, nodes, flags, work, cores)
     try:
         started.start()
         yield started
     finally:
         started.clean_up()
-
-
-def give_way(pid: int | None = None) -> None:
-    """Has a process (None: this one) and its session take the cores that nobody else wants, as if it had its own.
-
-    The session of this one, in which a person's shell may be, gets its own back when it ends.
-    """
-    os.setpriority(os.PRIO_PROCESS, pid or 0, 19)
-    with contextlib.suppress(OSError, ValueError):  # a kernel without automatic groups
-        group = Path(f"/proc/{pid or 'self'}/autogroup")
-        before = group.read_text().split()[-1]
-        group.write_text("19")
-        if pid is None:
-            atexit.register(_give_back, group, before)
-
-
-def _give_back(group: Path, before: str) -> None:
-    with contextlib.suppress(OSError):  # only root may
-        group.write_text(before)
 
 
 def grown(before: Sequence[Sample], after: Sequence[Sample]) -> dict[str, list[float]]:

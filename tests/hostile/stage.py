@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.swarm.identity import Identity, peer_id
-from tests.hostile.arena import Arena, Phase, Sample, give_way, grown
+from tests.hostile.arena import Arena, Phase, Sample, grown
 from tests.hostile.attack import Attack
 from tests.hostile.peer import hostile
 from tests.hostile.world import World
@@ -24,12 +24,7 @@ LONGEST_PHASE = 15.0
 class Stage:
     """Attacks and quiet phases on an arena."""
 
-    def __init__(self, ring: Arena, scratch: Path, seed: int, *, sharing: bool = True) -> None:
-        """
-        Args:
-            sharing: attackers want the cores as much as the nodes do.
-        """
-        self.sharing = sharing
+    def __init__(self, ring: Arena, scratch: Path, seed: int) -> None:
         self.ring = ring
         self.scratch = scratch
         self.seed = seed
@@ -50,16 +45,7 @@ class Stage:
     async def under(self, kinds: Sequence[type[Attack]]) -> AsyncIterator[list[Attack]]:
         """All of these attacks at once until the block ends, each by a peer of its own with a new identity."""
         async with contextlib.AsyncExitStack() as stack:
-            attacks = []
-            for kind in kinds:
-                self._opened += 1
-                identity = Identity(self._opened.to_bytes(16, "big") + self.seed.to_bytes(16, "big"))
-                opening = hostile(self.scratch / f"hostile-{self._opened}", self.ring.addresses, identity, self.world)
-                peer = await stack.enter_async_context(opening)
-                if not self.sharing:
-                    give_way(peer.transport.pid)
-                self.world = peer.world
-                attacks.append(kind(peer, self._opened))
+            attacks = [await self._open(kind, stack) for kind in kinds]
             await asyncio.gather(*(attack.begin() for attack in attacks))
             stop = asyncio.Event()
             running = [asyncio.create_task(attack.run(stop)) for attack in attacks]
@@ -68,6 +54,14 @@ class Stage:
             finally:
                 stop.set()
                 await asyncio.gather(*running)
+
+    async def _open(self, kind: type[Attack], stack: contextlib.AsyncExitStack) -> Attack:
+        self._opened += 1
+        identity = Identity(self._opened.to_bytes(16, "big") + self.seed.to_bytes(16, "big"))
+        opening = hostile(self.scratch / f"hostile-{self._opened}", self.ring.addresses, identity, self.world)
+        peer = await stack.enter_async_context(opening)
+        self.world = peer.world
+        return kind(peer, self._opened)
 
     async def attacked(self, kinds: Sequence[type[Attack]], seconds: float) -> tuple[Phase, list[Attack]]:
         async with self.under(kinds) as attacks:
