@@ -169,7 +169,9 @@ def test_neither_the_table_nor_an_introducers_part_ever_overflows(
         by_introducer = Counter(known.introducer for known in bench.table)
         assert len(bench.table) <= capacity
         assert all(count <= capacity // INTRODUCER_PART for count in by_introducer.values())
-        assert bench.table._introduced == by_introducer, "what left the table still counts"
+        counted = {peer: len(theirs) for peer, theirs in bench.table._introduced.items()}
+        assert counted == by_introducer, "what left the table still counts"
+        assert bench.table._order == sorted(bench.table, key=lambda known: known.place), "any of them can be drawn"
         assert heard in (Heard.NEW, Heard.KNOWN)
         if passed > 25:
             bench.table.forget_author(author(number).author)
@@ -215,7 +217,7 @@ def test_introducers_that_are_gone_are_forgotten(bench: Bench) -> None:
     bench.clock.now += MAX_AGE + 1
     bench.table.expire()
     assert len(bench.table) == 0
-    assert bench.table._introduced == {} and len(bench.table._introduced) == 0
+    assert bench.table._introduced == {}
 
 
 def test_a_full_table_makes_room_for_what_is_new() -> None:
@@ -243,6 +245,18 @@ def test_a_sample_is_no_larger_than_asked_and_differs(bench: Bench) -> None:
     samples = [frozenset(known.announcement.author for known in bench.table.sample(5, PEERS[5])) for _ in range(10)]
     assert {len(sample) for sample in samples} == {5}
     assert len(set(samples)) > 1
+
+
+def test_a_sample_of_a_flood_is_new_to_the_peer_and_differs() -> None:
+    bench = Bench(capacity=64)
+    for number in range(1, 65):
+        bench.add(signed(number, 0), introducer=identity(number + 1000).author)
+    told = bench.table.sample(20, PEERS[5])
+    for known in told:
+        known.tell(PEERS[5])
+    samples = [frozenset(known.id for known in bench.table.sample(5, PEERS[5])) for _ in range(10)]
+    assert {len(sample) for sample in samples} == {5} and len(set(samples)) > 1
+    assert not frozenset(known.id for known in told) & frozenset.union(*samples)
 
 
 def test_recent_authors_are_those_of_recent_announcements(bench: Bench) -> None:

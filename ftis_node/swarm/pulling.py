@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from ftis_node.swarm.transport import Transport
 IDLE_SECONDS = 30.0
 TAKEN_TOGETHER = 16
 SLOW_SECONDS = 3.0
+REST_AFTER_LOOKING = 30.0  # times as long as looking through the table took, in seconds of CPU
 STEP_INTERVALS = 4.0  # of exchanges in a step, see `stepping.exchange_interval`
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ class Pulling:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.news.wait(), IDLE_SECONDS)
             self.news.clear()
+            began = time.thread_time()
             want = self._want()
             need = want.groups - self._under_way if self._transport.up else 0
             wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
@@ -113,6 +116,8 @@ class Pulling:
                 task = asyncio.create_task(self._pull(holder, targets))
                 self._pulls.add(task)
                 task.add_done_callback(functools.partial(self._pulled, holder, targets))
+            # However much news there is: strangers must not make a node look all the time.
+            await asyncio.sleep(REST_AFTER_LOOKING * (time.thread_time() - began))
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """A holder that had not all is left alone for a moment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -18,6 +19,7 @@ CAPACITY = 2048
 # Nobody may fill the table alone: announcements that came through one introducer take at most this part of it.
 INTRODUCER_PART = 8
 MAX_TRIES = 3
+PROBED = 4  # times as many as a sample has are looked at before all are
 PEERS_MAX = 256  # remembered of one announcement
 # By so much of `max_age`, or so many seconds (mentions round to whole ones), two nodes' ages of an announcement may
 # differ: each hop's delay makes them a little too small, and as the smallest counts that anybody tells, those add up.
@@ -59,6 +61,7 @@ class Known:
     pulling: int = 0  # bit mask of the packets that are on their way
     tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
     id: int = field(init=False)
+    place: int = field(default=-1, init=False)  # in the table's list
 
     def __post_init__(self) -> None:
         self.id = announcement_id(self.data)
@@ -175,7 +178,9 @@ class Table:
         self._rng = rng or random.Random()
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
-        self._introduced: Counter[bytes] = Counter()
+        self._order: list[Known] = []  # all of them, so that one can be drawn
+        self._introduced: dict[bytes, dict[tuple[bytes, int], Known]] = {}
+        self._eldest = math.inf  # nothing here was born before
         self._left: dict[tuple[bytes, int], float] = {}  # when this node first heard of those that are here no more
 
     def __len__(self) -> int:
@@ -217,15 +222,18 @@ class Table:
             if introducer is not None:
                 self.note_holder(known, introducer, held, born)
             return Heard.KNOWN
-        if introducer is not None and self._introduced[introducer] >= self._part:
+        if introducer is not None and self._count(introducer) >= self._part:
             self._displace(introducer)
         while len(self._known) >= self.capacity:
-            self._remove(self._rng.choice(list(self._known)))
+            self._remove(self._rng.choice(self._order).key)
         self._left.pop(key, None)
         known = Known(announcement, data, born, heard, introducer)
         self._known[key] = self._by_id[known.id] = known
+        known.place = len(self._order)
+        self._order.append(known)
+        self._eldest = min(self._eldest, born)
         if introducer is not None:
-            self._introduced[introducer] += 1
+            self._introduced.setdefault(introducer, {})[key] = known
             self.note_holder(known, introducer, held, born)
         return Heard.NEW
 
@@ -233,6 +241,10 @@ class Table:
         """A random sample of what is fresh and, as far as is known, new to `peer`; then of what this node has more of
         than it told `peer`."""
         self.expire()
+        if len(self._known) > PROBED * count:  # in a flood almost anything is new to anybody
+            probed = self._rng.sample(self._order, PROBED * count)
+            if len(new := [known for known in probed if peer not in known.told]) >= count:
+                return new[:count]
         new = [known for known in self._known.values() if peer not in known.told]
         if len(new) >= count:
             return self._rng.sample(new, count)
@@ -260,9 +272,13 @@ class Table:
             known.told.pop(peer, None)
 
     def expire(self) -> None:
+        """Drops what is too old; all is looked through only when something may be."""
         limit = self.clock() - self.max_age
+        if self._eldest >= limit:
+            return
         for key in [key for key, known in self._known.items() if known.born < limit]:
             self._remove(key)
+        self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(self, count: int, wanted: Callable[[Known], int], newcomers: Newcomers | None = None) -> list[Target]:
         """Up to `count` packets to pull: of two random authors the fresher one's, one an author, again until enough.
@@ -311,25 +327,31 @@ class Table:
     def _displace(self, introducer: bytes) -> None:
         """Its own oldest makes room for its newest. What another peer has told too and has room for is that one's from
         now on: or who tells first of what others made, and then of much, would make it vanish."""
-        oldest = min((known for known in self._known.values() if known.introducer == introducer), key=lambda k: k.born)
-        others = (peer for peer in oldest.holders if peer != introducer and self._introduced[peer] < self._part)
+        oldest = min(self._introduced[introducer].values(), key=lambda known: known.born)
+        others = (peer for peer in oldest.holders if peer != introducer and self._count(peer) < self._part)
         if (heir := next(others, None)) is None:
             self._remove(oldest.key)
             return
-        self._uncount(introducer)
-        self._introduced[heir] += 1
+        self._uncount(introducer, oldest.key)
+        self._introduced.setdefault(heir, {})[oldest.key] = oldest
         oldest.introducer = heir
 
-    def _uncount(self, introducer: bytes) -> None:
-        self._introduced[introducer] -= 1
+    def _count(self, introducer: bytes) -> int:
+        """How many are here that came through it."""
+        return len(self._introduced.get(introducer, ()))
+
+    def _uncount(self, introducer: bytes, key: tuple[bytes, int]) -> None:
+        del self._introduced[introducer][key]
         if not self._introduced[introducer]:
             del self._introduced[introducer]
 
     def _remove(self, key: tuple[bytes, int]) -> None:
-        known = self._known.pop(key)
+        known, last = self._known.pop(key), self._order.pop()
+        if last is not known:
+            self._order[known.place], last.place = last, known.place
         make_room(self._left, key, 2 * self.capacity)
         self._left[key] = known.heard
         if self._by_id.get(known.id) is known:  # whoever signs for long finds two of one id
             del self._by_id[known.id]
         if known.introducer is not None:
-            self._uncount(known.introducer)
+            self._uncount(known.introducer, key)
