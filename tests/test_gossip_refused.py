@@ -81,10 +81,25 @@ def test_one_older_than_anybody_would_train_on_is_counted(bob: Talker) -> None:
     assert refused(bob, ftis_pb2.Entry(announcement=made_by(ALICE).encode(), age_ms=2**64 - 1)) == {"old": 2}
 
 
-def test_an_exchange_is_read_up_to_its_limit_only(bob: Talker) -> None:
-    entries = [entry(made_by(identity(1000 + number), packets=1)) for number in range(OWN.entries + 5)]
-    assert bob.hear(entries, MALLORY.author) == OWN.entries
-    assert bob.gossip.counts == {"new": OWN.entries, "over the limits": 1}
+def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_its_own_accord(bob: Talker) -> None:
+    made = [made_by(identity(1000 + number), packets=1) for number in range(10)]
+    entries = [entry(one) for one in made]
+    assert bob.hear(entries[:5], MALLORY.author) == 1
+    assert bob.gossip.counts == {"new": 1, "not asked for": 4}
+    mentions = [ftis_pb2.Mention(id=announcement_id(one.encode())) for one in made[1:4]]
+    asked = bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), MALLORY.author).wanted
+    assert len(asked) == 3
+    assert bob.hear(entries[1:3], MALLORY.author) == 2
+    assert bob.hear(entries[3:], MALLORY.author) == 3, "one that it was asked for twice, and one more"
+    assert bob.hear(entries[6:], CAROL.author) == 1, "what another was asked for is not for it to give"
+    assert bob.gossip.counts == {"new": 7, "not asked for": 4 + 4 + 3}
+
+
+def test_mentions_are_read_up_to_their_limit_only(bob: Talker) -> None:
+    mentions = [ftis_pb2.Mention(id=number) for number in range(OWN.mentions + 5)]
+    bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), MALLORY.author)
+    assert len(bob.gossip._lacking[MALLORY.author]) == OWN.mentions
+    assert bob.gossip.counts == {"over the limits": 1}
 
 
 def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
@@ -221,8 +236,9 @@ def test_identities_without_number_do_not_fill_an_announcement(bob: Talker) -> N
 def test_row_31_of_one_peer_only_so_many_signatures_are_checked(bob: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
     bob.gossip._checks = Budgets(lambda: bob.now, 1.0, 10.0)
     flood = [entry(made_by(identity(1000 + number), packets=1)) for number in range(20)]
-    assert bob.hear(flood, MALLORY.author) == 10
+    more = [entry(made_by(identity(2000 + number), packets=1)) for number in range(20)]
+    assert sum(bob.hear([one], MALLORY.author) for one in flood) == 10
     assert bob.gossip.counts == {"new": 10, "over the budget": 10}
-    assert bob.hear(flood[10:], CAROL.author) == 10, "others may still tell of them"
+    assert sum(bob.hear([one], CAROL.author) for one in flood[10:]) == 10, "others may still tell of them"
     bob.now += 5.0
-    assert bob.hear([entry(made_by(identity(2000 + number), packets=1)) for number in range(20)], MALLORY.author) == 5
+    assert sum(bob.hear([one], MALLORY.author) for one in more) == 5

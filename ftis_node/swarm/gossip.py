@@ -87,6 +87,7 @@ class Gossip:
         self._open, self._counted = 0, -math.inf  # announcements with something left to pull, and when that was counted
         self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._unsure: dict[bytes, None] = {}  # peers that may have told what did not arrive
+        self._owed: dict[bytes, int] = {}  # announcements that a peer was asked for and did not give yet
         self._dealt: dict[int, None] = {}  # ids of announcements that are not wanted, whoever mentions them
 
     def announce(self, announcement: Announcement) -> None:
@@ -199,6 +200,9 @@ class Gossip:
             lacking.asks += 1
             if lacking.asks == ASKS_MAX:
                 del self._lacking[peer][id]
+        if wanted:
+            remember(self._owed, peer, 0, MENTIONERS_MAX)
+            self._owed[peer] = min(OWN.entries, self._owed[peer] + len(wanted))
         return wanted
 
     def _enough(self, now: float) -> bool:
@@ -218,13 +222,19 @@ class Gossip:
 
     def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
         news = False
-        for entry in islice(message.entries, OWN.entries):
+        owed = self._owed.pop(peer, 0)
+        if owed > len(message.entries):
+            remember(self._owed, peer, owed - len(message.entries), MENTIONERS_MAX)
+        # Besides what it was asked for, a peer gives its own newest at most.
+        if len(message.entries) > owed + 1:
+            self.counts["not asked for"] += len(message.entries) - owed - 1
+        for entry in islice(message.entries, owed + 1):
             outcome = self._merge(entry, peer)
             self.counts[outcome] += 1
             news |= outcome == "new"
         for mention in islice(message.mentions, OWN.mentions):
             news |= self._note(mention, peer)
-        if len(message.entries) > OWN.entries or len(message.mentions) > OWN.mentions:
+        if len(message.mentions) > OWN.mentions:
             self.counts["over the limits"] += 1
         if news:
             self._news()

@@ -185,9 +185,8 @@ class Row31Flood(Attack):
 
     async def strike(self) -> None:
         entries = [self._one() for _ in range(32)]
-        mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff") for _ in range(64)]
-        for target in self.peer.targets:
-            await self.peer.exchange(target, entries=entries, mentions=mentions)
+        mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff") for _ in range(32)]
+        await self.peer.tell(*entries, more=mentions)
 
     def _one(self) -> ftis_pb2.Entry:
         refs = [PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(3)]

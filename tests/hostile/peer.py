@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import tempfile
 import time
 from collections import Counter
@@ -123,10 +124,18 @@ class Hostile:
         self._listen(answer.entries)
         return answer
 
-    async def tell(self, *entries: ftis_pb2.Entry) -> None:
-        """Tells all targets."""
+    async def tell(self, *entries: ftis_pb2.Entry, more: Sequence[ftis_pb2.Mention] = ()) -> None:
+        """Tells all targets: the first whole, for a node reads one that it did not ask for, and each by mention; then
+        gives whom it can what is asked for.
+
+        Args:
+            more: mentions of what there is not.
+        """
+        mentions = [_mention(entry) for entry in entries]
         for target in self.targets:
-            await self.exchange(target, entries=entries)
+            answer = await self.exchange(target, entries=entries[:1], mentions=[*mentions, *more])
+            if given := self.answer(ftis_pb2.ExchangeRequest(wanted=answer.wanted)).entries:
+                await self.exchange(target, entries=given)
 
     async def overhear(self) -> None:
         """Asks the targets for whatever they mention."""
@@ -170,6 +179,11 @@ class Hostile:
                 made = decode_announcement(entry.announcement, max_packets=self.world.run.slots)
                 self.heard[announcement_id(entry.announcement)] = made
         _forget(self.heard, KEPT)
+
+
+def _mention(entry: ftis_pb2.Entry) -> ftis_pb2.Mention:
+    age = max(1, math.ceil(entry.age_ms / 1000))
+    return ftis_pb2.Mention(id=announcement_id(entry.announcement), held=entry.held, age=age)
 
 
 def _forget(memory: dict[Any, Any], most: int) -> None:
