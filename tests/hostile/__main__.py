@@ -1,9 +1,9 @@
 """Plays attacks against honest daemons on loopback and tells what became of them, as one JSON object on stdout.
 
-Quiet phases and attacks take turns, so that what else the machine does weighs on both alike. Attackers have one core
-and the nodes the others, as if they were two machines, unless --sharing. The exit code is 1 if a node died, restarted a
-process or logged an unforeseen error, grew, or blamed an innocent one. Attacks under which the swarm took fewer than
-nine tenths of its steps are named in `slow`.
+Quiet phases and attacks take turns, so that what else the machine does weighs on both alike. The models have all cores
+but the last; the rest of the nodes has that one, and attackers take what is left of it, unless --sharing. The exit code
+is 1 if a node died, restarted a process or logged an unforeseen error, grew, or blamed an innocent one. Attacks under
+which the swarm took fewer than nine tenths of its steps are named in `slow`.
 """
 
 from __future__ import annotations
@@ -79,16 +79,13 @@ def main() -> None:
         kinds = chosen(options.rows)
     except ValueError as error:
         parser.error(str(error))
-    cores = sorted(os.sched_getaffinity(0))
-    if options.sharing or len(cores) == 1:
-        theirs = cores
-    else:
-        theirs, own = cores[:-1], cores[-1:]
-        os.sched_setaffinity(0, own)
     with (
         tempfile.TemporaryDirectory(prefix="arena-") as folder,
-        arena(Path(folder), options.nodes, work=options.work, cores=theirs) as ring,
+        arena(Path(folder), options.nodes, work=options.work) as ring,
     ):
+        cores = sorted(os.sched_getaffinity(0))
+        if not options.sharing and len(cores) > 1:
+            ring.spread(cores[:-1], cores[-1:])
         told = uvloop.run(play(ring, kinds, options.seconds, together=options.together, seed=options.seed))
     found = problems(told)
     slow = {name: seen["pace"]["ratio"] for name, seen in told.items() if seen["pace"]["ratio"] < SLOW}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity
 from tests.daemons import Daemon, kind_of
 from tests.hostile.heavy import widened
+from tests.hostile.peer import autogroup
 
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
 FLAGS = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=50", "--set", "quic=false")
@@ -56,19 +59,14 @@ class Phase:
 class Arena:
     """Daemons that know one another; the first is everybody's bootstrap."""
 
-    def __init__(
-        self, path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, cores: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1) -> None:
         """
         Args:
-            cores: the numbers of those that the daemons may use; (): all.
             work: times that the models' feed-forward layers are as wide as they are; they say the same, and steps last.
         """
         self.daemons: dict[str, Daemon] = {}
         self.addresses: list[str] = []
         self._path, self._nodes, self._flags, self._work = path, nodes, flags, work
-        # Each in a session of its own, as on machines of their own: Linux shares cores among sessions first.
-        self._prefix = ["setsid", *(["taskset", "-c", ",".join(map(str, cores))] if cores else [])]
         self._log_read: Counter[str] = Counter()
         self._restarts: dict[str, tuple[int, int]] = {}
 
@@ -78,7 +76,8 @@ class Arena:
             peers = ["--peers", self.addresses[0]] if self.addresses else []
             model = self._model(MODELS[number % len(MODELS)])
             home = self._path / f"node-{number}"
-            daemon = Daemon(home, "--model", model, *peers, *self._flags, prefix=self._prefix)
+            # In a session of its own, as on a machine of its own: Linux shares cores among sessions first.
+            daemon = Daemon(home, "--model", model, *peers, *self._flags, prefix=("setsid",))
             self.daemons[f"node-{number}"] = daemon.start()
             if number == 0:
                 self.addresses.append(self._address(daemon))
@@ -99,6 +98,21 @@ class Arena:
         """TCP's: a stream that is reset loses nothing there."""
         found = daemon.wait(lambda status: status.get("addresses"), "an address", START_SECONDS)["addresses"]
         return next(str(address) for address in found if "/tcp/" in address)
+
+    def spread(self, compute: Sequence[int], rest: Sequence[int]) -> None:
+        """Has the compute processes use some cores, by number, and the others some.
+
+        Of the latter this process and its attackers take what the nodes' leave, from now on.
+        """
+        for daemon in self.daemons.values():
+            for process in daemon.pids():
+                for thread in process.threads():
+                    os.sched_setaffinity(thread.id, compute if kind_of(process) == "compute" else rest)
+        os.sched_setaffinity(0, rest)
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        if (group := autogroup()) is not None:
+            atexit.register(autogroup, nice=group)
+            autogroup(nice=19)
 
     def sample(self) -> Sample:
         found = Sample()
@@ -179,11 +193,9 @@ class Arena:
 
 
 @contextlib.contextmanager
-def arena(
-    path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, cores: Sequence[int] = ()
-) -> Iterator[Arena]:
+def arena(path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1) -> Iterator[Arena]:
     """Running daemons, ended with the block."""
-    started = Arena(path, nodes, flags, work, cores)
+    started = Arena(path, nodes, flags, work)
     try:
         started.start()
         yield started

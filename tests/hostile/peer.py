@@ -192,6 +192,21 @@ def _forget(memory: dict[Any, Any], most: int) -> None:
         del memory[next(iter(memory))]
 
 
+def autogroup(pid: int | str = "self", nice: int | None = None) -> int | None:
+    """The priority of a process's session among all sessions, as `nice` counts; None where there is no such thing.
+
+    Args:
+        nice: what it is to be from now on; less than it is, if this is root.
+    """
+    try:
+        file = Path(f"/proc/{pid}/autogroup")
+        if nice is not None:
+            file.write_text(str(nice))
+        return int(file.read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 @contextlib.asynccontextmanager
 async def hostile(
     path: Path, targets: Sequence[str], identity: Identity, world: World | None = None
@@ -205,6 +220,8 @@ async def hostile(
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
         listening = Listening(path / "identity.key", Path(sockets), "127.0.0.1", quic=False)
         transport = await Transport.start(listening)
+        if (group := autogroup()) is not None:
+            autogroup(transport.pid, nice=group)
         try:
             if world is None:
                 world = World.of((await fetch_run(transport, targets, PATIENCE)).run)

@@ -96,7 +96,8 @@ class Stage:
             "cores_beside_the_model": self._ratio(
                 [phase.cores("network", "p2pd") for phase in calm], [phase.cores("network", "p2pd") for phase in fights]
             ),
-            "memory_grown": grown(calm[0].samples, calm[-1].samples),
+            # What the first attack of its kind takes is among the peaks; here is what every further one adds.
+            "memory_grown": grown(calm[min(1, turns - 1)].samples, calm[-1].samples),
             "memory_peaks": grown(calm[0].samples, [_highest(fights)]),
             "files_before_and_after": [
                 sum(calm[0].samples[-1].files.values()),
