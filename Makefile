@@ -118,11 +118,12 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "ftis-node needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12"; exit 2; }
 	@echo "Installing into .venv: 2 GB, more where PyTorch comes with CUDA; some minutes, once."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,math]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[lab,math]'
 	@touch $@
 
 # What only tests and other work on the source need.
 $(DEV): $(STAMP)
+	@echo "Installing what tests need: some seconds, once."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

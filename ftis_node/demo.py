@@ -31,6 +31,7 @@ POLL_SECONDS = 0.5
 SPEAK_SECONDS = 5.0
 TIME_LIMIT = 280.0  # seconds: on a slow machine the demo ends with fewer steps rather than late
 STOP_SECONDS = 40.0
+STARTING = "Importing PyTorch and libp2p."
 _MARK = ".ftis-node-demo"
 
 
@@ -134,7 +135,7 @@ class Demo:
                     env=environment,
                     start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends the nodes in order
                 )
-            member.status = {"name": member.name, "model": member.model, "state": "STARTING"}
+            member.status = {"name": member.name, "model": member.model, "state": "STARTING"} | {"reason": STARTING}
 
     def _watch(self, began: float) -> None:
         """Draws all nodes until each has taken its steps; without a terminal, a line every few seconds."""
@@ -160,10 +161,19 @@ class Demo:
                 member.poll()
             done = min(member.steps for member in self.members)
             scores = ", ".join(f"{m.name} {number(m.status.get('pass_at_1'), '.2f')}" for m in self.members)
-            yield f"{elapsed:3.0f} s · slowest at step {min(done, self.steps)} of {self.steps} · pass@1 {scores}"
+            where = f"slowest at step {min(done, self.steps)} of {self.steps} · pass@1 {scores}"
+            yield f"{elapsed:3.0f} s · {where if done else self._waiting_for()}"
             if done >= self.steps:
                 return
             time.sleep(POLL_SECONDS)
+
+    def _waiting_for(self) -> str:
+        """What those do that have not taken a step yet; one sentence for all who do the same."""
+        doing: dict[str, list[str]] = {}
+        for member in self.members:
+            if not member.steps:
+                doing.setdefault(member.status["reason"], []).append(member.name)
+        return " ".join(f"{', '.join(names)}: {reason}" for reason, names in doing.items())
 
     def _check_alive(self, member: _Member) -> None:
         if member.process is not None and member.process.poll() is not None:

@@ -14,6 +14,7 @@ from ftis_node.errors import FtisError, UserError, one_by_one, raise_all
 from ftis_node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.policy.names import resolve
 from ftis_node.run import Run, RunFile
+from ftis_node.saving import refuse_other_settings
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import newest_facts
 from ftis_node.swarm.addresses import check_port, listen_addresses, listening_mistakes, parse_address
@@ -117,6 +118,7 @@ class Early:
     def _settle(self) -> None:
         self.settings, self.origins = self.settle(self.options.task_of(self.run_file))
         resolve(self.settings.model)
+        refuse_other_settings(self.home.checkpoints, self.settings)
 
     def look_for_data(self) -> None:
         """Reads the task's files, if they are here and not large."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ftis_node.observe.metrics import read_events
 
 CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations that the status tells, and where they are looked for after a start
+FORMLESS = (
+    "None of %d answers was in the form that is rewarded, <think>…</think> <answer>…</answer>: as long as that is so, "
+    "it has nothing to learn from alone, only from others' samples."
+)
+
+logger = logging.getLogger(__name__)
 
 
 class Exams:
@@ -31,14 +39,21 @@ class Exams:
         earlier = read_events(metrics, "evaluation", last_bytes=CURVE_BYTES)
         self.curve.extend((event["step"], event["pass_at_1"]) for event in earlier)
 
-    def taken(self, step: int, pass_at_1: float, seconds: float) -> None:
-        """One took so long. The time of the first, before any training, is not counted."""
-        self.curve.append((step, pass_at_1))
+    def taken(self, step: int, found: Mapping[str, Any]) -> None:
+        """One was taken. The time of the first, before any training, is not counted.
+
+        Args:
+            found: the `figures` of its outcome.
+        """
+        logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found["pass_at_1"], found["formatted"])
+        if self._began is None and found["prompts"] and not found["formatted"] and not found["correct"]:
+            logger.warning(FORMLESS, found["prompts"])
+        self.curve.append((step, found["pass_at_1"]))
         if self._began is None:
             self._began = self._clock()
         else:
-            self._spent += seconds
-        self._latest = seconds
+            self._spent += found["seconds"]
+        self._latest = found["seconds"]
 
     def due(self) -> bool:
         """Whether another like the latest fits."""

@@ -112,7 +112,9 @@ class Node:
         self._called.set()
 
     def finish(self) -> None:
-        """As `stop`, but the running step may take as long as it takes."""
+        """As `stop`, but the running step may take as long as it takes; before the first there is none."""
+        if self._rooms is None:
+            return self.stop()
         self._finishing = True
         self._hurry(True)
         self._called.set()
@@ -339,9 +341,8 @@ class Node:
         result = await self._compute.worker.call("evaluate")
         progress = rooms.stepper.progress
         progress.evaluated(result["pass_at_1"])
-        self._exams.taken(progress.step, result["pass_at_1"], result["seconds"])
+        self._exams.taken(progress.step, result)
         rooms.metrics.write("evaluation", step=progress.step, since_start=time.time() - self._started, **result)
-        logger.info("Step %d: pass@1 %.3f (format %.3f)", progress.step, result["pass_at_1"], result["formatted"])
 
     async def _rest(self, rooms: Rooms) -> None:
         """Paused: without a compute process, so that its memory is free for others; peers are served."""

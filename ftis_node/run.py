@@ -35,6 +35,7 @@ CODE = "code:"
 """What the `reward` of a run begins with where it is code of its owners', followed by 40 hex digits of its sha256."""
 
 # packet.MAX_PACKET_BYTES once more: neighbours of this layer do not import one another, and a test holds them equal.
+_ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
 _PACKET_BYTES_MAX = 4 << 20
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$", max_length=64)]
@@ -205,13 +206,13 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         yield UsageError(
             f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "
             f"not {run.data[:16]}….",
-            "Pass the very same file with --task or --data, or start a run of your own without --peers.",
+            f"Pass the very same file with --task or --data. {_ANOTHER_TASK}",
         )
     if facts["reward"] is not None and run.reward != facts["reward"]:
         told = "code that judges answers" if run.reward.startswith(CODE) else "reward rule"
         yield UsageError(
             f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}.",
-            "Use the very same files as the others in the run, or start a run of your own without --peers.",
+            f"Use the very same files as the others in the run. {_ANOTHER_TASK}",
         )
 
 

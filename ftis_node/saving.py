@@ -15,7 +15,7 @@ from ftis_node.files import bytes_under, replace_text
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.progress import Progress
 from ftis_node.settings import Settings
-from ftis_node.store.checkpoints import Checkpoints, newest_facts, parse_label
+from ftis_node.store.checkpoints import Checkpoints, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
@@ -186,6 +186,15 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
             f"The checkpoints in {checkpoints} belong to another model: {theirs}, not {ours}.",
             "Use the model and --lora/--full of the first start, or a fresh --home.",
         )
+
+
+def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
+    """Raises UsageError if the newest checkpoint is not of the settings' model, or was not trained as they say."""
+    facts = newest_facts(checkpoints)
+    of = parse_label(facts["model"]) if facts is not None else None
+    if of is not None:
+        kind = of[1] if settings.lora is None else "lora" if settings.lora else "full"
+        refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
 
 
 def settled(checkpoints: Path, model: str) -> dict[str, Any]:

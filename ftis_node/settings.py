@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -254,19 +254,22 @@ class Layers:
         try:
             settings = Settings(**self.values)
         except ValidationError as error:
-            raise_all([*self._unknown, *map(self._wrong, error.errors())])
+            by_key: dict[str, list[ErrorDetails]] = {}
+            for found in error.errors():  # one for each form that a value may have
+                by_key.setdefault(str(found["loc"][0]), []).append(found)
+            raise_all([*self._unknown, *(self._wrong(key, forms) for key, forms in by_key.items())])
             raise
         raise_all(self._unknown)
         check(settings.model_dump(), self.origins)
         return settings
 
-    def _wrong(self, found: ErrorDetails) -> UsageError:
-        key = str(found["loc"][0])
-        message = found["msg"].removeprefix("Value error, ")
-        choices = re.findall(r"'([^']+)'", found.get("ctx", {}).get("expected", ""))
+    def _wrong(self, key: str, forms: Sequence[ErrorDetails]) -> UsageError:
+        message = ", or: ".join(found["msg"].removeprefix("Value error, ") for found in forms)
+        choices = re.findall(r"'([^']+)'", " ".join(found.get("ctx", {}).get("expected", "") for found in forms))
+        given = forms[0]["input"]
         return UsageError(
-            f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {found['input']!r}).",
-            f"{did_you_mean(str(found['input']), choices)}Give {key!r} a valid value, or leave it out for its default.",
+            f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {given!r}).",
+            f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or leave it out for its default.",
         )
 
 

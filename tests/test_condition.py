@@ -10,6 +10,7 @@ import pytest
 
 from ftis_node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
 from ftis_node.errors import UsageError
+from ftis_node.evaluation import Outcome
 from ftis_node.exams import Exams
 from ftis_node.joining import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
 from ftis_node.report import StepLog
@@ -71,18 +72,34 @@ def test_every_trouble_says_what_to_do() -> None:
 def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     now = 0.0
     exams = Exams(0.1, lambda: now)
+    found = Outcome(
+        prompts=4, correct=2, formatted=3, lenient=3, finished=4, tokens=40, seconds=50.0, batch=4
+    ).figures()
     assert exams.due(), "the first is taken in any case"
-    exams.taken(0, 0.5, 50.0)  # before any training, so not counted
+    exams.taken(0, found)  # before any training, so not counted
     assert not exams.due()
     now = 499.0
     assert not exams.due()
     now = 500.0
     assert exams.due()
-    exams.taken(0, 0.5, 50.0)
+    exams.taken(0, found)
     now = 999.0
     assert not exams.due()
     now = 1000.0
     assert exams.due()
+
+
+@pytest.mark.parametrize(("formatted", "told"), [(0, 1), (1, 0)])
+def test_a_model_that_never_writes_the_form_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, formatted: int, told: int
+) -> None:
+    exams = Exams(0.1)
+    found = Outcome(
+        64, correct=0, formatted=formatted, lenient=1, finished=4, tokens=40, seconds=50.0, batch=4
+    ).figures()
+    for step in range(3):
+        exams.taken(step, found)
+    assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told
 
 
 def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from ftis_node.early import Early
 from ftis_node.errors import Several, UsageError, raise_all
 from ftis_node.options import JoinOptions
 from ftis_node.settings import collect
+from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_multiaddr, listening_mistakes
 from ftis_node.tasks import check_files
@@ -129,6 +130,16 @@ def test_an_old_home_remembers_its_files_before_it_is_brought_up_to_date(tmp_pat
     )
     assert looked(tmp_path).options.data == mine
     assert not (tmp_path / "home" / "task.json").exists()
+
+
+@pytest.mark.parametrize("flags", [{"model": "tiny-a"}, {"model": "tiny-b", "lora": False}])
+def test_another_model_than_the_homes_is_told(tmp_path: Path, flags: dict[str, Any]) -> None:
+    checkpoints = Checkpoints(Home(tmp_path / "home").checkpoints)
+    facts = {"model": "tiny-b (lora)", "optimiser": "adamw", "settings": {}, "progress": {"step": 7}}
+    checkpoints.commit(checkpoints.begin(7), facts)
+    [problem] = looked(tmp_path, flags, task="arithmetic").problems
+    assert "belong to another model: tiny-b (lora)" in problem.what
+    assert looked(tmp_path, {"model": "tiny-b"}, task="arithmetic").problems == []
 
 
 def test_the_same_mistake_is_one() -> None:

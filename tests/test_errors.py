@@ -178,6 +178,7 @@ ROWS = {
     "a run to nowhere": Row("run new -o {tmp}/none/run.toml", "cannot be written", "--output"),
     "a name too long": Row(f"{NEW} --name {'n' * 300}", "hint 'name'", "Shorten"),
     "an unknown task": Row(f"{NEW} --task poetry", "no task", "gsm8k"),
+    "a misspelt task": Row(f"{NEW} --task gsm8", "no task", "Did you mean 'gsm8k'"),
     "a test to train on": Row(f"{NEW} --task math500", "math500 is a test", "eval --task math500"),
     # data
     "data for a task that makes its own": Row(f"{JOIN} --data {{tmp}}/x", "makes its own data", "Leave out"),

@@ -68,6 +68,7 @@ def fit(
     from ftis_node.policy.names import resolve
 
     resolve(model)  # a wrong name is told before anything heavy is imported
+    print(f"Reading the configuration of {model}.", file=sys.stderr, flush=True)  # which imports PyTorch first
     from ftis_node.policy.geometry import geometry
 
     budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))

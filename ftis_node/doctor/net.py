@@ -116,7 +116,7 @@ def _addresses(addresses: Sequence[str]) -> Finding:
             return Finding("addresses", "ok", f"Others are told, through relays: {listed}.")
         case "private":
             text = f"All are of a private network: {listed}."
-            return Finding("addresses", "warn", text, f"From outside it takes more. {FORWARD}")
+            return Finding("addresses", "warn", text, f"That is fine for peers in it. For others: {FORWARD}")
         case _:
             text = f"All are of this machine alone: {listed}."
             return Finding("addresses", "warn", text, "For peers elsewhere start with --host 0.0.0.0.")

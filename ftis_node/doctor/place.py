@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ftis_node.doctor.finding import Case, Finding
-from ftis_node.errors import UserError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.files import bytes_under
 from ftis_node.run import load_run_file
+from ftis_node.saving import refuse_other_settings
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import newest_facts, parse_label
 from ftis_node.text import rounded
@@ -80,10 +81,10 @@ def _contents(case: Case) -> Iterator[Finding]:
     if facts is None or of is None:
         yield Finding("home", "ok", f"{place.path} has no checkpoint yet.")
         return
-    lora, settings = case.settings.lora, case.settings
-    if settings.model != of[0] or (lora is not None and lora != (of[1] == "lora")):
-        text = f"The checkpoints in {place.checkpoints} are of another model: {facts['model']}, not {settings.model}."
-        yield Finding("home", "fail", text, "Use the model and --lora/--full of the first start, or a fresh --home.")
+    try:
+        refuse_other_settings(place.checkpoints, case.settings)
+    except UsageError as error:
+        yield Finding("home", "fail", error.what, error.fix)
         return
     yield Finding("home", "ok", f"{place.path} goes on from step {facts['progress']['step']} of {facts['model']}.")
 

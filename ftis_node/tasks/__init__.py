@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tasks.download import sha256_of
 from ftis_node.tasks.gsm8k import TRAIN, check_gsm8k, gsm8k_to_be_tested, load_gsm8k, to_be_downloaded
@@ -84,6 +84,7 @@ def _named(name: str, data: Path | None, eval_data: Path | None, *, code: bool) 
         return load_own(name, code=code)
     raise UsageError(
         f"There is no task {name!r}.",
+        f"{did_you_mean(name, [*_ARITHMETIC, 'gsm8k'])}"
         "Use arithmetic, gsm8k, the path of a .jsonl file, or a Python function, package.module:function.",
     )
 
@@ -150,6 +151,7 @@ def load_evaluation(name: str, *, data: Path | None = None, reward: str | None =
         return replace(load_jsonl(Path(name), data, reward or "integer"), train=())
     raise UsageError(
         f"There is no task {name!r}.",
+        f"{did_you_mean(name, [*_ARITHMETIC, 'gsm8k', 'math500'])}"
         "Use arithmetic, arithmetic-4, gsm8k, math500, the path of a .jsonl file, or package.module:function.",
     )
 
