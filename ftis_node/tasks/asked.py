@@ -69,6 +69,8 @@ class Asked(ABC):
         if self._left == 0:
             self.unanswered += 1
             return b""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it died between two answers: the next one has no part in that
         connection = self._connection or self._start()
         try:
             connection.settimeout(self._seconds)  # of the whole sendall, and then of the wait
