@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -119,4 +121,8 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    if os.geteuid() != 0:
+        sys.exit("Network namespaces need root: run this as root.")
+    if missing := [tool for tool in ("ip", "iptables") if shutil.which(tool) is None]:
+        sys.exit(f"{', '.join(missing)} cannot be found: install the packages iproute2 and iptables.")
     asyncio.run(main())
