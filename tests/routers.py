@@ -49,6 +49,7 @@ def world() -> Iterator[None]:
             if name == "ftis-private":
                 continue
             _ip("link", "add", f"ftis-w{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            stack.callback(_ip, "link", "del", f"ftis-w{number}")  # else it is gone at the kernel's leisure
             _ip("link", "set", f"ftis-w{number}", "master", BRIDGE, "up")
             _within(name, "ip", "addr", "add", f"{PUBLIC}.{number + 1}/24", "dev", "eth0")
             _within(name, "ip", "link", "set", "eth0", "up")

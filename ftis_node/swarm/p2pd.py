@@ -42,7 +42,7 @@ MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # of a call that is no stream, and of its answer
 CALLS_OF_ONE_PEER = 8  # at once, of those that are no streams
 _ANY = "127.0.0.1"
-_NO_KADEMLIA = "none"
+_NO_KADEMLIA, _KADEMLIA_CLIENT = "none", "client"
 _REACHABILITY: dict[int, Literal["unknown", "public", "private"]] = {1: "public", 2: "private"}
 
 
@@ -205,12 +205,14 @@ def _private(sockets: Path, *more: str) -> Any:
     """A P2P whose control sockets are private: hivemind puts them into /tmp, open to every local user.
 
     It takes no part in libp2p's own DHT, which would dial whatever address a connected peer's answer names. Who is
-    where is told by handshakes, exchanges and hivemind's DHT.
+    where is told by handshakes, exchanges and hivemind's DHT. With relays it is that DHT's client, for without p2pd
+    does not look for relays.
     """
+    modes = {_NO_KADEMLIA: {}, _KADEMLIA_CLIENT: {"dhtClient": 1}}
     return type(
         "_P2P",
         (_Child,),
-        {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": {_NO_KADEMLIA: {}}},
+        {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/", "_MORE": more, "DHT_MODE_MAPPING": modes},
     )
 
 
@@ -227,7 +229,7 @@ async def launch(how: Listening, port: int, metrics_port: int) -> Any:
             use_auto_relay=bool(how.relays),
             trusted_relays=how.relays or None,
             identity_path=str(how.key),
-            dht_mode=_NO_KADEMLIA,
+            dht_mode=_KADEMLIA_CLIENT if how.relays else _NO_KADEMLIA,
             check_if_identity_free=False,  # hivemind's check only parses RSA keys; ours is `handshake.somebody_else`
             startup_timeout=START_SECONDS,
             persistent_conn_max_msg_size=MAX_CALL_BYTES,
