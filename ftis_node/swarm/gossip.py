@@ -120,10 +120,10 @@ class Gossip:
     ) -> ftis_pb2.ExchangeRequest | None:
         """Takes in an answer; returns what is to be asked next, None if the two are through."""
         self._unsure.pop(peer, None)
+        for id in request.wanted:  # what neither comes now nor is mentioned again, the peer does not have any more
+            self._lacking.get(peer, {}).pop(id, None)
         self._hear(answer, peer)
         self._ask_others(request)
-        for id in request.wanted:  # what is not here now, the peer does not have any more
-            self._lacking.get(peer, {}).pop(id, None)
         entries, wanted = self._give(answer.wanted, peer, limits), self._want(peer, limits, reserve=True)
         return ftis_pb2.ExchangeRequest(entries=entries, wanted=wanted) if entries or wanted else None
 
@@ -166,7 +166,8 @@ class Gossip:
                 continue
             size += len(known.data)
             if given and size > GIVEN_BYTES:
-                break
+                known.told.pop(peer, None)  # so it is mentioned again
+                continue
             given.append(self._entry(known, peer))
         return given
 
