@@ -124,7 +124,7 @@ def test_a_begun_home_goes_on_and_what_does_not_fit_it_is_told(join: Join, tmp_p
     before = sorted(tmp_path.rglob("*"))
     report = report_of(join, "--home", str(tmp_path))
     assert (report["home"]["step"], report["model"]["kind"]) == (7, "lora")
-    code, out, err = join("--home", str(tmp_path), "--model", "tiny-b")
+    code, _, err = join("--home", str(tmp_path), "--model", "tiny-b")
     assert code == 2 and "another model" in err
     assert sorted(tmp_path.rglob("*")) == before
 
