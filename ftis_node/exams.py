@@ -39,14 +39,16 @@ class Exams:
         earlier = read_events(metrics, "evaluation", last_bytes=CURVE_BYTES)
         self.curve.extend((event["step"], event["pass_at_1"]) for event in earlier)
 
-    def taken(self, step: int, found: Mapping[str, Any]) -> None:
+    def taken(self, step: int, found: Mapping[str, Any], *, code: bool = False) -> None:
         """One was taken. The time of the first, before any training, is not counted.
 
         Args:
             found: the `figures` of its outcome.
+            code: whether code of the task's own judged, which may reward other forms, and parts of an answer.
         """
         logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found["pass_at_1"], found["formatted"])
-        if self._began is None and found["prompts"] and not found["formatted"] and not found["correct"]:
+        formless = found["prompts"] and not found["formatted"] and not found["correct"]
+        if self._began is None and formless and not code:
             logger.warning(FORMLESS, found["prompts"])
         self.curve.append((step, found["pass_at_1"]))
         if self._began is None:

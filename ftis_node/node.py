@@ -26,7 +26,7 @@ from ftis_node.observe.web import Web
 from ftis_node.options import JoinOptions
 from ftis_node.page import invitation, start_page
 from ftis_node.report import StepLog, peers_report, training_status
-from ftis_node.run import RunFile, check_fit, dump_run_file, in_short, run_for
+from ftis_node.run import CODE, RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.settings import Settings
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.handshake import refuse_a_twin
@@ -341,7 +341,7 @@ class Node:
         result = await self._compute.worker.call("evaluate")
         progress = rooms.stepper.progress
         progress.evaluated(result["pass_at_1"])
-        self._exams.taken(progress.step, result)
+        self._exams.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
         rooms.metrics.write("evaluation", step=progress.step, since_start=time.time() - self._started, **result)
 
     async def _rest(self, rooms: Rooms) -> None:

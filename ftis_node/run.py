@@ -34,8 +34,8 @@ RUN_DEFAULTS: dict[str, Any] = {"group": 12, "slots": 32, "temperature": 1.0}
 CODE = "code:"
 """What the `reward` of a run begins with where it is code of its owners', followed by 40 hex digits of its sha256."""
 
-# packet.MAX_PACKET_BYTES once more: neighbours of this layer do not import one another, and a test holds them equal.
 _ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
+# packet.MAX_PACKET_BYTES once more: neighbours of this layer do not import one another, and a test holds them equal.
 _PACKET_BYTES_MAX = 4 << 20
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$", max_length=64)]

@@ -254,10 +254,11 @@ class Layers:
         try:
             settings = Settings(**self.values)
         except ValidationError as error:
-            by_key: dict[str, list[ErrorDetails]] = {}
+            by_place: dict[tuple[str | int, ...], list[ErrorDetails]] = {}  # key, and which of a list's values
             for found in error.errors():  # one for each form that a value may have
-                by_key.setdefault(str(found["loc"][0]), []).append(found)
-            raise_all([*self._unknown, *(self._wrong(key, forms) for key, forms in by_key.items())])
+                key, *within = found["loc"]
+                by_place.setdefault((key, *(part for part in within if isinstance(part, int))), []).append(found)
+            raise_all([*self._unknown, *(self._wrong(str(place[0]), forms) for place, forms in by_place.items())])
             raise
         raise_all(self._unknown)
         check(settings.model_dump(), self.origins)

@@ -89,16 +89,16 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     assert exams.due()
 
 
-@pytest.mark.parametrize(("formatted", "told"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("formatted", "code", "told"), [(0, False, 1), (1, False, 0), (0, True, 0)])
 def test_a_model_that_never_writes_the_form_is_told_of_once(
-    caplog: pytest.LogCaptureFixture, formatted: int, told: int
+    caplog: pytest.LogCaptureFixture, formatted: int, code: bool, told: int
 ) -> None:
     exams = Exams(0.1)
     found = Outcome(
         64, correct=0, formatted=formatted, lenient=1, finished=4, tokens=40, seconds=50.0, batch=4
     ).figures()
     for step in range(3):
-        exams.taken(step, found)
+        exams.taken(step, found, code=code)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told
 
 

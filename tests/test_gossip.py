@@ -146,6 +146,32 @@ def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave
     assert not bob.gossip.ask(ALICE.author).mentions, "she knows it"
 
 
+def test_two_that_ask_one_another_at_once_take_in_all_that_either_asked_for(alice: Talker, bob: Talker) -> None:
+    for number in range(100):
+        other = identity(1000 + number)
+        alice.hear([entry(made_by(other, packets=1))], other.author)
+    alice.exchange(bob, lost=0)
+    asked, asking = bob.gossip.ask(ALICE.author), alice.gossip.ask(BOB.author)
+    follow = alice.gossip.take(asking, bob.gossip.answer(asking, ALICE.author), BOB.author)
+    assert follow is not None and len(follow.entries) == len(asked.wanted) == OWN.entries
+    answer = alice.gossip.answer(asked, BOB.author)
+    bob.gossip.answer(follow, ALICE.author)
+    bob.gossip.take(asked, answer, ALICE.author)
+    assert len(bob.gossip.table) == 2 * OWN.entries
+
+
+def test_what_does_not_fit_into_a_message_is_mentioned_again(
+    alice: Talker, bob: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gossip, "GIVEN_BYTES", 1000)
+    for number in range(20):
+        alice.hear([entry(made_by(identity(1000 + number)))], identity(1000 + number).author)
+    for _ in range(3):
+        assert bob.exchange(alice).calls == 2
+        bob.now += gossip.ASKED_SECONDS
+    assert len(bob.gossip.table) == 20
+
+
 def test_one_id_many_times_is_answered_once(alice: Talker) -> None:
     alice.hear([entry(made_by(CAROL))], CAROL.author)
     [known] = alice.gossip.table

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
+from ftis_node.condition import State
+from ftis_node.node import Node
 from ftis_node.observe.metrics import read_events
+from ftis_node.options import JoinOptions
+from ftis_node.settings import collect
 from ftis_node.store.checkpoints import newest_facts
+from ftis_node.store.home import Home
 from tests.daemons import STILL, Daemon, gone, run_cli
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,6 +34,13 @@ def node(tmp_path: Path) -> Iterator[Daemon]:
     if runtime is not None and psutil.pid_exists(runtime["pid"]):
         for process in [*psutil.Process(runtime["pid"]).children(recursive=True), psutil.Process(runtime["pid"])]:
             process.kill()
+
+
+def test_a_node_that_is_to_finish_before_it_has_anything_to_lose_ends_at_once(tmp_path: Path) -> None:
+    node = Node(JoinOptions(Home(tmp_path)), lambda task: collect(task=task, flags={"model": "tiny-a"})[0])
+    node.finish()
+    assert node.condition().state is State.STOPPING
+    assert uvloop.run(node.run()) == 0
 
 
 def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -> None:

@@ -117,6 +117,12 @@ def test_none_takes_a_filter_away() -> None:
     assert "'threshold'" in error.what and not isinstance(error, Several), "one mistake, whatever forms there are"
 
 
+def test_each_wrong_value_of_a_list_is_told() -> None:
+    error = refused(flags={"defences": ["claims", "lenght", "nonsense"]})
+    assert isinstance(error, Several)
+    assert "(got 'lenght')" in error.what and "(got 'nonsense')" in error.what and ", or: " not in error.what
+
+
 def test_an_unknown_key_names_its_layer_and_the_nearest_key(tmp_path: Path) -> None:
     error = refused(flags={"lerning_rate": 1})
     assert "'lerning_rate' in flags" in error.what and "'learning_rate'" in error.fix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from functools import cache
@@ -9,6 +10,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
@@ -317,3 +319,75 @@ def test_of_one_author_the_freshest_goes_first(bench: Bench) -> None:
     for round, age in enumerate((30, 10, 20)):
         bench.add(signed(1, round, packets=1), age=age)
     assert [target.known.announcement.round for target in bench.table.choose(3, everything)] == [1, 2, 0]
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Whatever is done, what is kept beside the announcements agrees with them, and nothing too old stays."""
+
+    @initialize(capacity=st.sampled_from([1, 8, 16, 24]), seed=st.integers(0, 9))
+    def begin(self, capacity: int, seed: int) -> None:
+        self.bench = Bench(capacity, seed)
+        self.table = self.bench.table
+
+    @rule(
+        who=st.integers(1, 5),
+        round=st.integers(0, 8),
+        content=st.sampled_from([0, 0, 0, 1]),
+        age=st.sampled_from([-5.0, 0.0, 50.0, 99.9, 100.0, 100.1, 300.0]),
+        introducer=st.sampled_from([None, *PEERS[:4]]),
+        held=st.integers(-1, 9),
+    )
+    def add(self, who: int, round: int, content: int, age: float, introducer: bytes | None, held: int) -> None:
+        made = signed(who, round, content=content)
+        if self.bench.add(made, age, introducer, held) is Heard.NEW:
+            assert self.table.get(made.author, made.round) is not None
+
+    @rule(which=st.integers(0, 23), peer=st.sampled_from(PEERS[:4]), age=st.none() | st.floats(-10, 300))
+    def hear_of(self, which: int, peer: bytes, age: float | None) -> None:
+        if known := list(self.table):
+            born = None if age is None else self.bench.clock() - age
+            self.table.note_holder(known[which % len(known)], peer, 1, born)
+
+    @rule(who=st.integers(1, 5))
+    def forget_author(self, who: int) -> None:
+        self.table.forget_author(author(who).author)
+
+    @rule(seconds=st.sampled_from([0.1, 10.0, 50.0, 101.0]))
+    def time_goes_on(self, seconds: float) -> None:
+        self.bench.clock.now += seconds
+
+    @rule()
+    def expire(self) -> None:
+        self.table.expire()
+        assert all(self.bench.clock() - known.born <= MAX_AGE for known in self.table)
+
+    @rule(count=st.integers(0, 5), peer=st.sampled_from(PEERS[:4]), tell=st.booleans())
+    def sample(self, count: int, peer: bytes, tell: bool) -> None:
+        drawn = self.table.sample(count, peer)
+        new = sum(peer not in known.told for known in self.table)
+        assert len({known.key for known in drawn}) == len(drawn) <= count
+        assert all(known in self.table for known in drawn)
+        assert sum(peer not in known.told for known in drawn) == min(count, new)
+        for known in drawn if tell else ():
+            known.tell(peer)
+
+    @invariant()
+    def all_agrees(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        table, known = self.table, list(self.table)
+        assert [one.place for one in table._order] == list(range(len(known)))
+        assert {one.key for one in table._order} == {one.key for one in known}
+        assert table._by_id == {one.id: one for one in known}
+        assert table._eldest <= min((one.born for one in known), default=math.inf)
+        introduced: dict[bytes, dict[tuple[bytes, int], Known]] = {}
+        for one in known:
+            if one.introducer is not None:
+                introduced.setdefault(one.introducer, {})[one.key] = one
+        assert table._introduced == introduced
+        assert all(len(ones) <= table._part for ones in introduced.values())
+        assert len(known) <= table.capacity and len(table._left) <= 2 * table.capacity
+
+
+TestTableMachine = TableMachine.TestCase
+TestTableMachine.settings = settings(max_examples=60, stateful_step_count=80, deadline=None)

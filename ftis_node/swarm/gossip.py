@@ -87,7 +87,7 @@ class Gossip:
         self._open, self._counted = 0, -math.inf  # announcements with something left to pull, and when that was counted
         self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._unsure: dict[bytes, None] = {}  # peers that may have told what did not arrive
-        self._owed: dict[bytes, int] = {}  # announcements that a peer was asked for and did not give yet
+        self._owed: dict[bytes, int] = {}  # how many announcements a peer that asked was asked for in turn
         self._dealt: dict[int, None] = {}  # ids of announcements that are not wanted, whoever mentions them
 
     def announce(self, announcement: Announcement) -> None:
@@ -108,11 +108,13 @@ class Gossip:
         """Takes in what a peer sent, and answers."""
         if request.again:
             self.table.untell(peer)
-        self._hear(request, peer)
+        self._hear(request, peer, self._owed.pop(peer, 0))
         given = self._give(request.wanted, peer, limits)
         pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
         # Whoever asks cannot keep others from being asked: it could do so again and again.
         wanted = self._want(peer, limits, reserve=False)
+        if wanted:
+            remember(self._owed, peer, len(wanted), MENTIONERS_MAX)
         return ftis_pb2.ExchangeResponse(entries=[*given, *pushed], mentions=mentions, wanted=wanted)
 
     def take(
@@ -120,10 +122,10 @@ class Gossip:
     ) -> ftis_pb2.ExchangeRequest | None:
         """Takes in an answer; returns what is to be asked next, None if the two are through."""
         self._unsure.pop(peer, None)
-        self._hear(answer, peer)
-        self._ask_others(request)
-        for id in request.wanted:  # what is not here now, the peer does not have any more
+        for id in request.wanted:  # what neither comes now nor is mentioned again, the peer does not have any more
             self._lacking.get(peer, {}).pop(id, None)
+        self._hear(answer, peer, len(request.wanted))
+        self._ask_others(request)
         entries, wanted = self._give(answer.wanted, peer, limits), self._want(peer, limits, reserve=True)
         return ftis_pb2.ExchangeRequest(entries=entries, wanted=wanted) if entries or wanted else None
 
@@ -166,7 +168,8 @@ class Gossip:
                 continue
             size += len(known.data)
             if given and size > GIVEN_BYTES:
-                break
+                known.told.pop(peer, None)  # so it is mentioned again
+                continue
             given.append(self._entry(known, peer))
         return given
 
@@ -200,9 +203,6 @@ class Gossip:
             lacking.asks += 1
             if lacking.asks == ASKS_MAX:
                 del self._lacking[peer][id]
-        if wanted:
-            remember(self._owed, peer, 0, MENTIONERS_MAX)
-            self._owed[peer] = min(OWN.entries, self._owed[peer] + len(wanted))
         return wanted
 
     def _enough(self, now: float) -> bool:
@@ -220,14 +220,13 @@ class Gossip:
 
     # --- what is heard --------------------------------------------------------------------------------------------
 
-    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
+    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes, owed: int) -> None:
+        """Takes in a message of a peer that was asked for so many announcements; besides those it gives its own newest
+        at most."""
         news = False
-        owed = self._owed.pop(peer, 0)
-        if owed > len(message.entries):
-            remember(self._owed, peer, owed - len(message.entries), MENTIONERS_MAX)
-        # Besides what it was asked for, a peer gives its own newest at most.
         if len(message.entries) > owed + 1:
             self.counts["not asked for"] += len(message.entries) - owed - 1
+            remember(self._unsure, peer, None, UNSURE_MAX)  # it takes them for told
         for entry in islice(message.entries, owed + 1):
             outcome = self._merge(entry, peer)
             self.counts[outcome] += 1
