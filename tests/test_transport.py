@@ -197,10 +197,12 @@ async def test_an_address_that_a_neighbours_routing_table_names_is_not_dialled(t
 
 async def test_a_node_with_relays_starts_and_meets_them(tmp_path: Path) -> None:
     """`make nat` shows what they are good for; p2pd takes them in one mode of its DHT only."""
-    async with transport(BOB, tmp_path / "bob") as bob:
-        async with transport(ALICE, tmp_path / "alice", relays=tuple(await bob.addresses())) as alice:
-            await alice.connect(BOB.author, await bob.addresses())
-            assert BOB.author in await alice.connected()
+    async with (
+        transport(BOB, tmp_path / "bob") as bob,
+        transport(ALICE, tmp_path / "alice", relays=tuple(await bob.addresses())) as alice,
+    ):
+        await alice.connect(BOB.author, await bob.addresses())
+        assert BOB.author in await alice.connected()
 
 
 async def eventually_connects(p2p: P2P, peer: PeerID) -> None:
