@@ -23,6 +23,10 @@ FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
 LONGEST_PAUSE = 30.0
 GPU_SECONDS = 2.0  # between looks at what it is at
+UNWRITABLE = (
+    "The tokenizer of %s has nothing for some letters of the prompts and tags of %s, which get lost: %s. It "
+    "cannot answer in the form that is asked for; take a model with another tokenizer, or a task in its letters."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +79,8 @@ class ComputeProcess:
         )
         if self.facts["device"].startswith("cuda"):
             self._watching = asyncio.create_task(self._watch(self.worker))
+        if lost := self.facts["unwritable"]:
+            logger.warning(UNWRITABLE, settings.model, self.facts["task"], lost)
         plan = self.facts["plan"]
         for reason in plan["reasons"]:
             (logger.info if plan["fits"] else logger.warning)("%s", reason)

@@ -160,7 +160,8 @@ class Early:
         if self.settings is None:
             return
         settings = self.settings
-        listening = listen_addresses(settings.host, settings.port, quic=settings.quic) if settings.listen else []
+        port = settings.port or self.home.last_port()
+        listening = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
         self.report["network"] = {
             "listens": listening,
             "announces": list(settings.announce),
@@ -172,7 +173,7 @@ class Early:
         with self.noting():
             if settings.page:
                 check_page(settings)
-        if settings.listen:
+        if settings.listen and not self.home.in_use():  # or it is that daemon's port that is taken
             check_port(settings.host, settings.port)
 
 

@@ -319,7 +319,7 @@ class Node:
     async def _after_step(self, rooms: Rooms) -> None:
         progress, last = rooms.stepper.progress, rooms.stepper.last
         for warning in last["warnings"]:
-            logger.warning("%s", warning)
+            logger.info("%s", warning)
         self._compute.stepped(last, rooms.stepper.generation_batch)
         rooms.metrics.write(
             "step",

@@ -183,7 +183,7 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
     """Raises UsageError if checkpoints are not of the model, trained in the way, that both labels name."""
     if theirs != ours:
         raise UsageError(
-            f"The checkpoints in {checkpoints} belong to another model: {theirs}, not {ours}.",
+            f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}.",
             "Use the model and --lora/--full of the first start, or a fresh --home.",
         )
 
@@ -221,6 +221,8 @@ def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tupl
     Imports PyTorch where the home has learned sizes: they hold for as much memory as there was.
     """
     settings, origins = with_begun(home, settings, origins)
+    if not settings.port and origins["port"] == "default" and (port := home.last_port()):
+        settings, origins = settings.model_copy(update={"port": port}), {**origins, "port": "home"}
     learned = LearnedSizes(home.plan, settings.model).sizes
     kept = settled(home.checkpoints, settings.model)
     found = {key: value for key, value in kept.items() if getattr(settings, key) is None}

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
+from ftis_node.cli.asking import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.observe.logs import (
     LOG_BYTES,
@@ -26,6 +27,7 @@ from ftis_node.observe.logs import (
     as_text,
     begin_output,
     last_lines,
+    last_words,
     log_to,
     read_log,
 )
@@ -178,6 +180,20 @@ def test_what_a_daemon_without_a_terminal_prints_does_not_repeat_its_log_nor_gro
         file.truncate(LOG_BYTES + 1)
     assert begin_output(tmp_path) == output and not output.exists()
     assert (tmp_path / "output.log.1").stat().st_size == LOG_BYTES + 1
+
+
+def test_the_error_that_a_daemon_without_a_terminal_ended_with_is_told_until_another_runs(tmp_path: Path) -> None:
+    said = "No ftis-node daemon is running on the home"
+    assert last_words(tmp_path) == ""
+    begin_output(tmp_path).write_text("a library's words\nerror: The disk is full.\n       Make room.\n")
+    assert last_words(tmp_path) == "The disk is full."
+    with pytest.raises(UserError, match=rf"{said} .*\. The last one ended with: The disk is full\."):
+        ask_daemon(tmp_path, "/status")
+    log = Home(tmp_path).log
+    log.write_text("It runs.\n")
+    os.utime(log, (log.stat().st_mtime + 5,) * 2)
+    with pytest.raises(UserError, match=rf"{said} [^ ]*\. Start one"):
+        ask_daemon(tmp_path, "/status")
 
 
 def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_path: Path) -> None:

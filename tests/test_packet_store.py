@@ -221,3 +221,14 @@ def test_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         opened(tmp_path / "nowhere")
+
+
+def test_a_full_disk_is_no_reason_to_move_the_database_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: PacketStore) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(PacketStore, "_make_room", full)
+    with pytest.raises(UserError, match="Make room"):
+        PacketStore(tmp_path / "store.sqlite", RUN.id, ROOMY)

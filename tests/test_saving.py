@@ -136,7 +136,7 @@ async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tm
     await saving.checkpoint(worker, Progress(step=1))
     await saving.settle()
     other = Saving(saving._path, "tiny-a (lora)", "adamw", saving._metrics)
-    with pytest.raises(UsageError, match="belong to another model"):
+    with pytest.raises(UsageError, match="are of another model"):
         await other.restore(worker)
 
 

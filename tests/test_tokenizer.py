@@ -13,7 +13,9 @@ from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
-from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
+from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids, unwritable
+from ftis_node.tasks.rewards import TAGS
+from ftis_node.tasks.task import PLAIN, REASONING
 from tests.helpers_models import BUILT_IN, GPT2, QWEN, tiny_tokenizer
 
 real = pytest.mark.skipif(not QWEN.is_dir(), reason=f"the real Qwen2.5 tokenizer is not at {QWEN}")
@@ -234,3 +236,16 @@ def test_no_special_token_is_put_around_a_prompt() -> None:
     tokenizer = from_state(state)
     assert tokenizer("abc")["input_ids"] == [6, 5]
     assert prompt_ids(tokenizer, "{question}", "abc") == [5]
+
+
+def test_letters_that_a_tokenizer_has_nothing_for_are_named() -> None:
+    small, tags = tiny_tokenizer(), "".join(TAGS)
+    assert unwritable(small, PLAIN.replace("{question}", "") + tags) == ""
+    assert unwritable(small, f"Who? {tags}") == "Wo?"
+
+
+@real
+def test_a_real_tokenizer_has_something_for_everything(qwen: dict[str, Any]) -> None:
+    assert (
+        unwritable(qwen["base"], REASONING.replace("{question}", "ß 数 \U0001f600 \\frac{1}{2}") + "".join(TAGS)) == ""
+    )

@@ -9,7 +9,9 @@ from typing import Any
 
 from ftis_node.errors import UserError
 from ftis_node.observe.api import NoDaemon, ask
+from ftis_node.observe.logs import last_words
 from ftis_node.store.home import Home
+from ftis_node.text import escaped
 
 ANSWER_SECONDS = 5.0
 STARTING_SECONDS = 60.0  # loading PyTorch takes some, on a loaded machine many
@@ -55,4 +57,6 @@ def _none(place: Home) -> UserError:
     start = f"Start one with `ftis-node join{place.flag}`, or name another --home."
     if not place.path.is_dir():
         return UserError(f"There is no home {place.path}.", start)
-    return UserError(f"No ftis-node daemon is running on the home {place.path}.", start)
+    words = last_words(place.path)
+    ended = f" The last one ended with: {escaped(words)}" if words else ""
+    return UserError(f"No ftis-node daemon is running on the home {place.path}.{ended}", start)

@@ -89,7 +89,7 @@ def fit(
     if json:
         print_json(_as_json(shape, chosen) | {"command": command})
     else:
-        _print(shape, chosen)
+        _print(shape, chosen, device)
         print(f"\n  {command}" if chosen.fits else "")
     sys.exit(0 if chosen.fits else 1)
 
@@ -157,12 +157,13 @@ def _as_json(shape: Geometry, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _print(shape: Geometry, plan: Plan) -> None:
+def _print(shape: Geometry, plan: Plan, device: str) -> None:
     print(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory\n")
     for part, (name, phase) in _PARTS.items():
         print(f"  {name:26} {rounded(getattr(plan.memory, part)):>9}  {phase}")
     for phase in ("training", "generating"):
         print(f"  {'in all, ' + phase:26} {rounded(getattr(plan.memory, phase)):>9}")
-    print(f"\n{'It fits.' if plan.fits else 'It does not fit.'}")
+    where = "a GPU" if device == "cuda" else "the CPU"
+    print(f"\n{'It fits' if plan.fits else 'It does not fit'} on {where}.")
     for reason in plan.reasons:
         print(f"- {reason}")

@@ -169,6 +169,8 @@ def join(
         log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
         if first:
             logging.getLogger(__name__).info(NOTICE, home)
+        if first and shown:  # whose last lines of the log are cut
+            print(NOTICE % home, file=sys.stderr)
         if shown:
             print("Starting; Ctrl-C ends it, and the same command goes on from there.", file=sys.stderr, flush=True)
     if dry_run:

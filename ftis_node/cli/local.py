@@ -97,7 +97,8 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 def _told(peer: dict[str, Any]) -> str:
     """A peer in a few lines; its own words are escaped, so that they cannot drive the terminal."""
     refused = sum(peer["refused"].values())
-    came_of_it = f"{counted(peer['accepted'], 'group')} accepted, {peer['used']} used, {refused} refused"
+    came_of_it = f"since this start {counted(peer['accepted'], 'group')} accepted, {refused} refused"
+    came_of_it += f"; {peer['used']} used in all"
     megabytes = f"{peer['bytes_in'] / 1e6:.2f} MB in, {peer['bytes_out'] / 1e6:.2f} out"
     lines = [peer["id"], f"standing: {peer['standing']}", came_of_it, megabytes]
     lines.append(f"heard of {duration(peer['seconds_since_seen'])} ago, calls itself {peer['agent']}")

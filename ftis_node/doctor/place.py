@@ -106,7 +106,9 @@ def disk(case: Case) -> Iterator[Finding]:
     one = checkpoint_bytes(case.plan, case.shape) if case.plan is not None and case.shape is not None else 0
     checkpoints, quota = CHECKPOINTS * one, quotas(case.settings, one)
     need = max(0, quota.packets + checkpoints + LOG_BYTES + quota.older_metrics - there)
-    parts = f"{rounded(checkpoints)} of checkpoints, {rounded(quota.packets)} of packets"
+    logs = LOG_BYTES + quota.older_metrics
+    parts = f"{rounded(checkpoints)} of checkpoints, {rounded(quota.packets)} of packets, {rounded(logs)} of logs"
+    parts += f", less {rounded(there)} that are there" if there else ""
     text = f"{rounded(free)} are free on the home's disk; it may grow by {rounded(need)} ({parts})."
     if free < need:
         advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 FORGET_AFTER = 100  # observations without the peer
 
 ADVICE = {
-    "none": "dropped none of {peer}'s negative samples: it protects from nothing there, a lower threshold might.",
+    "none": "dropped none of {peer}'s negative samples: it is not needed there, unless the training gets "
+    "worse; then try a lower threshold.",
     "most": "dropped more than half of {peer}'s negative samples: its policy is far from this one's, "
     "which is harmless and passes while one of the two is still learning; else the threshold is too low.",
 }

@@ -82,7 +82,7 @@ def _figures(status: dict[str, Any]) -> Table:
     share = number(status["foreign_weight_share"], ".0%")
     megabytes = [number(status[way], ".2f", 1e-6) for way in ("bytes_in", "bytes_out")]
     rows = [
-        ("step", f"{status['step']}, {status['step_seconds']:.1f} s each{told}"),
+        ("step", f"{status['step']}, {status['step_seconds']:.1f} s each{told}" if seconds else str(status["step"])),
         ("up", duration(status["uptime"])),
         ("pass@1", f"{before} → {now} (step {status['pass_at_1_step']})"),
         ("reward", f"own {number(status['own_reward'], '.2f')}, foreign {number(status['foreign_reward'], '.2f')}"),

@@ -25,6 +25,7 @@ from ftis_node.text import escaped
 LOG = "node.log"
 LOG_BYTES = 10 << 20
 OLDER = 2  # files that are kept beside the present one: node.log.1 and node.log.2
+LAST_BYTES, LAST_LINES = 8192, 8  # of its output, in which the error is looked for that a daemon ended with
 OUTPUT = "output.log"  # what a daemon without a terminal, and its compute process, print
 PAUSE_SECONDS = 0.2
 END_BYTES = 16 << 10
@@ -71,6 +72,20 @@ def begin_output(home: Path) -> Path:
     if output.exists() and output.stat().st_size > LOG_BYTES:
         output.rename(home / f"{OUTPUT}.1")
     return output
+
+
+def last_words(home: Path) -> str:
+    """The error that the latest daemon without a terminal ended with; empty if there is none, or one has run since."""
+    with suppress(OSError):
+        output, log = home / OUTPUT, home / LOG
+        if log.exists() and log.stat().st_mtime > output.stat().st_mtime + 1.0:
+            return ""
+        with output.open("rb") as file:
+            file.seek(max(0, output.stat().st_size - LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        errors = [line for line in lines[-LAST_LINES:] if line.startswith("error: ")]
+        return errors[-1].removeprefix("error: ") if errors else ""
+    return ""
 
 
 def _is_output(home: Path) -> bool:

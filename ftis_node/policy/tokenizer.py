@@ -43,6 +43,12 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """The characters of `text`, each once, that its token ids do not give back; spaces do not count."""
+    back = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"], clean_up_tokenization_spaces=False)
+    return "".join(dict.fromkeys(letter for letter in text if not letter.isspace() and letter not in back))
+
+
 def end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Sorted ids that end a completion: the tokenizer's own EOS and its family's other end tokens.
 

@@ -126,7 +126,11 @@ class Home:
     def make_runtime(self) -> Path:
         """A fresh private directory (0700) for this daemon's sockets, recorded so that others find it."""
         directory = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX))
-        self.record_runtime(directory)
+        try:
+            self.record_runtime(directory)
+        except BaseException:
+            directory.rmdir()
+            raise
         return directory
 
     def record_runtime(self, directory: Path, children: tuple[int, ...] = ()) -> None:

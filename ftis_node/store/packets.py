@@ -76,8 +76,12 @@ class PacketStore:
             self._db.close()
             raise
         except sqlite3.DatabaseError as error:
+            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
             raise UserError(
-                f"The database {path} cannot be used: {error}.", "Move the file away; the node makes a new one."
+                f"The database {path} cannot be used: {error}.",
+                "Make room on its disk; the file itself is sound."
+                if full
+                else "Move the file away; the node makes a new one.",
             ) from error
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ TEXT_CHARACTERS = 4096
 _MAX_ANSWER = 40
 _WINDOW = 2 * _MAX_ANSWER  # enough to see that a number is too long to be read
 _SPACE = " \t\n\r\f\v"
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
 _LAST_NUMBER = re.compile(
     r"(?:(?<![0-9A-Za-z)])[+-])?"  # a sign, but not the minus of 8-3
@@ -115,7 +115,7 @@ def parse_integer(text: str) -> int | None:
 def answer_of(text: str) -> str | None:
     """What stands between the answer's tags in a text that is exactly <think>…</think> <answer>…</answer>."""
     text = text.strip(_SPACE)
-    if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in _TAGS):
+    if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in TAGS):
         return None
     between, opened, answer = text.partition("</think>")[2].partition("<answer>")
     if not opened or between.strip(_SPACE):

@@ -26,10 +26,11 @@ from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
+from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids, unwritable
 from ftis_node.run import RUN_DEFAULTS, Run
 from ftis_node.settings import Settings
 from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_evaluation, load_task, scoring
+from ftis_node.tasks.rewards import TAGS
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import settle, told
@@ -119,6 +120,7 @@ class Engine:
             "tokenizer": fingerprint(tokenizer),
             "vocabulary": self.policy.vocabulary,
             "eos": list(end_ids(tokenizer)),
+            "unwritable": unwritable(tokenizer, self.task.template.replace("{question}", "") + "".join(TAGS)),
             "parameters": self.policy.parameters(),
             "checkpoint_bytes": 4 * self.policy.trainable() + plan.memory.optimiser,
             "kind": self.policy.kind,
