@@ -247,7 +247,8 @@ class Node:
         self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
 
     async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
-        self._set_apart(State.LOADING, "Asking the peers for their run." if bootstraps else "Looking for its run.")
+        asking = f"Asking the peers for their run, for {self.settings.patience:g} s at most."
+        self._set_apart(State.LOADING, asking if bootstraps else "Looking for its run.")
         return await find_run(self.home, self.options, transport, bootstraps, self.settings.patience)
 
     async def _load(self) -> None:
