@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,27 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypat
 
         async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
             asked.append(arguments["must_fit"])
-            return {"device": "cpu", "plan": {"reasons": [], "fits": True}}
+            return {"device": "cpu", "unwritable": "", "plan": {"reasons": [], "fits": True}}
 
     monkeypatch.setattr(compute, "Worker", Worker)
     process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
     for _ in range(2):
         await process.start(TINY, None)
     assert asked == [True, False]
+
+
+async def test_a_tokenizer_that_lacks_letters_of_the_task_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("".join(json.dumps({"question": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(20)))
+    process = ComputeProcess(JoinOptions(Home(tmp_path), task=str(mine)), Home(tmp_path), lambda: None)
+    try:
+        await process.start(Settings(model="tiny-a", device="cpu"), None)
+    finally:
+        await process.stop()
+    assert "The tokenizer of tiny-a has nothing for some letters" in caplog.text
+    assert "A" in process.facts["unwritable"] and "k" not in process.facts["unwritable"]
 
 
 @pytest.mark.parametrize(
