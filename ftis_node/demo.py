@@ -135,7 +135,8 @@ class Demo:
                     env=environment,
                     start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends the nodes in order
                 )
-            member.status = {"name": member.name, "model": member.model, "state": "STARTING"} | {"reason": STARTING}
+            named = {"name": member.name, "model": member.model}
+            member.status = {**named, "state": "STARTING", "reason": STARTING}
 
     def _watch(self, began: float) -> None:
         """Draws all nodes until each has taken its steps; without a terminal, a line every few seconds."""

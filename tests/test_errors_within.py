@@ -50,7 +50,7 @@ from ftis_node.trained import find_checkpoint, load_trained
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.client import _settle as settle_answer
 from tests.helpers_models import tiny_policy
-from tests.test_errors import DEAD
+from tests.mistakes import DEAD
 
 
 def a_node(home: Path, *peers: str) -> daemon.Node:

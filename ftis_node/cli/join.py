@@ -169,9 +169,9 @@ def join(
         log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
         if first:
             logging.getLogger(__name__).info(NOTICE, home)
-        if first and shown:  # whose last lines of the log are cut
-            print(NOTICE % home, file=sys.stderr)
         if shown:
+            if first:  # the view cuts the log's lines
+                print(NOTICE % home, file=sys.stderr)
             print("Starting; Ctrl-C ends it, and the same command goes on from there.", file=sys.stderr, flush=True)
     if dry_run:
         _say(early, chosen, json=json)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 
 from ftis_node.cli.asking import ask_daemon
@@ -56,21 +54,14 @@ def _command(home: Path, name: str) -> dict[str, Any]:
 
 def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
     place = Home(home.expanduser())
-    pid = (place.runtime() or {}).get("pid")
+    record = place.runtime()
     answer = _command(home, name)
     while wait and place.in_use():
         time.sleep(POLL_SECONDS)
-    if wait and pid is not None:
-        _wait_for_end(pid)
+    deadline = time.monotonic() + ENDING_SECONDS  # it has let go of its home, so its process is about to end
+    while wait and place.lives(record) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS / 10)
     _say(answer, "The node has ended." if wait else text, json=json)
-
-
-def _wait_for_end(pid: int) -> None:
-    """Of a process that has let go of its home already, and so is about to end."""
-    deadline = time.monotonic() + ENDING_SECONDS
-    with suppress(psutil.Error):
-        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS / 10)
 
 
 def _say(answer: dict[str, Any], text: str, *, json: bool) -> None:

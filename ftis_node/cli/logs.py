@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_
 from typing import Annotated
 
-import psutil
 import typer
 
 from ftis_node.cli.common import HomeOption
@@ -25,7 +24,7 @@ def logs(
     """The last lines of the log of the node on this home, also after it has ended."""
     place = Home(home.expanduser())
     try:
-        for line in read_log(place.log, lines, (lambda: _running(place)) if follow else None):
+        for line in read_log(place.log, lines, (lambda: place.lives(place.runtime())) if follow else None):
             print(json_.dumps(as_object(line)) if json else as_text(line), flush=follow)
     except FileNotFoundError:
         raise UserError(
@@ -33,12 +32,3 @@ def logs(
         ) from None
     except OSError as error:
         raise UserError(f"The log {place.log} cannot be read: {error.strerror}.", "Name another --home.") from None
-
-
-def _running(home: Home) -> bool:
-    """Whether a daemon is at work on this home, by what it wrote down of itself."""
-    record = home.runtime()
-    try:
-        return record is not None and psutil.Process(int(record["pid"])).status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, KeyError, TypeError, ValueError):
-        return False

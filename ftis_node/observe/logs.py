@@ -81,8 +81,7 @@ def last_words(home: Path) -> str:
         if log.exists() and log.stat().st_mtime > output.stat().st_mtime + 1.0:
             return ""
         with output.open("rb") as file:
-            file.seek(max(0, output.stat().st_size - LAST_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = end_of(file, LAST_BYTES).decode(errors="replace").splitlines()
         errors = [line for line in lines[-LAST_LINES:] if line.startswith("error: ")]
         return errors[-1].removeprefix("error: ") if errors else ""
     return ""

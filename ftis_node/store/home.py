@@ -148,6 +148,14 @@ class Home:
         directory = Path(str(record.get("directory", ""))) if isinstance(record, dict) else Path()
         return record if directory.name.startswith(RUNTIME_PREFIX) else None
 
+    @staticmethod
+    def lives(record: dict[str, Any] | None) -> bool:
+        """Whether the daemon that wrote itself down as this `runtime` is there still."""
+        try:
+            return record is not None and psutil.Process(int(record["pid"])).status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, KeyError, TypeError, ValueError):
+            return False
+
     def api_socket(self) -> Path | None:
         """Where the daemon on this home answers, or None if none was started."""
         record = self.runtime()
