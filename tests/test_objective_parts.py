@@ -42,6 +42,37 @@ def test_advantages_of_a_group_worked_on_paper() -> None:
     assert centred.tolist() == [0.75] * 3 + [-0.25] * 9
 
 
+@settings(deadline=None, derandomize=True)
+@given(
+    st.floats(-1e3, 1e3),
+    st.floats(1e-6, 1e3),
+    st.lists(st.integers(1, 9), min_size=1, max_size=80),
+    st.sampled_from(["mean_std", "mean"]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_a_reward_at_the_mean_has_an_advantage_of_exactly_zero(
+    middle: float, step: float, places: list[int], kind: str, dtype: torch.dtype
+) -> None:
+    # Rewards in pairs around the middle, and the middle itself: whatever their sum rounds to, it is their mean.
+    pairs = [middle + sign * place * step for place in places for sign in (-1, 1)]
+    rewards = torch.tensor([middle, *pairs], dtype=dtype)
+    if float(rewards.abs().max()) * torch.finfo(dtype).eps * 64 > step / 2:
+        return  # the steps are lost in rounding themselves
+    advantages = PRESETS["ftis"].replace(advantage=kind).advantages(rewards)
+    assert advantages[0] == 0
+    assert (advantages[1::2] < 0).all() and (advantages[2::2] > 0).all()
+
+
+def test_tenths_of_a_point_have_a_mean_among_them() -> None:
+    assert sum([0.1, 0.2, 0.3]) / 3 != 0.2
+    assert PRESETS["ftis"].advantages(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))[1] == 0
+
+
+def test_rewards_that_differ_by_rounding_alone_are_equal() -> None:
+    advantages = PRESETS["ftis"].advantages(torch.tensor([0.1 + 0.2, 0.3, 0.3], dtype=torch.float64))
+    assert torch.equal(advantages, torch.zeros(3, dtype=torch.float64))
+
+
 def test_integer_rewards_give_float32_advantages() -> None:
     advantages = PRESETS["ftis"].advantages(torch.tensor([1, 0, 0, 1]))
     assert advantages.dtype == torch.float32 and advantages.tolist() == [1.0, -1.0, -1.0, 1.0]

@@ -36,7 +36,7 @@ class TrainingGroup:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One completion with a non-zero advantage; `index` is its place in the batch."""
+    """One completion that is computed; `index` is its place in the batch."""
 
     index: int
     source: str
@@ -72,7 +72,8 @@ class Batch:
     computed                 the samples that need a forward pass, in the order of their `index`
     prompted                 the same, by prompt
     groups, samples, tokens  of the whole step, groups without a signal included; tokens as the objective counts them
-    idle                     samples by source that have an advantage of 0 and are not computed
+    idle                     samples by source that have an advantage of 0 and are not computed. One of a group with
+                             a signal is computed where the denominator leaves out what is dropped: it may be
     """
 
     computed: list[Sample] = field(default_factory=list)
@@ -109,14 +110,16 @@ class Batch:
         if any(len(part.rewards) != len(part.completions) for part in parts):
             raise FtisError("A group has not as many rewards as completions.")
         rewards = torch.tensor([reward for part in parts for reward in part.rewards], dtype=torch.float64)
-        advantages = iter(objective.advantages(rewards).tolist())
+        advantages = objective.advantages(rewards).tolist()
+        judged = objective.judges_all and any(advantages)
         scale = objective.sample_scale(len(rewards))
         samples: list[Sample] = []
+        remaining = iter(advantages)
         for part in parts:
             for completion in part.completions:
                 self.tokens += counted(completion, objective)
-                advantage = next(advantages)
-                if advantage == 0:
+                advantage = next(remaining)
+                if advantage == 0 and not judged:
                     self.idle[part.source] += 1
                     continue
                 index = len(self.computed) + len(samples)

@@ -27,17 +27,27 @@ def _mean_std(centred: Tensor) -> Tensor:
 ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"mean_std": _mean_std, "mean": _mean})
 
 
+# Units in the last place of the largest reward. A reward that is no farther from the mean is at it: a mean is rounded,
+# and so are rewards such as 0.1 + 0.2.
+ROUNDING = 64
+
+
 def group_advantages(rewards: Tensor, kind: str) -> Tensor:
     """Advantages of one group: rewards `[G]` → `[G]`, in the rewards' float dtype (float32 for integers).
 
     `mean_std`: Â_i = (r_i − mean(r)) / std(r), population std, no epsilon. `mean`: Â_i = r_i − mean(r).
-    Both are exactly 0 when all rewards are equal. ValueError if `rewards` is not one-dimensional.
+    An advantage is exactly 0 where the reward is the mean but for rounding; so all are where all rewards are equal.
+    ValueError if `rewards` is not one-dimensional.
     """
     if rewards.dim() != 1:
         raise ValueError(f"rewards must be one group, [G], not {list(rewards.shape)}")
     dtype = rewards.dtype if rewards.is_floating_point() else torch.float32
+    digits = torch.finfo(rewards.dtype if rewards.is_floating_point() else torch.float64).eps
     exact = rewards.detach().to(torch.float64)
-    # Compared, not computed: the mean of twelve times 0.1 is not 0.1, and a std of 1e-17 would make noise of it.
-    if exact.numel() == 0 or bool((exact == exact[0]).all()):
+    if exact.numel() == 0:
         return torch.zeros_like(exact, dtype=dtype)
-    return ADVANTAGES[kind](exact - exact.mean()).to(dtype)
+    centred = exact - exact.mean()
+    centred[centred.abs() <= ROUNDING * digits * exact.abs().max()] = 0.0
+    if not centred.any():
+        return torch.zeros_like(exact, dtype=dtype)
+    return ADVANTAGES[kind](centred).to(dtype)

@@ -152,6 +152,11 @@ class Objective:
             truncated=(ratio > self.truncation) & importance.truncates,
         )
 
+    @property
+    def judges_all(self) -> bool:
+        """Whether filter and gate decide also about samples with Â = 0: what they drop leaves the denominator."""
+        return not self.count_dropped and (self.threshold is not None or self.gate is not None)
+
     def sample_scale(self, group_size: int) -> float:
         """c_i of the loss −Σ_i c_i · value_i / D, for a sample of a whole group of `group_size`; see `aggregation`."""
         return sample_scale(self.aggregation, count_dropped=self.count_dropped, group_size=group_size)

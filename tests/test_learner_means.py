@@ -1,0 +1,105 @@
+"""Samples whose reward is the mean of their group: no gradient, no success, and in the denominator unless dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ftis_node.learner import TrainingGroup
+from ftis_node.learner.batch import Batch
+from ftis_node.objective import PRESETS
+from ftis_node.packet import Completion
+from tests.helpers_models import plain_logprobs
+from tests.test_learner import FOREIGN, OWN, POLICY, TEMPERATURE, changed, learner, with_claims
+from tests.test_objective_hand import CAP, RULES, Group, loss_by_hand
+from tests.test_objective_hand import Completion as HandCompletion
+
+MIXED = [1.0, 0.5, 0.5, 0.0]
+
+
+def partly_right(group: TrainingGroup, rewards: Sequence[float], claims: Sequence[float | None]) -> TrainingGroup:
+    """The group with these rewards; a completion whose claim is a number says it of every token."""
+    made = [
+        c if claim is None else Completion(c.token_ids, np.full(len(c), claim, np.float32), c.finished)
+        for c, claim in zip(group.parts[0].completions, claims, strict=True)
+    ]
+    return changed(group, completions=made, rewards=list(rewards))
+
+
+def by_hand(group: TrainingGroup) -> Group:
+    """The group as `test_objective_hand` computes with it: log-probs of a plain forward pass, in float64."""
+    part = group.parts[0]
+    completions = []
+    for completion in part.completions:
+        with torch.no_grad():
+            start = plain_logprobs(POLICY, [group.prompt_ids], [completion.token_ids], TEMPERATURE).double()
+        completions.append(
+            HandCompletion(list(start), start.tolist(), completion.logprobs.astype(float).tolist(), completion.finished)
+        )
+    return Group(part.source == "own", [float(reward) for reward in part.rewards], completions)
+
+
+BATCH = [
+    partly_right(OWN[0], MIXED, [None] * 4),
+    partly_right(OWN[1], [0.0, 1.0, 0.5, 0.5], [-1e-4, None, -1e-4, None]),
+    partly_right(FOREIGN[0], MIXED, [-1e-4] * 4),
+    partly_right(FOREIGN[1], [0.0, 0.5, 1.0, 0.5], [None, -1e-4, None, None]),
+    OWN[2],
+]
+
+
+@pytest.mark.parametrize("aggregation", ["sample", "token", "fixed"])
+@pytest.mark.parametrize("count_dropped", [True, False], ids=["all", "kept"])
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not rule.own_only])
+def test_a_step_with_rewards_at_the_mean_is_the_one_written_out_by_hand(
+    name: str, count_dropped: bool, aggregation: str
+) -> None:
+    rule = replace(RULES[name], count_dropped=count_dropped, aggregation=aggregation)
+    parts: dict[str, Any] = {"count_dropped": count_dropped, "aggregation": aggregation, "divisor": CAP}
+    subject = learner(objective=name, parts=parts)
+    subject.gate = -4.0
+    expected, _ = loss_by_hand(rule, [by_hand(group) for group in BATCH], -4.0)
+    assert subject.step(BATCH).loss == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
+
+
+def test_what_lies_at_the_mean_and_far_away_leaves_the_denominator() -> None:
+    """All four are strange, so the filter keeps the right one alone, and the loss is its own."""
+    group = with_claims(changed(FOREIGN[0], rewards=MIXED), -1e-4)
+    parts: dict[str, Any] = {"divergence": "k1", "threshold": 0.5, "importance": "none"}
+    inside, outside = learner(parts=parts), learner(parts=parts | {"count_dropped": False})
+    first, second = inside.step([group]), outside.step([group])
+    assert second.diagnostics["overall"]["filtered"] == 3
+    assert second.loss == pytest.approx(4 * first.loss, rel=1e-5)
+
+
+def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it() -> None:
+    """Two of four are at the mean: they are computed only if what a filter drops leaves the denominator."""
+    group = changed(FOREIGN[0], rewards=MIXED)
+    for name, changes, computed in (
+        ("ftis", {}, 2),
+        ("ftis-author", {}, 4),
+        ("ftis-author", {"threshold": None}, 2),
+        ("gated", {}, 2),
+        ("gated", {"count_dropped": False}, 4),
+    ):
+        batch = Batch.of([group], PRESETS[name].replace(**changes), "own")
+        assert (len(batch.computed), batch.idle["peer"]) == (computed, 4 - computed)
+
+
+def test_a_reward_at_the_mean_is_no_success_that_moves_the_gate() -> None:
+    """0.3, 0.4 and 0.5 have in floating point a mean below 0.4: its sample has no advantage all the same."""
+    assert sum([0.3, 0.4, 0.5]) / 3 < 0.4
+    part = OWN[0].parts[0]
+
+    def likelihood(completion: Completion) -> float:
+        return float(plain_logprobs(POLICY, [OWN[0].prompt_ids], [completion.token_ids], TEMPERATURE).detach().mean())
+
+    least, *_, most = sorted(part.completions, key=likelihood)
+    subject = learner(objective="gated")
+    subject.step([changed(OWN[0], completions=[least, least, most], rewards=[0.3, 0.4, 0.5])])
+    assert subject.gate == pytest.approx(likelihood(most), abs=1e-5)
