@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ftis_node.errors import UsageError
 from ftis_node.learner.memory import fitting
 from ftis_node.packet import Completion
+from ftis_node.policy.context import refuse_prompts
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.geometry import geometry_of
 from ftis_node.policy.memory import FRAGMENTATION, Device, Setup, Workload, estimate
@@ -184,18 +184,14 @@ def tokenised(policy: Policy, task: Task, examples: Sequence[Example], completio
         UsageError: the tokenizer cannot write one, or the model has no room for it and its completion.
     """
     prompts = [prompt_ids(policy.tokenizer, task.template, example.question) for example in examples]
-    if not all(prompts):
-        raise UsageError(
-            f"The tokenizer of {policy.name} makes no token of a prompt of {task.name}.", "Use another model or task."
-        )
-    room = getattr(policy.causal_lm.config, "max_position_embeddings", None)
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    if room is not None and longest + completion_tokens > room:
-        raise UsageError(
-            f"{policy.name} has room for {room} tokens, but the longest prompt has {longest} and a completion may have "
-            f"{completion_tokens}.",
-            "Use fewer --completion-tokens, or a model with a longer context.",
-        )
+    refuse_prompts(
+        policy,
+        prompts,
+        [example.question for example in examples],
+        task.name,
+        completion_tokens=completion_tokens,
+        shorter="Use fewer --completion-tokens, or a model with a longer context.",
+    )
     return prompts
 
 

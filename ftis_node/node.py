@@ -178,9 +178,9 @@ class Node:
             self._run_file = RunFile(run=run_for(self._compute.facts))
         run = self._run_file.run
         check_fit(run, self._compute.facts, self.settings.model)
-        replace_text(self.home.run_file, dump_run_file(self._run_file))
-        remember_files(self.home, self.options, self.options.task_of(self._run_file))
         opened = await self._compute.worker.call("open", run=run.model_dump(mode="json"))
+        replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the model has room for its rows
+        remember_files(self.home, self.options, self.options.task_of(self._run_file))
         self._rooms = rooms = furnish(
             self.home,
             self.settings,

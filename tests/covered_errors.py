@@ -85,8 +85,11 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_engine.py::test_a_misspelt_objective_names_the_nearest": {
         "worker/engine.py": ("There is no objective ….",),
     },
-    "test_engine.py::test_a_run_whose_prompt_cap_is_too_small_is_refused": {
-        "worker/engine.py": ("A prompt has … tokens, the run allows ….",),
+    "test_context.py::test_a_row_longer_than_the_runs_cap_is_named_with_its_length": {
+        "policy/context.py": ("… is a prompt of … tokens, and the run allows …: ….",),
+    },
+    "test_context.py::test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_are_loaded": {
+        "policy/context.py": ("The run has completions of up to … tokens, but … ….",),
     },
     "test_engine.py::test_another_models_checkpoint_is_refused": {
         "worker/engine.py": ("str(error)",),
@@ -147,7 +150,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "cli/local.py": ("The node on this home serves no page.",),
     },
     "test_errors_within.py::test_a_question_without_a_token": {
-        "evaluation.py": ("The tokenizer of … makes no token of a prompt of ….",),
+        "policy/context.py": ("… has no token in the tokenizer of …: ….",),
     },
     "test_errors_within.py::test_a_report_replaces_no_file": {
         "doctor/bugreport.py": ("… exists already.",),
@@ -201,7 +204,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "… cannot be written: ….",
             "… is a model and no checkpoint, so --model says nothing.",
         ),
-        "evaluation.py": ("… has room for … tokens, but the longest prompt has … and a completion",),
+        "policy/context.py": ("… is a prompt of … tokens and a completion may have …, but",),
         "tasks/__init__.py": ("There is no task ….",),
         "tasks/jsonl.py": ("Cannot read …: ….",),
         "trained.py": (

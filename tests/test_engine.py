@@ -245,7 +245,7 @@ def test_a_wrong_objective_is_told_before_the_model_is_loaded() -> None:
 
 def test_the_plan_is_for_the_runs_caps_where_they_are_known() -> None:
     engine = Engine()
-    caps = {"prompt_tokens": 4000, "completion_tokens": 4000, "group": 12}
+    caps = {"prompt_tokens": 8000, "completion_tokens": 1000, "group": 12}
     small, large = (engine.load(settings(), "arithmetic", None, None, caps=c)["plan"] for c in (None, caps))
     assert large["memory_bytes"] > 2 * small["memory_bytes"]
 
@@ -353,7 +353,7 @@ def test_another_models_checkpoint_is_refused(other: dict[str, Any], tmp_path: P
 def test_a_run_whose_prompt_cap_is_too_small_is_refused() -> None:
     engine = Engine()
     facts = engine.load(settings(), "arithmetic", None, None)
-    with pytest.raises(UsageError, match="A prompt has 6 tokens, the run allows 5"):
+    with pytest.raises(UsageError, match="a prompt of 6 tokens, and the run allows 5"):
         engine.open(run_of(facts, prompt_tokens=5))
     engine.open(run_of(facts, prompt_tokens=6))
 

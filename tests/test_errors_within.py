@@ -151,7 +151,7 @@ def test_a_model_without_checkpointing_and_one_that_is_random_in_training() -> N
 
 def test_a_question_without_a_token() -> None:
     policy, task = tiny_policy(), replace(load_task("arithmetic"), template="{question}")
-    with pytest.raises(UsageError, match="makes no token"):
+    with pytest.raises(UsageError, match="no token"):
         tokenised(policy, task, [Example("", "1")], 4)
 
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwe
 from transformers.pytorch_utils import Conv1D
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.policy.context import Context, context_of
 from ftis_node.policy.decoder import reach, understood
 from ftis_node.policy.load import refuse_unsupported, unloadable, where_to_look
 from ftis_node.policy.names import ALIASES, resolve
@@ -44,6 +45,7 @@ class Geometry:
     largest               elements of the largest parameter
     vocabulary            rows of the embedding; the tokenizer may have fewer ids
     decoded               tokens of the longest sequence that `decoder` generates, 0 if it does not know the model
+    context               tokens of the longest sequence that the model takes
     linears               every linear module, those of like path and shape together
     """
 
@@ -59,6 +61,7 @@ class Geometry:
     vocabulary: int
     tied: bool
     decoded: float
+    context: Context
     linears: tuple[Linear, ...]
 
     def targeted(self, targets: Sequence[str]) -> tuple[Linear, ...]:
@@ -170,6 +173,7 @@ def _measure(model: Any, config: Any, name: str) -> Geometry:
         vocabulary=embedding.shape[0],
         tied=tied,
         decoded=reach(model) if understood(model) else 0,
+        context=context_of(config),
         linears=_linears(model),
     )
 

@@ -22,7 +22,9 @@ from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.memory import fitting
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
+from ftis_node.policy.context import refuse_prompts, refuse_run
 from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.geometry import geometry
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.policy import Policy
@@ -109,9 +111,11 @@ class Engine:
         workload = self._workload(asked, caps or {})
         # Told before a model is loaded, and before a home belongs to a run.
         choose_objective(asked, self.task.name, workload.completion_tokens)
-        self._settings, plan = settle(asked, workload, remembered or {})
+        shape = geometry(asked.model)
+        refuse_run(asked.model, shape.context, workload.completion_tokens)
+        self._settings, plan = settle(asked, workload, remembered or {}, shape)
         if must_fit:
-            refuse_shortage(asked, workload, remembered or {}, plan)
+            refuse_shortage(asked, workload, remembered or {}, plan, shape)
         self._generation_batch = plan.generation_batch
         self.policy = load_policy(self._settings)
         self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)
@@ -148,23 +152,18 @@ class Engine:
         and whether the objective trains on the node's own samples only.
 
         Raises:
-            UsageError: a prompt is longer than the run allows, the rule cannot be had, or the objective is unknown.
+            UsageError: a prompt has no token, or is longer than the run or the model's context allows; the rule cannot
+                be had; or the objective is unknown.
         """
         self.run = Run(**run)
         self.close()
         self._scorer, self._side_scorer = (
             self._scorers.enter_context(scoring(self.run.reward, self.task.scorer)) for _ in range(2)
         )
-        self.prompts = self._prompts(self.run.template, self.task.train)
+        self.prompts = self._prompts(self.run.template, self.task.train, "the training data")
         held_out = self.task.held_out[: self._settings.eval_prompts]
-        prompts = self._prompts(self.run.template, held_out)
+        prompts = self._prompts(self.run.template, held_out, "the held-out data")
         self._exams[None] = _Exam(prompts, held_out, self.run.reward, self.run.completion_tokens, self.task.scorer)
-        longest = max(len(ids) for ids in self.prompts)
-        if longest > self.run.prompt_tokens:
-            raise UsageError(
-                f"A prompt has {longest} tokens, the run allows {self.run.prompt_tokens}.",
-                "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
-            )
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         self.learner = Learner(self.policy, objective, self._settings, self.run.temperature, OWN, task=self.run.task)
         return {
@@ -258,7 +257,10 @@ class Engine:
         loaded = load_evaluation(task, data=Path(data) if data else None)
         examples = _spread(loaded.held_out, prompts)
         cap = max(loaded.completion_tokens, self.run.completion_tokens)
-        self._exams[name] = _Exam(self._prompts(loaded.template, examples), examples, loaded.reward, cap, loaded.scorer)
+        ids = [prompt_ids(self.policy.tokenizer, loaded.template, example.question) for example in examples]
+        questions = [example.question for example in examples]
+        refuse_prompts(self.policy, ids, questions, name, completion_tokens=cap)
+        self._exams[name] = _Exam(ids, examples, loaded.reward, cap, loaded.scorer)
         return {"prompts": len(examples)}
 
     def gpu(self) -> dict[str, Any]:
@@ -330,8 +332,18 @@ class Engine:
             self.random.set_state(random["sampling"])
         return {"steps": steps}
 
-    def _prompts(self, template: str, examples: Sequence[Example]) -> list[list[int]]:
-        return [prompt_ids(self.policy.tokenizer, template, example.question) for example in examples]
+    def _prompts(self, template: str, examples: Sequence[Example], data: str) -> list[list[int]]:
+        """Token ids of these examples. Raises UsageError as `refuse_prompts` does, which `data` is for."""
+        prompts = [prompt_ids(self.policy.tokenizer, template, example.question) for example in examples]
+        refuse_prompts(
+            self.policy,
+            prompts,
+            [example.question for example in examples],
+            data,
+            completion_tokens=self.run.completion_tokens,
+            prompt_tokens=self.run.prompt_tokens,
+        )
+        return prompts
 
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
         return Sampling(cap, self.run.temperature, self.run.eos, greedy=greedy)

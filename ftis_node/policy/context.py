@@ -1,0 +1,104 @@
+"""How many tokens a model takes, and which prompts of a task have no room in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ftis_node.errors import UsageError
+from ftis_node.policy.policy import Policy
+
+_BEGINNING = 80  # letters of a question, to know it by
+
+
+@dataclass(frozen=True)
+class Context:
+    """How many tokens a prompt and its completion may have together; `why` says of the model why no more."""
+
+    tokens: float
+    why: str = ""
+
+
+def context_of(config: Any) -> Context:
+    """The context of the model that `config` describes.
+
+    transformers computes the rotary frequencies of `dynamic` and `longrope` anew from the longest sequence of a batch,
+    and `dynamic` remembers it. Beyond the length at which they begin to change, a log-prob would depend on what else is
+    computed with it or was computed before, padded or not; so such a model is held to that length.
+    """
+    text = config.get_text_config()
+    tokens = getattr(text, "max_position_embeddings", None) or float("inf")
+    limits = [Context(tokens, f"has room for {tokens}")]
+    for rotary in _rotaries(getattr(text, "rope_parameters", None)):
+        if rotary.get("rope_type") == "longrope":
+            steady = rotary.get("original_max_position_embeddings") or tokens
+            limits.append(Context(steady, f"changes its rotary frequencies beyond {steady} tokens (longrope)"))
+    return min(limits, key=lambda limit: limit.tokens)
+
+
+def _rotaries(parameters: Any) -> Iterator[Mapping[str, Any]]:
+    """The rotary embeddings of a configuration: one for all layers, or one for each kind of layer."""
+    if not isinstance(parameters, Mapping):
+        return
+    yield parameters
+    yield from (one for one in parameters.values() if isinstance(one, Mapping))
+
+
+def refuse_run(name: str, context: Context, completion_tokens: int) -> None:
+    """Refuses what no prompt can change, before any weights are loaded.
+
+    Raises:
+        UsageError: a completion alone may be as long as the context.
+    """
+    if completion_tokens >= context.tokens:
+        raise UsageError(
+            f"The run has completions of up to {completion_tokens} tokens, but {name} {context.why}.",
+            "Use a model with a longer context, or start a run with a smaller completion_tokens.",
+        )
+
+
+def refuse_prompts(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    questions: Sequence[str],
+    data: str,
+    *,
+    completion_tokens: int,
+    prompt_tokens: float = float("inf"),
+    shorter: str = "Use a model with a longer context, or start a run with a smaller completion_tokens.",
+) -> None:
+    """Refuses prompts that cannot be answered; none is cut or left out, for rows are the same on every node.
+
+    Args:
+        prompts: token ids; questions: what they were made of; data: where they are from, in words.
+        completion_tokens, prompt_tokens: caps.
+        shorter: what to do about prompts that have no room in the context.
+
+    Raises:
+        UsageError: one is empty, or longer than its cap, or has no room for a completion; the longest one is named.
+    """
+    if not prompts:
+        return
+    lengths = [len(prompt) for prompt in prompts]
+    row = lengths.index(0) if 0 in lengths else lengths.index(max(lengths))
+    longest, asked = lengths[row], questions[row]
+    named = f"Row {row + 1} of {data}"
+    told = repr(asked if len(asked) <= _BEGINNING else asked[:_BEGINNING] + "…")
+    if longest == 0:
+        raise UsageError(
+            f"{named} has no token in the tokenizer of {policy.name}: {told}.",
+            "Take such rows out of the data, or use a model with another tokenizer.",
+        )
+    if longest > prompt_tokens:
+        raise UsageError(
+            f"{named} is a prompt of {longest} tokens, and the run allows {prompt_tokens}: {told}.",
+            "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
+        )
+    context = context_of(policy.causal_lm.config)
+    if longest + completion_tokens > context.tokens:
+        raise UsageError(
+            f"{named} is a prompt of {longest} tokens and a completion may have {completion_tokens}, but "
+            f"{policy.name} {context.why}: {told}.",
+            shorter,
+        )

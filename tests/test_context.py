@@ -1,0 +1,200 @@
+"""How long a sequence may be: a model's context, where its rotary frequencies change, and what a run's rows need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BloomConfig, GPT2Config, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ftis_node.errors import UsageError
+from ftis_node.policy.context import context_of
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.score import completion_logprobs
+from ftis_node.worker.engine import Engine
+from tests.daemons import PATIENCE, STILL, run_cli
+from tests.helpers_models import arithmetic_run, arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
+
+SHORT, LONG = 32, 64
+HALF = 4  # of a head's dimensions
+ROPES: dict[str, tuple[dict[str, Any], int]] = {
+    "default": ({}, LONG),
+    "linear": ({"factor": 2.0}, LONG),
+    "dynamic": ({"factor": 4.0}, LONG),
+    "yarn": ({"factor": 2.0, "original_max_position_embeddings": SHORT}, LONG),
+    "llama3": (
+        {
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": SHORT,
+        },
+        LONG,
+    ),
+    "longrope": (
+        {
+            "factor": 2.0,
+            "short_factor": [1.0] * HALF,
+            "long_factor": [3.0] * HALF,
+            "original_max_position_embeddings": SHORT,
+        },
+        SHORT,
+    ),
+    "proportional": ({"partial_rotary_factor": 0.5}, LONG),
+}
+"""Each kind of rotary embedding, and how many tokens a model with one may have."""
+
+
+def policy_with(rope: str) -> Policy:
+    parameters = {"rope_type": rope, "rope_theta": 10_000.0, **ROPES[rope][0]}
+    return tiny_policy(max_position_embeddings=LONG, rope_parameters=parameters)
+
+
+def sequence(tokens: int, seed: int) -> Prefixed:
+    ids = np.random.default_rng(seed).integers(2, 26, tokens)
+    return Prefixed(ids[:5].tolist(), [ids[5:]])
+
+
+@torch.no_grad()
+def with_neighbour(policy: Policy, tokens: int, *, packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of a short sample alone, and beside one of so many tokens."""
+    policy.causal_lm.set_attn_implementation("ftis_packed" if packed else "sdpa")
+    policy, sample = replace(policy, packed=packed), sequence(15, 0)
+    alone = completion_logprobs(policy, [sample], 1.0)[0]
+    return alone, completion_logprobs(policy, [sample, sequence(tokens, 1)], 1.0)[0][: len(alone)]
+
+
+def test_every_rotary_embedding_that_transformers_knows_is_tried() -> None:
+    assert ROPES.keys() == {"default", *ROPE_INIT_FUNCTIONS}
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("rope", ROPES)
+def test_within_its_context_a_models_log_probs_do_not_depend_on_neighbours(rope: str, packed: bool) -> None:
+    policy = policy_with(rope)
+    limit = context_of(policy.causal_lm.config).tokens
+    assert policy.packed and limit == ROPES[rope][1]
+    alone, beside = with_neighbour(policy, int(limit), packed=packed)
+    torch.testing.assert_close(beside, alone, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_beyond_it_they_do_and_padding_does_not_help(rope: str, packed: bool) -> None:
+    """One long sample changes the frequencies of all that are computed with it. So none may be longer."""
+    alone, beside = with_neighbour(policy_with(rope), ROPES[rope][1] + 20, packed=packed)
+    assert float((alone - beside).abs().max()) > 0.1
+
+
+def test_a_context_is_known_by_whatever_name_the_architecture_gives_it() -> None:
+    assert context_of(GPT2Config(n_positions=77)).tokens == 77
+    assert context_of(BloomConfig()).tokens == float("inf")
+    assert context_of(tiny_config()).tokens == 128
+
+
+def test_a_longrope_within_one_kind_of_layer_limits_the_model() -> None:
+    layers = {"full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 40}, "other": None}
+    found = context_of(PretrainedConfig(max_position_embeddings=100, rope_parameters=layers))
+    assert found.tokens == 40 and "longrope" in found.why
+
+
+# --- what a run's rows need -----------------------------------------------------------------------------------------
+
+
+def model_in(folder: Path, **changes: Any) -> str:
+    policy = tiny_policy(**changes)
+    policy.causal_lm.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def rows_in(path: Path, questions: Sequence[str]) -> str:
+    path.write_text("".join(json.dumps({"prompt": text, "answer": 1}) + "\n" for text in questions))
+    return str(path)
+
+
+SUMS = [f"{a}+{b}=" for a in range(5) for b in range(5)]
+
+
+def loaded(task: str, eval_data: str | None = None, **flags: Any) -> tuple[Engine, dict[str, Any]]:
+    engine = Engine()
+    return engine, engine.load(arithmetic_settings(**flags), task, None, eval_data)
+
+
+def test_a_row_longer_than_the_runs_cap_is_named_with_its_length(tmp_path: Path) -> None:
+    long = "1+2+3+4+5+6+7+8+9="
+    engine, facts = loaded(rows_in(tmp_path / "sums.jsonl", [*SUMS, long]))
+    with pytest.raises(
+        UsageError, match=r"Row \d+ of the training data is a prompt of 18 tokens, and the run allows 17"
+    ) as told:
+        engine.open(arithmetic_run(facts, prompt_tokens=17))
+    assert long in told.value.what and "prompt_tokens" in told.value.fix
+    engine.open(arithmetic_run(facts, prompt_tokens=18))
+
+
+def test_a_held_out_row_longer_than_the_runs_cap_is_refused_too(tmp_path: Path) -> None:
+    held_out = rows_in(tmp_path / "more.jsonl", [*SUMS[:3], "1+2+3+4+5+6+7+8+9="])
+    engine, facts = loaded(rows_in(tmp_path / "sums.jsonl", SUMS), held_out)
+    with pytest.raises(UsageError, match=r"Row 4 of the held-out data is a prompt of 18 tokens, and the run allows 17"):
+        engine.open(arithmetic_run(facts, prompt_tokens=17))
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_row_without_a_token_is_refused_before_anything_is_generated(held_out: bool, tmp_path: Path) -> None:
+    """The built-in tokenizer has no letters like these."""
+    some, more = rows_in(tmp_path / "sums.jsonl", SUMS), rows_in(tmp_path / "other.jsonl", [*SUMS[:2], "ÆØÅ"])
+    engine, facts = loaded(some, more) if held_out else loaded(rows_in(tmp_path / "both.jsonl", [*SUMS, "ÆØÅ", "ÆØ"]))
+    with pytest.raises(UsageError, match=f"the {'held-out' if held_out else 'training'} data has no token .*ÆØ"):
+        engine.open(arithmetic_run(facts))
+
+
+def test_a_run_longer_than_the_models_context_is_refused_with_the_row_that_is(tmp_path: Path) -> None:
+    """Its rows must be the same for everybody: none is cut or left out."""
+    name = model_in(tmp_path / "short", max_position_embeddings=20)
+    engine, facts = loaded("arithmetic", model=name)
+    with pytest.raises(UsageError, match=r"prompt of 6 tokens and a completion may have 15, .* room for 20") as told:
+        engine.open(arithmetic_run(facts, completion_tokens=15))
+    assert "longer context" in told.value.fix
+    engine.open(arithmetic_run(facts, completion_tokens=14))
+    assert engine.generate([0])["groups"] and engine.evaluate()["prompts"] == 40
+
+
+def test_a_model_whose_frequencies_change_is_held_to_the_length_before_that(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **ROPES["longrope"][0], "original_max_position_embeddings": 21}
+    name = model_in(tmp_path / "changing", max_position_embeddings=LONG, rope_parameters=rope)
+    engine, facts = loaded("arithmetic", model=name)
+    with pytest.raises(UsageError, match=r"a completion may have 16, but .* beyond 21 tokens \(longrope\)"):
+        engine.open(arithmetic_run(facts))
+
+
+def test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_are_loaded(tmp_path: Path) -> None:
+    name = model_in(tmp_path / "short", max_position_embeddings=20)
+    (tmp_path / "short" / "model.safetensors").unlink()
+    engine = Engine()
+    caps = {"prompt_tokens": 16, "completion_tokens": 20, "group": 8}
+    with pytest.raises(UsageError, match=r"completions .* up to 20 tokens, but .* has room for 20"):
+        engine.load(arithmetic_settings(model=name), "arithmetic", None, None, caps=caps)
+
+
+def test_another_set_to_evaluate_on_is_held_to_the_same(tmp_path: Path) -> None:
+    name = model_in(tmp_path / "short", max_position_embeddings=20)
+    engine, facts = loaded("arithmetic", model=name)
+    engine.open(arithmetic_run(facts, completion_tokens=14))
+    with pytest.raises(UsageError, match=r"Row 1 of harder is a prompt of 8 tokens and a completion may have 16"):
+        engine.look_at("harder", "arithmetic-4", None, None)
+
+
+def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path) -> None:
+    name, home = model_in(tmp_path / "short", max_position_embeddings=20), tmp_path / "home"
+    line = ("join", "--home", str(home), "--model", name, "--host", "127.0.0.1", "--device", "cpu", *STILL)
+    ended = run_cli(*line, timeout=PATIENCE)
+    assert ended.returncode == 2 and "has room for 20" in ended.stderr, ended.stderr
+    assert not (home / "run.toml").exists()
