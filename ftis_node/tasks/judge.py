@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.quiet import QUIET
 from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.rewards import TEXT_CHARACTERS
 
@@ -90,7 +91,7 @@ class Judge(Asked):
             stdin=connection.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0"},
+            env={name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0"} | QUIET,
             cwd="/",
             start_new_session=True,
         )

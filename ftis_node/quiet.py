@@ -1,0 +1,29 @@
+"""Silence of the libraries under us: what they would tell or ask their makers is switched off in every process of ours.
+
+They read these variables when they are imported, so the package sets them before anything else, whatever the owner's
+environment says. What a process of ours starts inherits them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from types import MappingProxyType
+
+QUIET: Mapping[str, str] = MappingProxyType(
+    {
+        # huggingface_hub and trl: a thread that reports what is used; torch's version, a harness that runs the process
+        # (asked for at the hub) and the kind of file, in the name that every request to the hub carries.
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "1",
+        # transformers: a model without safetensors is named to a service that converts it, with its owner's token.
+        "DISABLE_SAFETENSORS_CONVERSION": "1",
+        # transformers, where `kernels` is installed: compiled code from the hub in place of its own.
+        "USE_HUB_KERNELS": "NO",
+    }
+)
+
+
+def be_quiet(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets `QUIET` for this process and those that it starts."""
+    environment.update(QUIET)

@@ -1,0 +1,124 @@
+"""Nothing is told to anybody but peers and the hub, by any process of a node or by the libraries in it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ftis_node.policy.names import BUILT_IN_DIR
+from ftis_node.quiet import QUIET
+from tests.daemons import PATIENCE, STILL, command
+from tests.silence import COMMIT, Hub, hub_of, listening_in, tried
+
+MODEL = {path.name: path.read_bytes() for path in (BUILT_IN_DIR / "tiny-a").iterdir()}
+LOAD = textwrap.dedent(
+    """
+    from ftis_node.worker.engine import Engine
+    from tests.helpers_models import arithmetic_settings
+
+    Engine().load(arithmetic_settings(model="someone/tiny"), "arithmetic", None, None)
+    """
+)
+
+
+def environment(folder: Path, hub: Hub) -> dict[str, str]:
+    """This process's, without what keeps tests from the hub or the libraries under us from talking."""
+    listening = listening_in(folder / "listening")
+    known = {name: text for name, text in os.environ.items() if name not in {"HF_HUB_OFFLINE", "CI", *QUIET}}
+    path = os.pathsep.join((listening["PYTHONPATH"], *sys.path))
+    asked = {"HF_ENDPOINT": hub.address, "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1"}
+    return known | asked | listening | {"PYTHONPATH": path}
+
+
+def strangers(folder: Path) -> list[tuple[str, str, str]]:
+    """What was tried beyond loopback, where hub and peers are."""
+    near = re.compile(r"\('127\.0\.0\.1', \d+\)|'127\.0\.0\.1'|'localhost'|b?'[/\x00].*'")
+    return [one for one in tried(folder / "listening") if not near.fullmatch(one[1])]
+
+
+def ran(line: list[str], known: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, env=known, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+
+
+def test_the_list_of_what_is_tried_is_complete(tmp_path: Path) -> None:
+    """Whatever asks for a name or dials, in a process or one that it starts, is heard of."""
+    code = "import socket, subprocess, sys; subprocess.run([sys.executable, '-P', '-c', sys.argv[1]])"
+    inner = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.9', 9))"
+    with hub_of({}) as hub:
+        assert ran([sys.executable, "-c", code, inner], environment(tmp_path, hub)).returncode == 0
+    assert [one[:2] for one in strangers(tmp_path)] == [("socket.connect", "('127.0.0.9', 9)")]
+
+
+def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last(tmp_path: Path) -> None:
+    """A daemon, its compute process and what they start, with a model from the hub; the libraries send no reports."""
+    line = command("join", "--home", str(tmp_path / "home"), "--model", "someone/tiny", "--host", "127.0.0.1")
+    with hub_of(MODEL) as hub:
+        ended = ran([*line, "--device", "cpu", "--steps", "2", *STILL], environment(tmp_path, hub))
+    assert ended.returncode == 0, ended.stderr
+    assert len({process for *_, process in tried(tmp_path / "listening")}) >= 2, "the compute process is among them"
+    assert strangers(tmp_path) == []
+    assert f"GET /someone/tiny/resolve/{COMMIT}/model.safetensors" in hub.asked
+    assert not [path for path in hub.asked if "telemetry" in path or "agent" in path]
+    assert not [agent for agent in hub.agents if "file_type" in agent]
+
+
+def test_a_model_of_pickles_is_named_to_no_service_that_would_convert_it(tmp_path: Path) -> None:
+    pickled = io.BytesIO()
+    torch.save(load_file(BUILT_IN_DIR / "tiny-a" / "model.safetensors"), pickled)
+    files = {name: data for name, data in MODEL.items() if name != "model.safetensors"}
+    with hub_of(files | {"pytorch_model.bin": pickled.getvalue()}) as hub:
+        ended = ran([sys.executable, "-c", LOAD], environment(tmp_path, hub))
+    assert ended.returncode == 1 and "cannot be loaded" in ended.stderr
+    assert strangers(tmp_path) == []
+
+
+def test_what_an_owner_sets_or_a_process_starts_makes_no_difference() -> None:
+    code = "import ftis_node, huggingface_hub.constants as c, os; print(c.HF_HUB_DISABLE_TELEMETRY, os.environ)"
+    for told in ("0", "1", None):
+        known = {name: text for name, text in os.environ.items() if name not in QUIET}
+        known |= {} if told is None else dict.fromkeys(QUIET, told)
+        printed = ran([sys.executable, "-c", code], known).stdout
+        assert printed.startswith("True") and all(f"'{name}': '{text}'" in printed for name, text in QUIET.items())
+
+
+# A network of its own with a gateway that never answers, and a list of whatever any process dials, p2pd's too.
+ALONE = """
+set -e
+ip link set lo up
+ip link add d0 type veth peer name d1
+ip link set d1 up
+ip addr add 45.33.7.2/24 dev d0
+ip link set d0 up
+ip route add default via 45.33.7.1
+ip neigh add 45.33.7.1 lladdr 02:00:00:00:00:01 dev d0
+exec strace -f -qq -e signal=none -e trace=connect,sendto,sendmsg,sendmmsg -o "$0" "$@"
+"""
+NETWORKS = shutil.which("strace") and not subprocess.call(
+    ["unshare", "-n", "sh", "-c", "ip link add d0 type veth peer name d1 && strace -qq true"],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+)
+
+
+@pytest.mark.skipif(not NETWORKS, reason="needs root, ip and strace")
+def test_the_network_daemon_asks_the_router_for_a_way_in_and_nobody_for_anything_else(tmp_path: Path) -> None:
+    """With a public address, the default host and no peers; loopback is its own metrics."""
+    line = command("join", "--home", str(tmp_path / "home"), "--device", "cpu", "--steps", "3", *STILL)
+    trace = tmp_path / "trace"
+    ended = ran(["unshare", "-n", "sh", "-c", ALONE, str(trace), *line], dict(os.environ) | {"OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stderr
+    told = [line for line in trace.read_text(errors="replace").splitlines() if "AF_INET" in line]
+    dialled = [re.search(r"htons\((\d+)\).*?(?:inet_addr|inet_pton)\((?:AF_INET6, )?\"([^\"]+)", line) for line in told]
+    assert told and all(dialled)
+    abroad = {found.group(2, 1) for found in dialled if found and found.group(2) not in ("127.0.0.1", "::1")}
+    assert abroad == {("239.255.255.250", "1900"), ("45.33.7.1", "5351")}
