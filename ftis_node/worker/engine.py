@@ -23,7 +23,7 @@ from ftis_node.learner.memory import fitting
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
 from ftis_node.policy.generate import Sampling, generate
-from ftis_node.policy.load import load_policy
+from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids, unwritable
@@ -33,7 +33,7 @@ from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_eval
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
-from ftis_node.worker.planning import settle, told
+from ftis_node.worker.planning import refuse_unsaveable, settle, told
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
 
@@ -112,6 +112,7 @@ class Engine:
         self._settings, plan = settle(asked, workload, remembered or {})
         if must_fit:
             refuse_shortage(asked, workload, remembered or {}, plan)
+        refuse_unsaveable(plan.optimiser, choose_device(asked.device))
         self._generation_batch = plan.generation_batch
         self.policy = load_policy(self._settings)
         self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)
