@@ -78,10 +78,6 @@ def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
             f"{device!r} is no device ({origins['device']}).",
             f"{did_you_mean(device, ('cpu', 'cuda', 'auto'))}Use cpu, cuda, cuda:0 or auto.",
         )
-    if device == "cpu" and values["optimiser"] == "adamw8bit":
-        yield UsageError(
-            f"The optimiser adamw8bit ({origins['optimiser']}) needs a GPU, but the device is cpu.", "Use adamw."
-        )
     if values["vram_gb"] is not None and values["vram_share"] is not None:
         yield UsageError(
             f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory.",

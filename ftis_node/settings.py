@@ -112,7 +112,7 @@ class Settings(BaseModel):
     warmup_steps: int = Field(5, ge=0)
     """[steps] In which the learning rate rises to its value."""
     optimiser: Literal["adamw", "adamw8bit"] | None = None
-    """adamw8bit needs a GPU and bitsandbytes. Default: what fits."""
+    """adamw8bit needs bitsandbytes; on a CPU it is slow. Default: what fits."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.999)
     """AdamW's two."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)

@@ -50,7 +50,6 @@ ROWS = {
     "an objective that cannot be": Row(f"{JOIN} --set divergence=x", "There is no divergence", "Use one of"),
     "a device that is none": Row(f"{JOIN} --device teapot", "is no device", "cpu, cuda"),
     "a device that cannot train": Row(f"{JOIN} --device meta", "'meta' is no device", "cpu, cuda"),
-    "8 bits without a GPU": Row(f"{JOIN} --set optimiser=adamw8bit", "adamw8bit .* needs a GPU", "adamw"),
     "LoRA on nothing": Row(f"{JOIN} --lora --set lora_targets=x", "no module x", "q_proj.*lora_targets"),
     "JSON from a daemon": Row("join --json --home {tmp}/home", "--dry-run", "status --json"),
     # models

@@ -129,7 +129,6 @@ def test_caps_can_be_given_instead_of_a_task(fit: Fit) -> None:
         (("--model", "qwen2.5-0,5b", "--vram", "24"), "Did you mean"),
         (("--model", "someone/unheard-of", "--vram", "24"), "cannot be loaded"),
         (("--model", "tiny-a", "--vram", "4", "--task", "mine.jsonl"), "--prompt-tokens"),
-        (("--model", "tiny-a", "--vram", "4", "--device", "cpu", "--optimiser", "adamw8bit"), "bitsandbytes"),
         (("--model", "tiny-a"), "Give --vram"),
     ],
 )

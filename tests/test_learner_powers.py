@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ftis_node.errors import FtisError, UsageError
+from ftis_node.errors import FtisError
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.batch import Batch, micro_batches
 from ftis_node.learner.learner import BAD_STEPS
@@ -284,11 +284,6 @@ def test_another_optimisers_state_is_refused() -> None:
     }
     with pytest.raises(FtisError, match="another optimiser"):
         subject.restore(weights, foreign, steps=1)
-
-
-def test_8_bit_adam_needs_a_gpu_and_says_so() -> None:
-    with pytest.raises(UsageError, match="8-bit AdamW needs"):
-        learner(optimiser="adamw8bit")
 
 
 # --- gradient checkpointing -----------------------------------------------------------------------------------------

@@ -418,7 +418,7 @@ def test_a_micro_batch_is_no_larger_than_the_step() -> None:
     assert planned(HALF, 80).micro_batch_tokens == MICRO_BATCH_TOKENS["cuda"]
 
 
-@pytest.mark.parametrize(("device", "eight_bit"), [("cpu", True), ("cuda", False)])
-def test_8_bit_adamw_needs_a_gpu_and_bitsandbytes(device: Any, eight_bit: bool) -> None:
-    with pytest.raises(UsageError, match="bitsandbytes"):
-        plan(HALF, GB, GSM8K, Wishes(optimiser="adamw8bit"), device, eight_bit)
+def test_on_a_cpu_8_bit_adamw_is_used_only_where_it_is_wished_for() -> None:
+    tight = [plan(MIDDLE, int(gb * GB), SHORT, Wishes(), "cpu", eight_bit=True) for gb in np.arange(40, 4, -1)]
+    assert {p.optimiser for p in tight} == {"adamw"}
+    assert plan(HALF, GB, GSM8K, Wishes(optimiser="adamw8bit"), "cpu", eight_bit=True).optimiser == "adamw8bit"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,9 +16,23 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether it says that an allocation failed: CUDA has a class for it, the CPU only words."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+# How PyTorch and what it calls say that an allocation failed, in small letters: CUDA, ROCm, XPU and MPS, their libraries,
+# PyTorch's allocator for the CPU on Linux and elsewhere, C++. A library's handle takes memory too: where there is none
+# left, cuBLAS and cuDNN say "not initialized" when one is made (discuss.pytorch.org/t/125450).
+_WORDS = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|bad_alloc|(cu|roc|hip)(blas|dnn)(lt)?_status_alloc_failed"
+    r"|cublas_status_not_initialized when calling .?cublascreate|cudnn_status_not_initialized|out_of_memory"
+)
+# What leaves a GPU unusable for this process, whatever else the message says: only another process helps.
+_BROKEN = re.compile(r"illegal memory access|device-side assert|misaligned address|launch failure|illegal instruction")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it says that an allocation failed, on whichever device. CUDA has a class for it, others have words."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and bool(_WORDS.search(words)) and not _BROKEN.search(words)
 
 
 def fitting(attempt: Callable[[int], T], *, batch: int, most: int, least: int) -> tuple[T, int]:

@@ -10,24 +10,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.learner.state import flattened, unflattened
 from ftis_node.policy.memory import UPDATE_ELEMENTS
 from ftis_node.settings import Settings
 
-# What the two optimisers keep of a parameter; bitsandbytes keeps small ones in fp32, without quantisation maps.
-_KEYS = {"step", "exp_avg", "exp_avg_sq"}
-_EIGHT_BIT_KEYS = {
-    "step",
-    "state1",
-    "state2",
-    "qmap1",
-    "qmap2",
-    "absmax1",
-    "absmax2",
-    "max1",
-    "max2",
-    "new_max1",
-    "new_max2",
-}
+# Each optimiser's name of its first moment, by which a state is told from another optimiser's.
+_MOMENT = {"adamw": "exp_avg", "adamw8bit": "state1"}
 
 
 class Optimiser:
@@ -40,13 +28,13 @@ class Optimiser:
     def __init__(self, trainable: Mapping[str, Parameter], settings: Settings, learning_rate: float) -> None:
         """
         Raises:
-            UsageError: 8-bit AdamW is wanted and bitsandbytes or a CUDA device is missing.
+            UsageError: 8-bit AdamW is wanted and bitsandbytes is missing.
         """
         self._trainable = dict(trainable)
         self._masters = {name: _master(parameter) for name, parameter in trainable.items()}
         self._rate, self._warmup, self._clip = learning_rate, settings.warmup_steps, settings.gradient_clip
-        make = _eight_bit(trainable) if settings.optimiser == "adamw8bit" else torch.optim.AdamW
-        self._keys = _EIGHT_BIT_KEYS if settings.optimiser == "adamw8bit" else _KEYS
+        make = _eight_bit() if settings.optimiser == "adamw8bit" else torch.optim.AdamW
+        self._moment = _MOMENT[settings.optimiser or "adamw"]
         self._adam = make(
             list(self._masters.values()), lr=learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
         )
@@ -85,12 +73,16 @@ class Optimiser:
             parameter.grad = None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU."""
-        names = list(self._trainable)
+        """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU.
+
+        Raises:
+            FtisError: the optimiser keeps something that no checkpoint can hold, which is named.
+        """
+        # Not of `state_dict`: bitsandbytes nests what it gives there, otherwise in each version.
         state = {
-            f"{names[index]}/{key}": _copy(torch.as_tensor(value))
-            for index, entry in self._adam.state_dict()["state"].items()
-            for key, value in entry.items()
+            f"{name}/{key}": value
+            for name, master in self._masters.items()
+            for key, value in flattened(self._adam.state.get(master, {})).items()
         }
         return {name: _copy(master) for name, master in self._masters.items()}, state
 
@@ -101,23 +93,24 @@ class Optimiser:
             FtisError: it is of another model, another choice of trainable parameters, or another optimiser.
         """
         index = {name: position for position, name in enumerate(self._trainable)}
-        if {full.rsplit("/", 1)[-1] for full in state} - self._keys:
+        entries: dict[str, dict[str, Tensor]] = {}
+        for full, value in state.items():
+            name, _, key = full.rpartition("/")
+            entries.setdefault(name, {})[key] = value
+        if not all(any(key.split(".")[0] == self._moment for key in entry) for entry in entries.values()):
             raise FtisError("The checkpoint belongs to another optimiser.")
         if (
             weights.keys() != self._trainable.keys()
             or any(weights[name].shape != parameter.shape for name, parameter in self._trainable.items())
-            or any(full.rsplit("/", 1)[0] not in index for full in state)
+            or entries.keys() - index.keys()
         ):
             raise FtisError("The checkpoint belongs to another model or to another choice of trainable parameters.")
         with torch.no_grad():
             for name, parameter in self._trainable.items():
                 self._masters[name].copy_(weights[name])
                 parameter.copy_(self._masters[name])
-        entries: dict[int, dict[str, Tensor]] = {}
-        for full, value in state.items():
-            name, key = full.rsplit("/", 1)
-            entries.setdefault(index[name], {})[key] = value.clone()  # the optimiser goes on in what it is given
-        self._adam.load_state_dict({**self._adam.state_dict(), "state": entries})
+        restored = {index[name]: unflattened(entry) for name, entry in entries.items()}
+        self._adam.load_state_dict({**self._adam.state_dict(), "state": restored})
 
     def _with_gradient(self) -> dict[str, Parameter]:
         return {name: parameter for name, parameter in self._trainable.items() if parameter.grad is not None}
@@ -146,10 +139,8 @@ def _master(parameter: Parameter) -> Parameter:
     return parameter if parameter.dtype == torch.float32 else Parameter(parameter.detach().float())
 
 
-def _eight_bit(trainable: Mapping[str, Parameter]) -> Any:
+def _eight_bit() -> Any:
     """bitsandbytes' AdamW, whose two moments take a byte each."""
-    if any(parameter.device.type != "cuda" for parameter in trainable.values()):
-        raise UsageError("8-bit AdamW needs a CUDA device.", "Use --set optimiser=adamw.")
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:

@@ -230,11 +230,18 @@ def _logits(g: Geometry, workload: Workload, setup: Setup) -> int:
 
 
 def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Device) -> int:
-    """Fp32 gradients for masters, some at a time; AdamW's square roots, on a GPU of all that it is given at once."""
+    """Fp32 gradients for masters, some at a time; AdamW's square roots, on a GPU of all that it is given at once.
+
+    On a CPU bitsandbytes turns the moments of one parameter at a time into fp32, with three passing copies beside them.
+    """
     largest = min(g.largest, trained)
     together = max(0 if setup.lora else largest, min(UPDATE_ELEMENTS, trained)) if mastered else trained
-    roots = 4 * together if device == "cuda" else 8 * largest
-    return (4 * together if mastered else 0) + (roots if setup.optimiser == "adamw" else 0)
+    by_kind = (
+        {"adamw": 4 * together, "adamw8bit": 0}
+        if device == "cuda"
+        else {"adamw": 8 * largest, "adamw8bit": 20 * largest}
+    )
+    return (4 * together if mastered else 0) + by_kind[setup.optimiser]
 
 
 def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int]:

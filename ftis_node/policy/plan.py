@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import UsageError
 from ftis_node.policy.memory import Device, Dtype, Engine, Memory, OptimiserName, Setup, Workload, estimate
 from ftis_node.text import GB, rounded
 
@@ -61,20 +60,15 @@ def plan(geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, de
 
     Args:
         budget: bytes of memory of the device.
-        eight_bit: whether bitsandbytes is there.
+        eight_bit: whether 8-bit AdamW may be chosen. On a CPU it is slow, and used only where it is wished for.
 
     Returns:
         A plan; if nothing fits, the smallest one, with `fits` False and a reason that says how much would do.
 
     Raises:
-        UsageError: a wish cannot be met on this device, or the model has no module of the LoRA targets.
+        UsageError: the model has no module of the LoRA targets.
     """
-    eight_bit = eight_bit and device == "cuda"
-    if wishes.optimiser == "adamw8bit" and not eight_bit:
-        raise UsageError(
-            "8-bit AdamW needs a CUDA device and bitsandbytes.", "Use adamw, or install bitsandbytes beside a GPU."
-        )
-    ways = _setups(geometry, workload, wishes, device, eight_bit)
+    ways = _setups(geometry, workload, wishes, device, eight_bit and device == "cuda")
     full_size = [(setup, estimate(geometry, workload, setup, device)) for setup in ways]
     chosen = next((index for index, (_, need) in enumerate(full_size) if need.total <= budget), None)
     if chosen is None:  # then of what is left when there is no choice between full and LoRA any more

@@ -25,7 +25,7 @@ from ftis_node.packet import Completion, prompt_digests
 from ftis_node.policy.context import refuse_prompts, refuse_run
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.geometry import geometry
-from ftis_node.policy.load import load_policy
+from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids, unwritable
@@ -35,7 +35,7 @@ from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_eval
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
-from ftis_node.worker.planning import settle, told
+from ftis_node.worker.planning import refuse_unsaveable, settle, told
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
 
@@ -116,6 +116,7 @@ class Engine:
         self._settings, plan = settle(asked, workload, remembered or {}, shape)
         if must_fit:
             refuse_shortage(asked, workload, remembered or {}, plan, shape)
+        refuse_unsaveable(plan.optimiser, choose_device(asked.device))
         self._generation_batch = plan.generation_batch
         self.policy = load_policy(self._settings)
         self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)

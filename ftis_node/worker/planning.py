@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import psutil
 import torch
 
+from ftis_node.errors import UsageError
+from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.load import choose_device
-from ftis_node.policy.memory import Device, Workload
+from ftis_node.policy.memory import Device, OptimiserName, Workload
 from ftis_node.policy.plan import Plan, Wishes, plan
 from ftis_node.settings import Settings
 from ftis_node.text import GB
@@ -39,10 +40,12 @@ def settle(
         shape: of the model, where it is known already.
 
     Raises:
-        UsageError: a setting cannot be had on this machine.
+        UsageError: a setting cannot be had on this machine, or no checkpoint can hold the optimiser's state.
         UserError: the model's configuration cannot be loaded.
     """
     asked = question(settings, workload, remembered, shape)
+    if asked.wishes.optimiser == "adamw8bit":  # by itself the plan chooses it only where it can be saved
+        refuse_unsaveable("adamw8bit", asked.device)
     chosen = asked.answer()
     settled = {name: getattr(chosen, name) for name in _PLANNED}
     return settings.model_copy(update=settled), chosen
@@ -61,8 +64,18 @@ class Question:
     def answer(self) -> Plan:
         """The plan."""
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
-        eight_bit = importlib.util.find_spec("bitsandbytes") is not None
+        eight_bit = unsaveable("adamw8bit", self.device) is None
         return plan(self.shape, self.budget, self.workload, self.wishes, kind, eight_bit)
+
+
+def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:
+    """UsageError for an optimiser whose state no checkpoint can hold: now, and not an hour later at the first one."""
+    if (reason := unsaveable(optimiser, device)) is not None:
+        other = "adamw8bit" if optimiser == "adamw" else "adamw"
+        raise UsageError(
+            f"The optimiser {optimiser} cannot be used here: {reason}",
+            f"Use --set optimiser={other}, or install the versions in constraints.txt.",
+        )
 
 
 def question(
