@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ftis_node.descriptors import OutOfFiles
 from ftis_node.errors import FtisError, UserError
 from ftis_node.options import JoinOptions
 from ftis_node.report import worker_memory
@@ -127,6 +128,9 @@ class ComputeProcess:
         Raises:
             UserError: it failed too often in a row.
         """
+        if isinstance(fault, OutOfFiles):  # which is not its doing
+            await self.stop()
+            return False
         self.restarts += 1
         self._failures += 1
         self._faults.append((time.monotonic(), _one_line(fault)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
-from ftis_node.swarm.handshake import fetch_run
+from ftis_node.swarm.handshake import fetch_run, refuse_a_twin
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.transport import Transport
@@ -184,6 +185,27 @@ def refill_pool(rooms: Rooms, max_age: float) -> None:
         verdict = admit(rooms.context, author, body)
         if not isinstance(verdict, Rejection) and not rooms.stepper.pool.knows(verdict.key):
             rooms.stepper.score_later(verdict, time.monotonic() - held)
+
+
+async def open_network(
+    home: Home,
+    settings: Settings,
+    sockets: Path,
+    identity: Identity,
+    bootstraps: Sequence[str],
+    started: Callable[[int], None],
+) -> Transport:
+    """A p2pd that runs, on the port from before if that is free.
+
+    Args:
+        started: told the process id of each p2pd.
+
+    Raises:
+        UserError: another node has this key, the port is taken, or p2pd does not start.
+    """
+    listening = listening_of(settings, home.key, sockets)
+    await refuse_a_twin(listening, identity, bootstraps, home.path)
+    return await Transport.start(listening, started, home.last_port())
 
 
 async def find_run(

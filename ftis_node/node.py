@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,10 +14,11 @@ from typing import Any
 
 from ftis_node.compute import ComputeProcess
 from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, condition
+from ftis_node.descriptors import raise_limit, wait_for_room
 from ftis_node.errors import FtisError
 from ftis_node.exams import Exams
 from ftis_node.files import replace_text
-from ftis_node.joining import Rooms, check_peers, find_run, furnish, go_on_from, refill_pool
+from ftis_node.joining import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
 from ftis_node.observe.api import Api
 from ftis_node.observe.notify import Notifier
 from ftis_node.observe.prometheus import exposition
@@ -28,10 +28,9 @@ from ftis_node.page import invitation, start_page
 from ftis_node.report import StepLog, peers_report, training_status
 from ftis_node.run import CODE, RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.settings import Settings
+from ftis_node.signals import listen
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.swarm.handshake import refuse_a_twin
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.transport import Transport
 from ftis_node.upgrading import remember_files, upgrade, with_remembered
 from ftis_node.worker.client import WorkerDied, WorkerFault
@@ -83,11 +82,8 @@ class Node:
         Raises:
             UserError: something that a person can mend keeps the node from starting or going on.
         """
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.stop)
-        loop.add_signal_handler(signal.SIGINT, self.stop, 130)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # the terminal is closed; nohup would not have it matter
-            loop.add_signal_handler(signal.SIGHUP, self.stop, 129)
+        raise_limit()
+        listen(self.stop)
         try:
             async with self._stack:
                 if await self._start_unless_stopped():
@@ -206,10 +202,9 @@ class Node:
         logger.info("Others join it with --peers and an address that `ftis-node id%s` prints", self.home.flag)
 
     async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Transport:
-        """p2pd, in which nobody else may have this node's key."""
-        listening = listening_of(self.settings, self.home.key, self._runtime)
-        await refuse_a_twin(listening, identity, bootstraps, self.home.path)
-        self._transport = transport = await Transport.start(listening, self._note_p2pd, self.home.last_port())
+        self._transport = transport = await open_network(
+            self.home, self.settings, self._runtime, identity, bootstraps, self._note_p2pd
+        )
         self._stack.push_async_callback(transport.close)
         replace_text(self.home.port, str(transport.port))
         with contextlib.suppress(Exception):  # hivemind raises anything; a loaded machine answers later
@@ -263,14 +258,16 @@ class Node:
             raise FtisError("A node has to start before it trains.")
         self._apart = None
         while not (self._stopping.is_set() or self._finishing or self._done(rooms)):
-            if self._pausing:
-                await self._rest(rooms)
-                continue
-            self._look_around()
             try:
+                if self._pausing:
+                    await self._rest(rooms)
+                    continue
+                self._look_around()
                 await self._unless_stopped(self._go_on(rooms))
             except (WorkerDied, WorkerFault) as fault:
-                await self._unless_stopped(self._revive(rooms, fault))
+                await self._recover(rooms, fault)
+            except (OSError, sqlite3.Error) as error:
+                await self._recover(rooms, await wait_for_room(error, self._stopping))
         await self._finish(rooms)
         rooms.books.write()
         await self._compute.stop()  # before its files are closed: it may be scoring still
@@ -405,6 +402,13 @@ class Node:
 
     # --- the compute process --------------------------------------------------------------------------------------
 
+    async def _recover(self, rooms: Rooms, fault: FtisError) -> None:
+        """Goes on from the last checkpoint; too many open files end nothing here either."""
+        try:
+            await self._unless_stopped(self._revive(rooms, fault))
+        except (OSError, sqlite3.Error) as error:
+            await self._recover(rooms, await wait_for_room(error, self._stopping))
+
     async def _revive(self, rooms: Rooms, fault: FtisError) -> None:
         """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
         self._set_apart(State.LOADING, "The compute process failed and is being started again.")
@@ -457,8 +461,7 @@ class Node:
 
     def _look_around(self) -> None:
         """Says so when the state changes."""
-        now = self.condition()
-        if now.state != self._told:
+        if (now := self.condition()).state != self._told:
             self._say(now)
 
     def _say(self, now: Condition) -> None:

@@ -151,6 +151,9 @@ class Settings(BaseModel):
     """Addresses (/ip4/…/tcp/…) to tell others, in place of those that the node sees itself."""
     relays: tuple[str, ...] = ()
     """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
+    relay_for_others: bool = False
+    """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256
+    MiB and 30 minutes. The rate has no limit."""
     upload_mbit: float = Field(20.0, ge=0, allow_inf_nan=False)
     """[Mbit/s] Of packets that peers may take from this node; 0: no limit."""
     exchange_peers: int = Field(6, ge=1, le=32)

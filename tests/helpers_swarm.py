@@ -157,6 +157,9 @@ class Answers:
     def admits(self, peer: bytes) -> bool:
         return True
 
+    def knows(self, peer: bytes) -> bool:
+        return True
+
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         return ftis_pb2.Handshake()
 

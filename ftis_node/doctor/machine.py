@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from ftis_node.descriptors import raise_limit
 from ftis_node.doctor.finding import Case, Finding, Verdict
 from ftis_node.policy.names import built_in
 from ftis_node.text import GB, rounded
@@ -165,10 +165,10 @@ def _driver() -> str:
 
 def limits(case: Case) -> Iterator[Finding]:
     """Open files, and the memory and disk for temporary files that a container may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
-        more = "`ulimit -n 4096` before the start" if hard >= FEW_FILES else "a higher hard limit (limits.conf)"
-        yield Finding("limits", "warn", f"Only {soft} files may be open at a time.", f"Ask for more: {more}.")
+    files = raise_limit()  # as a node does
+    if files < FEW_FILES:
+        advice = "Ask for more: a higher hard limit (limits.conf)."
+        yield Finding("limits", "warn", f"Only {files} files may be open at a time.", advice)
     total, limit = psutil.virtual_memory().total, memory_limit()
     if limit is not None and limit < total:
         text = (
@@ -185,7 +185,7 @@ def limits(case: Case) -> Iterator[Finding]:
     if free < 16 << 20:
         text = f"Only {rounded(free)} are free in {_temporary()}."
         yield Finding("limits", "warn", text, "Make room there, or set TMPDIR to a folder on another disk.")
-    yield Finding("limits", "ok", f"{soft} open files, {os.cpu_count()} cores, {rounded(total)} of memory.")
+    yield Finding("limits", "ok", f"{files} open files, {os.cpu_count()} cores, {rounded(total)} of memory.")
 
 
 def _temporary() -> str:

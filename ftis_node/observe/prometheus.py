@@ -66,7 +66,6 @@ _OWN_AND_FOREIGN = {"own": "own_groups_used", "foreign": "foreign_groups_used"}
 _REWARDS = {"own": "own_reward", "foreign": "foreign_reward"}
 _MEMORY = {"network": "process.memory_bytes", "compute": "worker_memory_bytes", "p2pd": "network.p2pd.memory_bytes"}
 _GPU = {name: f"gpu.{name}_bytes" for name in ("total", "used", "allocated", "reserved")}
-_CONNECTIONS = {"inbound": "network.p2pd.inbound", "outbound": "network.p2pd.outbound"}
 _PHASES = {phase: f"last_step.seconds.{phase}" for phase in ("generate", "wait", "train")}
 
 METRICS = (
@@ -113,7 +112,7 @@ METRICS = (
     # Processes.
     Metric("worker_restarts", "counter", "worker_restarts", "Compute processes that replaced a failed one."),
     Metric("p2pd_restarts", "counter", "network.p2pd_restarts", "Times that p2pd was started again."),
-    Metric("p2pd_connections", "gauge", _CONNECTIONS, "Open connections of p2pd.", "direction"),
+    Metric("p2pd_connections", "gauge", "network.p2pd.connections", "Open connections of p2pd."),
     Metric("p2pd_cpu_seconds", "counter", "network.p2pd.cpu_seconds", "CPU time of p2pd."),
     Metric("p2pd_open_files", "gauge", "network.p2pd.open_files", "Open files of p2pd."),
     Metric("memory_bytes", "gauge", _MEMORY, "Resident memory, without that of a GPU.", "process"),

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import psutil
 
+from ftis_node.descriptors import limit, ran_out
 from ftis_node.errors import UserError
 from ftis_node.files import replace_text
 
@@ -102,6 +103,11 @@ class Home:
 
     def failed(self, error: Exception) -> UserError:
         """What a daemon ends with that could not write or read in it."""
+        if ran_out(error):
+            return UserError(
+                f"The node needs more open files than the {limit()} that it may have.",
+                "Raise the limit (`ulimit -n 4096`, or limits.conf) and start the same command again.",
+            )
         if not self.path.is_dir():
             return UserError(
                 f"The home {self.path} was removed while the node ran.",

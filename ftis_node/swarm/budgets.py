@@ -25,9 +25,22 @@ class Budgets:
 
     def take(self, peer: bytes) -> bool:
         """Takes a token; False if the peer has none left."""
+        left = self._now(peer)
+        self._note(peer, max(0.0, left - 1.0))
+        return left >= 1.0
+
+    def wait(self, peer: bytes, tokens: float) -> float:
+        """Takes so many tokens, which may be more than there are; returns the seconds until they have come back."""
+        left = self._now(peer) - tokens
+        self._note(peer, left)
+        return max(0.0, -left / self._a_second)
+
+    def _now(self, peer: bytes) -> float:
+        """Tokens that the peer has."""
         now = self._clock()
         left, at = self._left.get(peer, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._a_second)
+        return min(self._burst, left + (now - at) * self._a_second)
+
+    def _note(self, peer: bytes, left: float) -> None:
         make_room(self._left, peer, PEERS_MAX)
-        self._left[peer] = (max(0.0, left - 1.0), now)
-        return left >= 1.0
+        self._left[peer] = (left, self._clock())

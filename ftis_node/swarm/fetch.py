@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 
+from google.protobuf.message import DecodeError
 from hivemind.p2p import PeerID
 
 from ftis_node.errors import brief
@@ -169,8 +170,8 @@ async def fetch(
     signed.
 
     Raises:
-        HolderFault: a short or silent stream, a failed call, or (a `HolderLie`) wrong bytes. What was yielded before
-            stands.
+        HolderFault: a short or silent stream, a failed call, or (a `HolderLie`) wrong bytes or what is no answer. What
+            was yielded before stands.
     """
     open_targets = {target.ref.digest: target for target in targets[: limits.digests]}
     request = ftis_pb2.FetchRequest(digests=list(open_targets))
@@ -215,5 +216,7 @@ async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk], timeout: float) -> f
         return await asyncio.wait_for(anext(stream), timeout)
     except StopAsyncIteration:
         raise HolderFault("ended its stream early") from None
+    except (DecodeError, TypeError, ValueError) as error:  # no line is so bad: libp2p's packets are authenticated
+        raise HolderLie("sent what is no answer") from error
     except Exception as error:
         raise HolderFault(f"broke its stream: {brief(error)}") from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
+import logging
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
+import psutil
 from google.protobuf.message import Message
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
@@ -24,26 +26,30 @@ from ftis_node.errors import UserError, raise_all
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.settings import Settings
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import (
-    check_port,
-    free_port,
-    is_loopback,
-    listen_addresses,
-    listening_mistakes,
-    port_error,
-)
+from ftis_node.swarm.addresses import check_port, is_loopback, listen_addresses, listening_mistakes, port_error
+from ftis_node.swarm.streams import answer_stream
 
 START_SECONDS = 15.0
 KILL_SECONDS = 5.0
-METRICS_SECONDS = 2.0
+HEALTH_SECONDS = 2.0
 MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
 MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
 MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # of a call that is no stream, and of its answer
 CALLS_OF_ONE_PEER = 8  # at once, of those that are no streams
-_ANY = "127.0.0.1"
 _NO_KADEMLIA, _KADEMLIA_CLIENT = "none", "client"
-_REACHABILITY: dict[int, Literal["unknown", "public", "private"]] = {1: "public", 2: "private"}
+
+Reachable = Literal["unknown", "public", "private"]
+# AutoNAT's finding is in p2pd's log and in its metrics. The latter come with Go's profiler, on a port that every local
+# user and, by DNS rebinding, any web page can read.
+_AUTONAT = "autonat"
+_FINDINGS: dict[str, Reachable] = {f"NAT status is {word}": word for word in ("unknown", "public", "private")}
+
+# With --set relay_for_others=true. p2pd has no limit on the rate, and none on all circuits together.
+_RELAY_RESERVATIONS, _RELAY_CIRCUITS = 16, 4  # nodes that may be reached through this one; circuits of each
+_RELAY_BYTES, _RELAY_TIME, _RELAY_BUFFER = 256 << 20, "30m", 64 << 10  # a circuit, in each direction
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class Listening:
 
     key: the identity. sockets: a directory of mode 0700 for its control sockets. host, port: where to listen, TCP and
     (with `quic`) UDP; port 0 means any. listen: False dials only. announce: multiaddrs to name in place of those that
-    p2pd sees itself. relays: nodes to be reached through where nobody can dial this one.
+    p2pd sees itself. relays: nodes to be reached through where nobody can dial this one. relay_for_others: whether
+    others are reached through this one.
     """
 
     key: Path
@@ -63,6 +70,7 @@ class Listening:
     listen: bool = True
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
+    relay_for_others: bool = False
 
 
 def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
@@ -77,16 +85,16 @@ def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
         listen=settings.listen,
         announce=settings.announce,
         relays=settings.relays,
+        relay_for_others=settings.relay_for_others,
     )
 
 
 @dataclass(frozen=True)
 class Health:
-    """What p2pd says of itself. reachability: AutoNAT's finding. inbound, outbound: open connections."""
+    """How p2pd is. reachability: AutoNAT's finding. connections: that are open, whoever opened them."""
 
-    reachability: Literal["unknown", "public", "private"]
-    inbound: int
-    outbound: int
+    reachability: Reachable
+    connections: int
     memory_bytes: int
     cpu_seconds: float
     open_files: int
@@ -183,22 +191,57 @@ class CallTasks(dict[Any, "asyncio.Task[None]"]):
 
 
 # What runs before p2pd in its process: a session of its own, for Ctrl-C in a terminal reaches the whole group and p2pd
-# must outlive it; and death together with this process, whatever kills it (PR_SET_PDEATHSIG, SIGKILL).
+# must outlive it; and death together with this process, whatever kills it (PR_SET_PDEATHSIG, SIGKILL). hivemind has set
+# the level of its log.
 _PRELUDE = (
     "import ctypes, os, sys; os.setsid(); ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); "
+    f"os.environ['GOLOG_LOG_LEVEL'] += ',{_AUTONAT}=debug'; os.execv(sys.argv[2], sys.argv[2:])"
 )
 
 
 class _Child(P2P):  # type: ignore[misc]
-    """A p2pd that ends with this process."""
+    """A p2pd that ends with this process, whose streams leave nothing behind, and whose log is read."""
 
     _MORE: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reachability: Reachable = "unknown"
 
     @classmethod
     def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
         line: list[str] = [*P2P._make_process_args(*args, **kwargs), *cls._MORE]
         return [sys.executable, "-S", "-c", _PRELUDE, str(os.getpid()), *line]
+
+    async def _add_protobuf_stream_handler(self, name: str, handler: Any, kind: type[Message], **more: Any) -> None:
+        await self.add_binary_stream_handler(name, functools.partial(answer_stream, self, name, handler, kind), **more)
+
+    async def _read_outputs(self, ready: asyncio.Future[None]) -> None:
+        """p2pd's log, to its end: a full pipe would stop p2pd. `ready` is set once it has started."""
+        last = "it said nothing"
+        while True:
+            try:
+                line = (await self._child.stdout.readline()).decode(errors="ignore")
+            except ValueError:  # a line longer than the reader takes, which has dropped it
+                continue
+            if not line:
+                break
+            last = line.rstrip()
+            self._take(last)
+            if last.startswith("Peer ID:") and not ready.done():
+                ready.set_result(None)
+        if not ready.done():
+            ready.set_exception(P2PDaemonError(f"Daemon failed to start: {last}"))
+
+    def _take(self, line: str) -> None:
+        """One line of p2pd's log."""
+        with suppress(ValueError, AttributeError):
+            said = json.loads(line)
+            if said.get("logger") == _AUTONAT:
+                self.reachability = _FINDINGS.get(said.get("msg"), self.reachability)
+                return
+        self._log_p2pd_message(line)
 
 
 def _private(sockets: Path, *more: str) -> Any:
@@ -216,12 +259,25 @@ def _private(sockets: Path, *more: str) -> Any:
     )
 
 
-async def launch(how: Listening, port: int, metrics_port: int) -> Any:
+def _relaying(how: Listening) -> list[str]:
+    """Whether p2pd passes on what others send one another, and within which limits; on is its own default."""
+    if not how.relay_for_others:
+        return ["-relayService=0"]
+    return [
+        f"-relayMaxReservations={_RELAY_RESERVATIONS}",
+        f"-relayMaxCircuits={_RELAY_CIRCUITS}",
+        f"-relayDataLimit={_RELAY_BYTES}",
+        f"-relayTimeLimit={_RELAY_TIME}",
+        f"-relayBufferSize={_RELAY_BUFFER}",
+    ]
+
+
+async def launch(how: Listening, port: int) -> Any:
     """A running p2pd. Raises UserError if the port is taken, or p2pd does not start."""
     if how.listen:
         check_port(how.host, port)
     try:
-        p2p = await _private(how.sockets, f"-metricsAddr={_ANY}:{metrics_port}").create(
+        p2p = await _private(how.sockets, *_relaying(how)).create(
             host_maddrs=listen_addresses(how.host, port, quic=how.quic),
             no_listen=not how.listen,
             announce_maddrs=how.announce or None,
@@ -264,37 +320,18 @@ def _remove_sockets(directory: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def choose_ports(how: Listening) -> tuple[int, int]:
-    """The port to listen on, and one on this machine alone for p2pd's metrics."""
-    return how.port or free_port(how.host), free_port(_ANY)
-
-
-async def health(metrics_port: int) -> Health | None:
-    """p2pd's metrics; None if it does not give any."""
+async def health(p2p: Any) -> Health | None:
+    """How p2pd is; None if it does not answer."""
     try:
-        timeout = aiohttp.ClientTimeout(total=METRICS_SECONDS)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"http://{_ANY}:{metrics_port}/metrics") as answer,
-        ):
-            text = await answer.text()
-    except (aiohttp.ClientError, TimeoutError, OSError):
+        connected = await asyncio.wait_for(p2p.list_peers(), HEALTH_SECONDS)
+        process = psutil.Process(p2p._child.pid)
+        with process.oneshot():
+            return Health(
+                reachability=p2p.reachability,
+                connections=len(connected),
+                memory_bytes=process.memory_info().rss,
+                cpu_seconds=sum(process.cpu_times()[:2]),
+                open_files=process.num_fds(),
+            )
+    except Exception:  # hivemind raises anything from a socket error to what its parser raises
         return None
-    if "libp2p_autonat_reachability_status" not in text:
-        return None  # somebody else's metrics
-    return Health(
-        reachability=_REACHABILITY.get(int(_metric(text, "libp2p_autonat_reachability_status")), "unknown"),
-        inbound=int(_metric(text, "libp2p_rcmgr_connections", 'dir="inbound"', 'scope="system"')),
-        outbound=int(_metric(text, "libp2p_rcmgr_connections", 'dir="outbound"', 'scope="system"')),
-        memory_bytes=int(_metric(text, "process_resident_memory_bytes")),
-        cpu_seconds=_metric(text, "process_cpu_seconds_total"),
-        open_files=int(_metric(text, "process_open_fds")),
-    )
-
-
-def _metric(text: str, name: str, *labels: str) -> float:
-    """One value of a Prometheus exposition; 0 if it is not there."""
-    for found in re.finditer(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", text, re.MULTILINE):
-        if all(label in (found[1] or "") for label in labels):
-            return float(found[2])
-    return 0.0

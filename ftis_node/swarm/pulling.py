@@ -182,10 +182,11 @@ class Pulling:
             missing = True
             if self._transport.up:  # else it was this node's own p2pd
                 logger.info("Holder %s %s", peer_id(holder), fault)
-                self.rejections["holder"] += 1
                 if isinstance(fault, HolderLie):
+                    self.rejections["wrong bytes"] += 1
                     self._standing.lied(holder, str(fault))
                 else:
+                    self.rejections["holder"] += 1
                     self._standing.failed(holder)
                 self._membership.failed(holder)
                 for target in left:

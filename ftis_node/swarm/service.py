@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
 from typing import AsyncIterator, Protocol  # noqa: UP035 - hivemind recognises a stream by typing's alias only
 
 from hivemind.p2p import P2PContext, ServicerBase
 
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.deadline import Deadline
+from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.streams import Streams
 
 # Announcements that a node cannot read are held against who passes them on: another form of them is another major.
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
 STALL_SECONDS = 30.0
-STREAMS_OF_ONE_PEER = 4
+FIRST_SECONDS = 10.0  # a node asks as soon as its stream is open
+# Of one peer's requests in streams: ten full ones a second, forty at once. One more waits for its turn.
+LOOKUPS_A_SECOND, LOOKUPS_AT_ONCE = 800.0, 3200.0
+LOOKUPS_A_REQUEST = 16  # what a request costs beside its digests
 
 
 class Handlers(Protocol):
     """Who answers. `peer` is the caller's 38-byte peer id, proven by the connection."""
 
     def admits(self, peer: bytes) -> bool: ...
+
+    def knows(self, peer: bytes) -> bool: ...
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake: ...
 
@@ -34,7 +42,12 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
 
     def __init__(self, handlers: Handlers) -> None:
         self._handlers = handlers
-        self._streams: Counter[bytes] = Counter()
+        self._streams = Streams()
+        self._lookups = Budgets(time.monotonic, LOOKUPS_A_SECOND, LOOKUPS_AT_ONCE)
+
+    def end_streams(self, peer: bytes | None = None) -> None:
+        """Ends the streams that this peer has opened; by default those of all."""
+        self._streams.end(peer)
 
     async def rpc_handshake(self, request: ftis_pb2.Handshake, context: P2PContext) -> ftis_pb2.Handshake:
         return await self._handlers.on_handshake(request, self._admitted(context))
@@ -48,27 +61,33 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
         """The stream stays open until the caller ends its own side.
 
         If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
-        hivemind waits without limit for a caller who does not read, or neither asks nor hangs up; its task, which this
-        runs in, is what holds the stream, and the upload slot with it.
+        A caller who does not read, or neither asks nor hangs up, is waited for up to a limit: then the task ends, which
+        this runs in, and `streams.answer_stream` lets go of all that the stream holds.
         """
         peer = context.remote_id.to_bytes()
         task = asyncio.current_task()
-        if task is None or self._streams[peer] >= STREAMS_OF_ONE_PEER or not self._handlers.admits(peer):
+        if task is None or not self._handlers.admits(peer):
             return
-        self._streams[peer] += 1
+        if not self._streams.enter(task, peer, stranger=not self._handlers.knows(peer)):
+            return
         stall = Deadline(task.cancel)
-        stall.put_off(STALL_SECONDS)
+        stall.put_off(min(FIRST_SECONDS, STALL_SECONDS))
+        admitted = True  # the stream's admission is its first request's too
         try:
             async for request in requests:
+                self._streams.asked(task)
+                stall.put_off(STALL_SECONDS)
+                if not (admitted or self._handlers.admits(peer)):
+                    return
+                admitted = False
+                await asyncio.sleep(self._lookups.wait(peer, LOOKUPS_A_REQUEST + _digests(request)))
                 async for chunk in self._handlers.on_fetch(request, peer):
                     stall.put_off(STALL_SECONDS)
                     yield chunk
                 stall.put_off(STALL_SECONDS)
         finally:
             stall.cancel()
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
+            self._streams.leave(task)
 
     def _admitted(self, context: P2PContext) -> bytes:
         """The caller, if it is to be answered; else it hears an error."""
@@ -76,3 +95,8 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
         if not self._handlers.admits(peer):
             raise PermissionError("calls too often, or is banned")
         return peer
+
+
+def _digests(request: ftis_pb2.FetchRequest) -> int:
+    """How many are looked up."""
+    return min(len(request.digests), OWN.digests)

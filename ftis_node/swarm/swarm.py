@@ -151,6 +151,7 @@ class Swarm:
             self.membership.save_cache()
         with suppress(Exception):  # p2pd may be gone; else a late request would meet a store that is closed
             await asyncio.wait_for(self._service.remove_p2p_handlers(self._transport.p2p), EXCHANGE_SECONDS)
+        self._service.end_streams()
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
@@ -189,10 +190,19 @@ class Swarm:
         p2pd and this process more than it is worth."""
         if self.standing.shunned(peer) is None and self._calls.take(peer):
             return True
+        self._cut(peer)
+        return False
+
+    def knows(self, peer: bytes) -> bool:
+        """Whether it is in the view."""
+        return peer in self.membership.view
+
+    def _cut(self, peer: bytes) -> None:
+        """Ends its streams and its connection."""
+        self._service.end_streams(peer)
         if peer not in self._cutting:
             self._cutting[peer] = task = asyncio.create_task(self._transport.disconnect(peer))
             task.add_done_callback(lambda _: self._cutting.pop(peer, None))
-        return False
 
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         known = peer in self.membership.view
@@ -219,6 +229,9 @@ class Swarm:
                 yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         async for chunk in self._uploads.serve(request, peer):
+            if self.standing.shunned(peer) is not None:  # banned meanwhile
+                self._cut(peer)
+                return
             yield chunk
 
     # --- what this node asks --------------------------------------------------------------------------------------
@@ -230,6 +243,7 @@ class Swarm:
             await self._wait(self._told, self.interval if self._want().groups > 0 else IDLE_SECONDS)
             for peer in [peer for peer in self.membership.view if self.standing.shunned(peer) is not None]:
                 self.membership.drop(peer)
+                self._cut(peer)
             view = [peer for peer in self.membership.view if peer not in self._asking]
             for peer in random.sample(view, min(self._exchange_peers, len(view))):
                 self._asking[peer] = task = asyncio.create_task(self._exchange(peer))

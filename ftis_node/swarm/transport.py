@@ -15,9 +15,10 @@ from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
+from ftis_node.descriptors import ran_out
 from ftis_node.errors import FtisError, UserError
-from ftis_node.swarm.addresses import check_port
-from ftis_node.swarm.p2pd import Health, Listening, choose_ports, health, kill, launch
+from ftis_node.swarm.addresses import check_port, free_port
+from ftis_node.swarm.p2pd import Health, Listening, health, kill, launch
 
 DIAL_SECONDS = 5.0
 # A p2pd that hangs is noticed after 1 + 1.5 + 1 + 1.5 s at the latest; one that died at once.
@@ -44,7 +45,7 @@ class Transport:
         self.up = False
         self.listening = listening
         self._down_since: float | None = None
-        self.port = self._metrics_port = 0
+        self.port = 0
         self._started = started
 
     @classmethod
@@ -107,8 +108,8 @@ class Transport:
         return [f"{address}/p2p/{self.p2p.peer_id.to_base58()}" for address in found[1]]
 
     async def health(self) -> Health | None:
-        """What p2pd says of itself, and AutoNAT of whether others can dial this node; None if it does not say."""
-        return await health(self._metrics_port)
+        """How p2pd is, and what AutoNAT says of whether others can dial this node; None if p2pd does not answer."""
+        return await health(self.p2p)
 
     async def disconnect(self, peer: bytes) -> None:
         """Closes the connections to `peer`, if there are any and p2pd answers; it may dial again."""
@@ -151,10 +152,9 @@ class Transport:
 
     async def _launch(self) -> None:
         for last in (False, True):
-            chosen, self._metrics_port = choose_ports(self.listening)
-            self.port = self.port or chosen
+            self.port = self.port or self.listening.port or free_port(self.listening.host)
             try:
-                self.p2p = await launch(self.listening, self.port, self._metrics_port)
+                self.p2p = await launch(self.listening, self.port)
                 break
             except UserError:
                 if last or self.listening.port != 0:
@@ -168,8 +168,8 @@ class Transport:
     async def _answers(self) -> bool:
         try:
             await asyncio.wait_for(self.p2p._client.identify(), PING_SECONDS)
-        except Exception:  # hivemind raises anything from a socket error to what its parser raises
-            return False
+        except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
+            return ran_out(error)  # of this process's own files: that says nothing of p2pd
         return True
 
 

@@ -222,7 +222,7 @@ def serve(data: bytes) -> None:
         return [chunk async for chunk in service.rpc_fetch(requests(), context)]
 
     uploads = Uploads(HELD.get, Traffic())
-    service = FtisSwarm(SimpleNamespace(admits=lambda peer: True, on_fetch=uploads.serve))
+    service = FtisSwarm(SimpleNamespace(admits=lambda peer: True, knows=lambda peer: True, on_fetch=uploads.serve))
     chunks = run_async(answers())
     answered = [chunk.digest for chunk in chunks if len(chunk.digest) == 32]
     require(answered == asked, "it does not answer what was asked")

@@ -72,6 +72,9 @@ class Hostile:
     def admits(self, peer: bytes) -> bool:
         return True
 
+    def knows(self, peer: bytes) -> bool:
+        return True
+
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         return self.say_hello(request)
 

@@ -1,0 +1,188 @@
+"""Streams that peers open: how many there may be, and that nothing is left of one when it ends.
+
+hivemind's own handler waits without limit to hand over a request that nobody takes any more. Its socket and task then
+stay for good, and so do p2pd's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+from google.protobuf.message import Message
+from hivemind.p2p import P2P, P2PContext
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+from hivemind.proto.p2pd_pb2 import RPCError
+
+from ftis_node.descriptors import limit
+from ftis_node.errors import brief
+
+STREAMS = 256  # in all, or a quarter of the files that may be open; p2pd has a file open for each too
+STREAMS_OF_ONE_PEER = 4
+STRANGERS_PART = HALF_OPEN_PART = 4  # so many in one
+PREFETCHED = 5  # requests of a stream that wait for their turn
+LINGER_SECONDS = 2.0
+DISCONNECT_SECONDS = 5.0
+
+Handler = Callable[[AsyncIterator[Any], P2PContext], AsyncIterator[Message]]
+Task = asyncio.Task[Any]
+
+logger = logging.getLogger(__name__)
+
+
+class Streams:
+    """The streams that are open, each by the task that answers it.
+
+    One peer has 4 at most, so the 64 of the view cannot fill the 256. All peers outside the view share a quarter. At
+    most a quarter are half-open, which means that no request has come: the oldest of those makes room for a new one.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        """
+        Args:
+            most: streams at a time; by default what the limit of open files has room for.
+        """
+        self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4)) if most is None else most
+        self._open: dict[Task, tuple[bytes, bool]] = {}  # whose it is, and whether that is a stranger
+        self._half_open: dict[Task, None] = {}
+        self._of_peers: Counter[bytes] = Counter()
+        self._of_strangers = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def of(self, peer: bytes) -> int:
+        """How many this peer has open."""
+        return self._of_peers[peer]
+
+    def enter(self, task: Task, peer: bytes, *, stranger: bool) -> bool:
+        """Takes the stream in, which has to `leave` in the end; False if there is no room for it."""
+        full = len(self._open) >= self._most or self._of_peers[peer] >= STREAMS_OF_ONE_PEER
+        if full or (stranger and self._of_strangers >= max(1, self._most // STRANGERS_PART)):
+            return False
+        if len(self._half_open) >= max(1, self._most // HALF_OPEN_PART):
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            oldest.cancel()
+        self._open[task] = peer, stranger
+        self._half_open[task] = None
+        self._of_peers[peer] += 1
+        self._of_strangers += stranger
+        return True
+
+    def asked(self, task: Task) -> None:
+        """Its first request has come."""
+        self._half_open.pop(task, None)
+
+    def leave(self, task: Task) -> None:
+        """It has ended."""
+        peer, stranger = self._open.pop(task)
+        self._half_open.pop(task, None)
+        self._of_strangers -= stranger
+        self._of_peers[peer] -= 1
+        if not self._of_peers[peer]:
+            del self._of_peers[peer]
+
+    def end(self, peer: bytes | None = None) -> None:
+        """Ends all streams of a peer; by default all streams there are."""
+        for task, (owner, _) in self._open.items():
+            if peer is None or owner == peer:
+                task.cancel()
+
+
+async def answer_stream(
+    p2p: Any,
+    name: str,
+    handler: Handler,
+    kind: type[Message],
+    info: StreamInfo,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Answers one stream until the caller or the handler ends it.
+
+    The handler runs in a task of its own, and may cancel that to end the stream.
+
+    Args:
+        kind: of the requests.
+    """
+    context = P2PContext(handle_name=name, local_id=p2p.peer_id, remote_id=info.peer_id)
+    waiting: asyncio.Queue[Any] = asyncio.Queue(PREFETCHED)
+    reading = asyncio.create_task(_read(kind, reader, waiting))
+    answering = asyncio.create_task(_answer(handler(_requests(waiting), context), writer))
+    try:
+        await asyncio.wait({reading, answering}, return_when=asyncio.FIRST_COMPLETED)
+        hung_up = reading.done() and reading.result()
+        await _end({reading, answering})
+        if not hung_up and not await _p2pd_lets_go(reader, writer):
+            logger.debug("%s does not read what it asked for; its connection is closed.", info.peer_id)
+            with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
+                await asyncio.wait_for(p2p._client.disconnect(info.peer_id), DISCONNECT_SECONDS)
+    finally:
+        writer.transport.abort()
+        await _end({reading, answering})
+
+
+async def _end(tasks: set[Task]) -> None:
+    """Again and again: a cancellation can be lost in a wait that has just ended."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=1.0)
+
+
+async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyncio.Queue[Any]) -> bool:
+    """Hands requests over, and None when the caller has said that there are no more.
+
+    Returns True when the caller has hung up, False when it has sent something else than a request.
+    """
+    try:
+        while True:
+            request, _ = await P2P.receive_protobuf(kind, reader)
+            await waiting.put(request)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return True
+    except Exception as error:  # a parser may raise anything
+        logger.debug("A stream ends that is none: %s", brief(error))
+        return False
+
+
+async def _requests(waiting: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    while (request := await waiting.get()) is not None:
+        yield request
+
+
+async def _answer(answers: AsyncIterator[Message], writer: asyncio.StreamWriter) -> None:
+    """Sends what the handler yields, and what it raises in the end."""
+    try:
+        async for answer in answers:
+            await P2P.send_protobuf(answer, writer)
+    except ConnectionError:
+        pass  # the caller is gone
+    except Exception as error:
+        logger.debug("A stream's handler failed: %s", brief(error))
+        with suppress(Exception):
+            await P2P.send_protobuf(RPCError(message=str(error)), writer)
+    finally:
+        with suppress(Exception):
+            await answers.aclose()  # type: ignore[attr-defined]
+
+
+async def _p2pd_lets_go(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Whether p2pd closes its end once this side has ended. It does not while it waits for a caller to read."""
+    if writer.transport.get_write_buffer_size():
+        return False
+    try:
+        writer.write_eof()
+        async with asyncio.timeout(LINGER_SECONDS):
+            while await reader.read(1 << 16):
+                pass
+    except TimeoutError:
+        return False
+    except (OSError, RuntimeError):
+        pass  # it is closed already
+    return True

@@ -1,0 +1,251 @@
+"""Streams that others open leave nothing behind, however they end; and there are only so many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hivemind.p2p import P2P, PeerID
+
+from ftis_node.swarm import ftis_pb2, service, streams
+from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.streams import STREAMS_OF_ONE_PEER, Streams
+from ftis_node.swarm.transport import Transport
+from tests.helpers_swarm import (
+    Answers,
+    event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
+    identity,
+    member,
+    transport,
+)
+
+ALICE, BOB = identity(1), identity(2)
+FETCH = "FtisSwarm.rpc_fetch"
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Busy(Answers):
+    """Says "busy" to all that is asked, and counts it."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self.admitting = True
+
+    def admits(self, peer: bytes) -> bool:
+        return self.admitting
+
+    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        for digest in request.digests:
+            self.answered += 1
+            yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+
+
+class Scene:
+    """Alice opens streams to Bob, of whom all that a stream costs can be seen."""
+
+    def __init__(self, alice: Transport, bob: Transport) -> None:
+        self.alice, self.bob = alice, bob
+        self.busy = Busy()
+        self.served = FtisSwarm(self.busy)
+        self._tasks_before = 0
+        self._p2pd_before = 0
+
+    async def begin(self) -> None:
+        await self.served.add_p2p_handlers(self.bob.p2p)
+        await self.connect()
+        await self.answer(1)
+        await eventually(lambda: not self.served._streams and not self.sockets(), "the first stream has ended")
+        self._tasks_before, self._p2pd_before = len(asyncio.all_tasks()), self.files_of_p2pd()
+
+    async def connect(self) -> None:
+        await self.alice.connect(BOB.author, await self.bob.addresses())
+
+    async def open(self) -> Stream:
+        _, reader, writer = await asyncio.wait_for(
+            self.alice.p2p.call_binary_stream_handler(PeerID(BOB.author), FETCH), 10
+        )
+        return reader, writer
+
+    async def answer(self, requests: int) -> None:
+        """A caller as it should be."""
+        reader, writer = await self.open()
+        for _ in range(requests):
+            await P2P.send_protobuf(request(1), writer)
+            await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
+        writer.close()
+
+    def sockets(self) -> int:
+        """Of streams, on Bob's side, in this process."""
+        path = self.bob.p2p._client_listen_maddr["unix"]
+        found = psutil.Process().net_connections("unix")
+        return sum(one.laddr == path for one in found) - 1  # that which listens
+
+    def files_of_p2pd(self) -> int:
+        return psutil.Process(self.bob.pid).num_fds()
+
+    async def nothing_is_left(self) -> None:
+        await eventually(lambda: not self.served._streams, "no stream is counted")
+        await eventually(lambda: self.sockets() == 0, "its sockets are closed")
+        await eventually(lambda: self.files_of_p2pd() <= self._p2pd_before, "p2pd has closed them too")
+        await eventually(lambda: len(asyncio.all_tasks()) <= self._tasks_before, "its tasks have ended")
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    async with transport(ALICE, tmp_path / "alice") as alice, transport(BOB, tmp_path / "bob") as bob:
+        made = Scene(alice, bob)
+        await made.begin()
+        yield made
+
+
+def request(digests: int = 64, size: int = 32) -> ftis_pb2.FetchRequest:
+    return ftis_pb2.FetchRequest(digests=[bytes([number]) * size for number in range(digests)])
+
+
+async def ask_ahead(writer: asyncio.StreamWriter) -> None:
+    """Requests until nobody takes one any more."""
+    with contextlib.suppress(Exception):
+        while True:
+            await asyncio.wait_for(P2P.send_protobuf(request(60, 100), writer), 1.0)
+
+
+async def test_row_33_a_stranger_who_never_reads_costs_no_socket(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STALL_SECONDS", 1.0)
+    scene.served._lookups = service.Budgets(time.monotonic, 1e6, 1e6)  # else it takes a while to fill all that buffers
+    monkeypatch.setattr(streams, "LINGER_SECONDS", 0.5)
+    for _ in range(3):
+        await scene.connect()
+        opened = [await scene.open() for _ in range(STREAMS_OF_ONE_PEER)]
+        await asyncio.gather(*(ask_ahead(writer) for _, writer in opened))
+        await scene.nothing_is_left()
+    await scene.connect()
+    await scene.answer(1)
+
+
+@pytest.mark.parametrize("sent", [b"", P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"])
+async def test_row_33_callers_that_stop_half_way_or_vanish_leave_nothing(
+    sent: bytes, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = [await scene.open() for _ in range(STREAMS_OF_ONE_PEER)]
+    for _, writer in opened:
+        writer.write(sent)
+    await eventually(lambda: len(scene.served._streams) == STREAMS_OF_ONE_PEER, "they are open")
+    for _, writer in opened:
+        writer.transport.abort()
+    await scene.nothing_is_left()
+    monkeypatch.setattr(service, "STALL_SECONDS", 0.5)
+    opened = [await scene.open() for _ in range(2 * STREAMS_OF_ONE_PEER)]
+    for _, writer in opened:
+        writer.write(sent)
+    await scene.nothing_is_left()  # though the callers hold on
+
+
+async def test_row_33_what_is_no_request_ends_the_stream_and_leaves_nothing(scene: Scene) -> None:
+    for rubbish in (b"\x07", P2P.MESSAGE_MARKER + (3).to_bytes(8, "big") + b"\xff\xff\xff"):
+        reader, writer = await scene.open()
+        writer.write(rubbish)
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        await scene.nothing_is_left()
+        writer.close()
+
+
+async def test_row_33_streams_end_with_their_node(scene: Scene) -> None:
+    opened = [await scene.open() for _ in range(3)]
+    await eventually(lambda: len(scene.served._streams) == 3, "they are open")
+    scene.served.end_streams()
+    await scene.nothing_is_left()
+    for _, writer in opened:
+        writer.close()
+
+
+async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_stream_makes_room() -> None:
+    bound = Streams(16)
+    ended: list[int] = []
+
+    async def silent(number: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(number)
+
+    tasks = [asyncio.create_task(silent(number)) for number in range(40)]
+    await asyncio.sleep(0)
+    peers = [bytes([number]) for number in range(40)]
+    taken = [bound.enter(task, peer, stranger=True) for task, peer in zip(tasks[:8], peers, strict=False)]
+    assert taken == [True] * 4 + [False] * 4, "strangers have a quarter of 16"
+    assert bound.enter(tasks[8], peers[8], stranger=False)
+    await asyncio.sleep(0)
+    assert ended == [0], "a quarter may be silent: the oldest has made room"
+    bound.leave(tasks[0])
+    for task in tasks[1:4] + tasks[8:9]:
+        bound.asked(task)
+    crowd = tasks[9:13]
+    assert [bound.enter(task, b"crowd", stranger=False) for task in crowd] == [True] * STREAMS_OF_ONE_PEER
+    assert not bound.enter(tasks[13], b"crowd", stranger=False), "one peer has four"
+    for number in range(14, 20):
+        bound.enter(tasks[number], peers[number], stranger=False)
+        bound.asked(tasks[number])
+    assert len(bound) == 14, "four strangers less one, one more, four of one peer, and six"
+    bound.end(b"crowd")
+    await asyncio.sleep(0)
+    assert set(range(9, 13)) <= set(ended)
+    for task in tasks:
+        task.cancel()
+
+
+async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STALL_SECONDS", 2.0)
+    now = 0.0
+    scene.served._lookups = service.Budgets(lambda: now, 0.01, 3 * (service.LOOKUPS_A_REQUEST + OWN.digests))
+    before = scene.busy.answered
+    reader, writer = await scene.open()
+    for _ in range(100):
+        await P2P.send_protobuf(request(), writer)
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            await asyncio.wait_for(P2P.receive_protobuf(ftis_pb2.FetchChunk, reader), 30)
+    assert scene.busy.answered - before == 3 * OWN.digests, "three are within the budget, the fourth never had its turn"
+    await scene.nothing_is_left()
+    writer.close()
+
+
+async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_further_request(scene: Scene) -> None:
+    before = scene.busy.answered
+    reader, writer = await scene.open()
+    await P2P.send_protobuf(request(2), writer)
+    for _ in range(2):
+        await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
+    scene.busy.admitting = False
+    await P2P.send_protobuf(request(2), writer)
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    assert scene.busy.answered - before == 2
+    await scene.nothing_is_left()
+    writer.close()
+
+
+async def test_row_41_a_ban_ends_the_peers_streams(tmp_path: Path) -> None:
+    async with member(1, tmp_path) as bob, member(2, tmp_path, [bob.address]) as alice:
+        await eventually(lambda: bob.met(alice) and alice.met(bob), "they meet")
+        reader, writer = await asyncio.wait_for(
+            alice.transport.p2p.call_binary_stream_handler(PeerID(bob.author), FETCH), 10
+        )
+        await P2P.send_protobuf(request(2), writer)
+        await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
+        for _ in range(3):
+            bob.swarm.standing.lied(alice.author, "was found out")
+        await eventually(lambda: not bob.swarm._service._streams, "the stream has ended", 60)
+        await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+
+
