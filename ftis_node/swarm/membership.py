@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, peer_at, plain, s
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
+from ftis_node.swarm.retries import TRIES_OF_MET, Retries
 from ftis_node.swarm.service import PROTOCOL_MAJOR
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.transport import Transport, Unreachable
@@ -50,6 +52,7 @@ DIALS_A_SECOND = DIALS_AT_ONCE / 60
 # A peer is lost after so many failures in a row, if nothing was heard of it for as long as a p2pd takes to come back.
 GIVE_UP_AFTER = 3
 GIVE_UP_SECONDS = 8.0
+HALF_DEAD_AFTER = 2  # greetings in a row that were not answered
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +102,12 @@ class Membership:
         self._cache = cache
         self._heard: dict[bytes, dict[str, bytes | None]] = {}  # addresses, and who named each
         self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
-        self._missed: Counter[bytes] = Counter()  # greetings in vain, of peers heard of
+        self._retries = Retries(time.monotonic)
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
         self._dials = Budgets(time.monotonic, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
         self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
+        self._sought: frozenset[bytes] = frozenset()  # those and the run file's
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
@@ -158,6 +162,7 @@ class Membership:
             peer = peer_at(text)
             if peer is None or peer == self._identity.author or (teller is not None and not self._may_dial(text)):
                 continue
+            self._retries.named(peer)
             if peer not in self._heard:
                 self._make_room_to_hear(teller)
                 if teller is not None:
@@ -191,10 +196,41 @@ class Membership:
             self._forget(random.choice(list(self._heard)))
 
     def strangers(self) -> list[bytes]:
-        """Peers heard of but not in the view, in random order."""
-        found = [peer for peer in self._heard if peer not in self.view and peer not in self.refused]
+        """Peers heard of but not in the view, of which none was greeted in vain a moment ago.
+
+        Those that the owner named come first, then those that were met before, then those greeted in vain least often;
+        otherwise the order is random.
+        """
+        found = [peer for peer in self._heard if peer not in self.view and not self._retries.seconds(peer)]
         random.shuffle(found)
+        found.sort(key=lambda peer: (peer not in self._owners, peer not in self._met, self._retries.times(peer)))
         return found
+
+    def look_for(self, addresses: Sequence[str]) -> None:
+        """Hears of peers that are sought as long as this node runs; one that is alone greets them without a pause."""
+        self.hear(addresses)
+        self._sought = frozenset(peer for text in addresses if (peer := peer_at(text)) is not None)
+        if not self.view:
+            for peer in self._sought:
+                self._retries.forget(peer)
+
+    def patience(self) -> float:
+        """Seconds until another of the peers that did not answer may be greeted; infinite if there are none."""
+        waits = (self._retries.seconds(peer) for peer in self._heard if peer not in self.view)
+        return min(filter(None, waits), default=math.inf)
+
+    def called(self, peer: bytes) -> bool:
+        """Notes that a peer calls. One that this node has met, and lost since, lives after all.
+
+        Returns whether it is to be greeted now.
+        """
+        if peer in self.view or peer not in self._met:
+            return False
+        if peer not in self._heard:
+            self._make_room_to_hear(None)
+            self._heard[peer] = {}
+        self._retries.named(peer)
+        return not self._retries.seconds(peer)
 
     async def dial(self, peer: bytes) -> None:
         """Makes sure of a connection to a peer of the view, after one's own p2pd has lost all."""
@@ -205,12 +241,12 @@ class Membership:
             self.failed(peer)
 
     async def greet(self, peer: bytes) -> bool:
-        """Dials a peer and shakes hands; True if it is now in the view."""
+        """Dials a peer, if there is no connection, and shakes hands; True if it is now in the view."""
         addresses = self._to_dial(peer)
         if not addresses and any(map(self._may_dial, self._heard.get(peer, ()))):
             return False  # who told of it has told enough for now
         try:
-            if not addresses and peer in self._heard and peer not in self.view:
+            if not addresses and peer in self._heard and peer not in self.view and not await self._connected(peer):
                 raise Unreachable("none of its addresses is one to dial")
             await self._transport.connect(peer, addresses)
             if peer in self._owners:
@@ -220,9 +256,7 @@ class Membership:
             level = logging.WARNING if peer in self._owners and peer not in self._told else logging.DEBUG
             self._told |= {peer} & self._owners
             logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
-            self._missed[peer] += 1
-            if self._missed[peer] >= GIVE_UP_AFTER:  # until somebody mentions it again
-                self._forget(peer)
+            await self._greeted_in_vain(peer)
             return False
         self._traffic.received[peer] += answer.ByteSize()
         if answer.refusal or answer.run_id != self._run_file.run.id or answer.major != PROTOCOL_MAJOR:
@@ -231,6 +265,23 @@ class Membership:
         self._admit(peer, answer, found=True)
         self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
         return True
+
+    async def _greeted_in_vain(self, peer: bytes) -> None:
+        """It is greeted again later, or forgotten until somebody names it again."""
+        if peer not in self._heard:
+            return
+        times = self._retries.failed(peer)
+        if peer not in self._sought and times >= (TRIES_OF_MET if peer in self._met else GIVE_UP_AFTER):
+            self._forget(peer)
+        if peer not in self.view and times % HALF_DEAD_AFTER == 0:
+            # p2pd takes a connection for alive on which nothing arrives any more; without it, p2pd dials anew.
+            await self._transport.disconnect(peer)
+
+    async def _connected(self, peer: bytes) -> bool:
+        """Whether p2pd has a connection to it, as when the peer has called."""
+        with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
+            return peer in await self._transport.connected()
+        return False
 
     def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         """Answers a handshake; a peer of the same run and major version enters the view."""
@@ -256,8 +307,8 @@ class Membership:
         return answer
 
     def failed(self, peer: bytes) -> None:
-        """Notes a failed call; after three in a row and some seconds of silence the peer leaves the view (and may come
-        back by a handshake).
+        """Notes a failed call; after three in a row and some seconds of silence the peer leaves the view. From then on
+        it is greeted again.
 
         While this node's own p2pd is down, nobody is to blame.
         """
@@ -267,6 +318,7 @@ class Membership:
             if entry.failures >= GIVE_UP_AFTER and time.monotonic() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
+                self._hear_claims(peer, entry.addresses)
 
     def limits(self, peer: bytes) -> Limits | None:
         """What fits into a message between the two; None if they have not shaken hands."""
@@ -310,12 +362,12 @@ class Membership:
 
     def _forget(self, peer: bytes) -> None:
         self._heard.pop(peer, None)
-        self._missed.pop(peer, None)
+        self._retries.forget(peer)
         self._tellers.pop(peer, None)
 
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool) -> None:
         self.refused.pop(peer, None)
-        self._missed.pop(peer, None)
+        self._retries.forget(peer)
         self._told.discard(peer)
         self._met.pop(peer, None)
         while len(self._met) >= MET_SIZE:
@@ -332,8 +384,13 @@ class Membership:
         else:
             known.addresses, known.failures, known.seen = addresses or known.addresses, 0, time.monotonic()
         if addresses:
-            self._forget(peer)  # what it says of itself replaces what others said
-        self.hear(addresses)
+            self._hear_claims(peer, addresses)
+
+    def _hear_claims(self, peer: bytes, addresses: Sequence[str]) -> None:
+        """What a peer says of itself replaces what others said. Dials of it are counted as the peer's own."""
+        self._forget(peer)
+        self._make_room_to_hear(None)
+        self._heard[peer] = {text: None if text in self._trusted else peer for text in addresses}
 
     def _make_room_in_view(self, found: bool) -> None:
         inbound = [peer for peer in self.view.values() if not peer.found]
@@ -353,7 +410,9 @@ class Membership:
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:
             logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
-        make_room(self.refused, peer, HEARD_SIZE)
+        if (forgotten := make_room(self.refused, peer, HEARD_SIZE)) is not None and forgotten not in self._heard:
+            self._retries.forget(forgotten)
         self.refused[peer] = reason
+        self._retries.refused(peer)
         self.view.pop(peer, None)
         self._met.pop(peer, None)

@@ -131,7 +131,7 @@ class Swarm:
         self.membership.load_cache()
         self._bootstraps = [*bootstraps, *hints]
         self.membership.trust(bootstraps)
-        self.membership.hear(self._bootstraps)
+        self.membership.look_for(self._bootstraps)
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
         await self._directory.join(self.membership.view)
         self._meet_more()
@@ -218,6 +218,8 @@ class Swarm:
         limits = self.membership.limits(peer)
         if limits is None:
             return ftis_pb2.ExchangeResponse(stranger=True)
+        if not self._settled() and self.membership.called(peer):
+            self._heard.set()
         answer = self.gossip.answer(request, peer, limits)
         answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
         self.traffic.sent[peer] += answer.ByteSize()
@@ -283,7 +285,7 @@ class Swarm:
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.gossip.failed(request, peer)
             self.membership.failed(peer)
-            if not self.membership.view:
+            if peer not in self.membership.view:
                 self._heard.set()
             return None
         self.traffic.sent[peer] += request.ByteSize()
@@ -303,10 +305,11 @@ class Swarm:
     async def _maintain_loop(self) -> None:
         """Greets who was heard of; goes back to the bootstraps and the DHT when alone."""
         while True:
-            await self._wait(self._heard, ALONE_SECONDS if not self.membership.view else MAINTAIN_SECONDS)
+            await self._wait(self._heard, self._leisure())
             await self.membership.refresh_addresses()
+            if not self._settled():
+                self.membership.look_for(self._bootstraps)
             if not self.membership.view:
-                self.membership.hear(self._bootstraps)
                 self.membership.load_cache()
                 await self._look_up()
             strangers = [peer for peer in self.membership.strangers() if self.standing.shunned(peer) is None]
@@ -318,6 +321,12 @@ class Swarm:
             self.membership.save_cache()
             self.traffic.forget_all_but(self.membership.view)
             await asyncio.sleep(1.0)
+
+    def _leisure(self) -> float:
+        """Seconds until this node looks for peers again, if nothing happens meanwhile."""
+        if not self.membership.view:
+            return ALONE_SECONDS
+        return MAINTAIN_SECONDS if self._settled() else min(MAINTAIN_SECONDS, self.membership.patience())
 
     def _settled(self) -> bool:
         """Whether there are peers enough: then one stranger at a time is greeted, now and then. In a large swarm each

@@ -1,0 +1,187 @@
+"""Live nodes that lost one another under load meet again while they have a live peer in common."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ftis_node.run import RunFile
+from ftis_node.swarm import ftis_pb2, membership, swarm
+from ftis_node.swarm.addresses import Whereabouts
+from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, Membership
+from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
+from ftis_node.swarm.service import PROTOCOL_MAJOR
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport
+from tests.helpers_swarm import (
+    OTHER_RUN,
+    RUN,
+    Member,
+    event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
+    identity,
+    member,
+    transport,
+)
+
+MINUTE = 60.0
+BOB, MALLORY = identity(2), identity(4)
+NOWHERE = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that lose patience sooner, so that the tests need not wait."""
+    monkeypatch.setattr(swarm, "EXCHANGE_SECONDS", 1.0)
+    monkeypatch.setattr(swarm, "MAINTAIN_SECONDS", 1.0)
+    monkeypatch.setattr(membership, "GIVE_UP_SECONDS", 1.0)
+
+
+@contextlib.asynccontextmanager
+async def three(path: Path) -> AsyncIterator[tuple[Member, Member, Member]]:
+    """A common peer, which dials nobody (its own address is public and theirs are not), and two that know it."""
+    async with (
+        member(1, path) as common,
+        member(2, path, [common.address]) as one,
+        member(3, path, [common.address]) as other,
+    ):
+        common.swarm.membership._at_home = Whereabouts("0.0.0.0")
+        await all_meet(common, one, other)
+        yield common, one, other
+
+
+async def all_meet(*nodes: Member) -> None:
+    def met() -> bool:
+        return all(node.met(*(other for other in nodes if other is not node)) for node in nodes)
+
+    await eventually(met, "everybody is in everybody's view", MINUTE)
+
+
+async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_it(
+    tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three(tmp_path) as (common, one, slow):
+        again = asyncio.Event()
+        launch = slow.transport._launch
+
+        async def later() -> None:
+            await again.wait()
+            await launch()
+
+        monkeypatch.setattr(slow.transport, "_launch", later)
+        slow.transport.up = False  # its supervisor finds that out within 5 s, sooner than it would blame anybody
+        os.kill(slow.transport.pid, signal.SIGSTOP)
+        await eventually(lambda: not common.met(slow) and not one.met(slow), "both have lost it", MINUTE)
+        for node in (common, one):
+            await greeted_in_vain(node, slow)
+        assert slow.met(common, one), "it blames nobody while its own network is down, and goes on asking them"
+        again.set()
+        await all_meet(common, one, slow)
+
+
+async def test_row_13b_two_that_lost_each_other_meet_again_through_a_common_peer(tmp_path: Path, hasty: None) -> None:
+    async with three(tmp_path) as (common, one, other):
+        for node, lost in ((one, other), (other, one)):
+            node.swarm.membership.drop(lost.author)
+            node.swarm.membership._forget(lost.author)
+        await all_meet(common, one, other)
+
+
+async def greeted_in_vain(node: Member, lost: Member) -> None:
+    """As often as a peer that nobody has met is greeted before it is forgotten."""
+    for _ in range(GIVE_UP_AFTER):
+        assert not await node.swarm.membership.greet(lost.author)
+
+
+# --- when a peer that does not answer is greeted again ----------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def clocked(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
+    """A node's membership, and the time that its pauses are counted in."""
+    now = [0.0]
+    async with transport(identity(1), path) as network:
+        alice = Membership(network, identity(1), RunFile(run=RUN), Traffic())
+        alice._retries = Retries(lambda: now[0])
+        yield alice, now
+
+
+def hello(run_id: bytes = RUN.id) -> ftis_pb2.Handshake:
+    return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=run_id, addresses=[NOWHERE])
+
+
+async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(tmp_path: Path) -> None:
+    async with clocked(tmp_path) as (alice, now):
+        alice.on_handshake(hello(), BOB.author)
+        alice.drop(BOB.author)
+        for times in range(TRIES_OF_MET):
+            assert alice.strangers() == [BOB.author]
+            assert not await alice.greet(BOB.author)
+            assert not alice.strangers(), "not at once again"
+            now[0] += 2.0**times
+        assert not alice.strangers(), "after half an hour it is forgotten"
+        assert alice.hear([NOWHERE], MALLORY.author) and alice.strangers(), "until somebody names it"
+
+
+async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(tmp_path: Path) -> None:
+    async with clocked(tmp_path) as (alice, now):
+        alice.on_handshake(hello(), BOB.author)
+        alice.drop(BOB.author)
+        for _ in range(TRIES_OF_MET - 1):
+            await alice.greet(BOB.author)
+        assert alice.patience() > 1000.0
+        alice.hear([NOWHERE], MALLORY.author)
+        assert alice.patience() == NAMED_PAUSE
+        now[0] += NAMED_PAUSE
+        assert alice.strangers() == [BOB.author]
+
+
+async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path: Path) -> None:
+    """Also where this node may dial none of its addresses."""
+    async with clocked(tmp_path / "1") as (alice, _), member(2, tmp_path) as bob:
+        alice._at_home = Whereabouts("0.0.0.0")
+        assert not alice.called(BOB.author), "they have not met"
+        alice.on_handshake(hello(), BOB.author)
+        assert not alice.called(BOB.author), "it is in the view"
+        alice.drop(BOB.author)
+        alice._forget(BOB.author)
+        assert alice.called(BOB.author) and alice.strangers() == [BOB.author]
+        assert not await alice.greet(BOB.author), "there is no connection"
+        await bob.transport.connect(identity(1).author, await alice._transport.addresses())
+        assert await alice.greet(BOB.author)
+
+
+def unconnected() -> Membership:
+    """A membership that never gets as far as its transport."""
+    return Membership(Transport(Listening(Path(), Path())), identity(1), RunFile(run=RUN), Traffic())
+
+
+def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run() -> None:
+    alice, now = unconnected(), [0.0]
+    alice._retries = Retries(lambda: now[0])
+    alice.hear([f"/ip4/8.8.4.4/tcp/1/p2p/{BOB.peer_id}"])
+    alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
+    assert BOB.author in alice.refused and not alice.strangers()
+    now[0] = REFUSED_PAUSE
+    assert alice.strangers() == [BOB.author]
+
+
+async def test_the_peers_of_the_owner_are_never_given_up_and_nobody_is_remembered_for_ever(tmp_path: Path) -> None:
+    async with clocked(tmp_path) as (alice, _):
+        alice.look_for([NOWHERE])
+        for _ in range(2 * TRIES_OF_MET):
+            await alice.greet(BOB.author)
+        assert not alice.strangers()
+        alice.look_for([NOWHERE])
+        assert alice.strangers() == [BOB.author], "who is alone does not wait"
+        for number in range(100, 100 + 3 * HEARD_SIZE):
+            alice.on_handshake(hello(OTHER_RUN.id), identity(number).author)
+            await alice.greet(identity(number).author) if number < 110 else None
+        assert len(alice._retries._vain) <= HEARD_SIZE + 1
