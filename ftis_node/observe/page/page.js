@@ -1,7 +1,7 @@
 // The page: asks the node every two seconds and shows what it says.
 
 import { Chart } from "./charts.js";
-import { bytes, el, find, lasting, number, percent, seconds, short, show } from "./dom.js";
+import { bytes, el, find, lasting, number, percent, plain, seconds, short, show } from "./dom.js";
 import { everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
 const POLL = 2000;
@@ -121,9 +121,9 @@ function showTrouble(error) {
 function showStatus() {
   const status = latest.status;
   const name = status.name || "ftis-node";
-  find("name").textContent = name;
+  find("name").textContent = plain(name);
   const step = "step" in status ? ` · step ${number(status.step)}` : "";
-  document.title = `${name} · ${status.state.toLowerCase()}${step} – ftis-node`;
+  document.title = `${plain(name)} · ${status.state.toLowerCase()}${step} – ftis-node`;
   const state = find("state");
   state.className = `state ${status.state.toLowerCase()}`;
   state.textContent = `${MARKS[status.state] ?? "●"} ${status.state}`;
