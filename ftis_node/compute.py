@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.descriptors import OutOfFiles
 from ftis_node.errors import FtisError, UserError
 from ftis_node.options import JoinOptions
@@ -133,7 +133,7 @@ class ComputeProcess:
             return False
         self.restarts += 1
         self._failures += 1
-        self._faults.append((time.monotonic(), _one_line(fault)))
+        self._faults.append((boot_seconds(), _one_line(fault)))
         if self._failures > FAILURES:
             raise UserError(
                 f"The compute process failed {self._failures} times in a row, at last with: {fault}",
@@ -160,7 +160,7 @@ class ComputeProcess:
 
     def faults(self, seconds: float) -> tuple[str, ...]:
         """What it failed with in the last so many seconds, the latest last."""
-        return tuple(what for when, what in self._faults if time.monotonic() - when < seconds)
+        return tuple(what for when, what in self._faults if boot_seconds() - when < seconds)
 
 
 def _one_line(error: BaseException) -> str:

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftis_node.swarm.membership import Reachability
-from ftis_node.text import counted, rounded
+from ftis_node.swarm.peer_clocks import ClockDifference
+from ftis_node.text import counted, duration, rounded
 
 FAULT_SECONDS = 600.0  # for so long after the compute process failed a node calls itself degraded
 IDLE_STEPS = 10
 DOWN_SECONDS = 10.0
+CLOCK_TOLD = 300.0  # so far from its peers' clocks a node says so
+CLOCK_FAR = 2 * 3600.0  # and so far it is degraded: at three hours peers refuse one another's announcements
+ENOUGH_CLOCKS = 3  # of so many peers the median tells whose clock is wrong
 
 
 class State(StrEnum):
@@ -49,6 +53,8 @@ class Signs:
     idle_steps      in a row that changed nothing
     stalled         seconds for which the compute process has owed an answer, if those are too many, else 0
     own_refused     whether some of the latest round of this node's own groups were unsound
+    clock           how this node's clock differs from its peers', None if nobody said its time
+    replayed        announcements that were refused for their time, since the start
     home            what a command needs to mean this node: `Home.flag`
     """
 
@@ -63,6 +69,8 @@ class Signs:
     idle_steps: int = 0
     stalled: float = 0.0
     own_refused: bool = False
+    clock: ClockDifference | None = None
+    replayed: int = 0
     home: str = ""
 
 
@@ -76,9 +84,10 @@ def condition(signs: Signs) -> Condition:
         return Condition(State.JOINING, f"Waiting for {counted(signs.sought, 'peer')} before the first step.")
     if not signs.peers:
         return Condition(State.ALONE, "No peers: training alone, and looking for some.", _ALONE)
-    return Condition(
-        _REACHED[signs.reachability], f"Training with {counted(signs.peers, 'peer')}{_HOW[signs.reachability]}."
-    )
+    reason = f"Training with {counted(signs.peers, 'peer')}{_HOW[signs.reachability]}."
+    if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_TOLD:
+        return Condition(_REACHED[signs.reachability], f"{reason} {_whose(signs.clock)}.", SET_CLOCK)
+    return Condition(_REACHED[signs.reachability], reason)
 
 
 _ALONE = "If there should be some: `ftis-node doctor net --peers ADDRESS` says whether they can be reached."
@@ -92,7 +101,26 @@ _HOW = {
     Reachability.RELAYED: "; others reach this node through relays",
     Reachability.OUTBOUND_ONLY: ", all over connections that this node opened: nobody can dial it",
 }
+SET_CLOCK = "Compare with a clock that is right: `date -u`. If this machine's is wrong: `timedatectl set-ntp true`."
 _Trouble = tuple[str, str] | None
+
+
+def _whose(clock: ClockDifference) -> str:
+    """Whose clock is off, as far as one can tell, and by how much."""
+    far = f"{duration(abs(clock.behind))} {'behind' if clock.behind > 0 else 'ahead of'}"
+    if clock.peers >= ENOUGH_CLOCKS:
+        return f"This node's clock is {far} those of its {clock.peers} peers"
+    return f"This node's clock is {far} that of {counted(clock.peers, 'peer')}: it or theirs is wrong"
+
+
+def _clock(signs: Signs) -> _Trouble:
+    if signs.clock is None or abs(signs.clock.behind) < CLOCK_FAR:
+        return None
+    refused = f"; {counted(signs.replayed, 'announcement')} refused so far" if signs.replayed else ""
+    return (
+        f"{_whose(signs.clock)}. From three hours on nodes refuse one another's announcements{refused}.",
+        SET_CLOCK,
+    )
 
 
 def _network(signs: Signs) -> _Trouble:
@@ -160,4 +188,4 @@ def _own(signs: Signs) -> _Trouble:
     )
 
 
-_TROUBLES: Iterable[Callable[[Signs], _Trouble]] = (_stall, _network, _disk, _faults, _numbers, _signal, _own)
+_TROUBLES: Iterable[Callable[[Signs], _Trouble]] = (_stall, _network, _clock, _disk, _faults, _numbers, _signal, _own)

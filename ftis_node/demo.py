@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.plot import TO_DRAW, can_draw, plot_pass_at_1
+from ftis_node.observe.terminal import console, words
 from ftis_node.observe.view import nodes_view, number
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
@@ -72,7 +72,7 @@ class Demo:
         """
         self.output = output
         self.steps = steps
-        self.console = Console(stderr=True, quiet=quiet)
+        self.console = console(stderr=True, quiet=quiet)
         self._interrupted = False
         _prepare(output)
         self.members = [
@@ -145,7 +145,7 @@ class Demo:
             for headline in self._rounds(began):
                 if time.monotonic() - spoken >= SPEAK_SECONDS:
                     spoken = time.monotonic()
-                    self.console.print(headline, highlight=False, soft_wrap=True)
+                    self.console.print(words(headline), soft_wrap=True)
             return
         with Live(console=self.console, refresh_per_second=2, transient=False) as live:
             for headline in self._rounds(began):
@@ -179,7 +179,7 @@ class Demo:
     def _check_alive(self, member: _Member) -> None:
         if member.process is not None and member.process.poll() is not None:
             log = member.home.path / "output.log"
-            last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+            last = " | ".join(log.read_text(errors="replace").splitlines()[-5:])
             raise UserError(f"Node {member.name} ended by itself: {last}", f"Its whole log is {member.home.log}.")
 
     def _stop(self) -> None:
@@ -212,9 +212,9 @@ class Demo:
             )
         (self.output / "summary.json").write_text(json.dumps(summary, indent=1))
         for node in nodes:
-            self.console.print(_in_words(node), highlight=False)
+            self.console.print(words(_in_words(node)))
         curves = f"curves in {summary['picture']}" if can_draw() else f"for a picture of the curves: {TO_DRAW}"
-        self.console.print(f"{seconds:.0f} s; {curves}; logs under {self.output}", markup=False)
+        self.console.print(words(f"{seconds:.0f} s; {curves}; logs under {self.output}"))
         return summary
 
     def _node_summary(self, member: _Member) -> dict[str, Any]:

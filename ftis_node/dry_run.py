@@ -153,8 +153,8 @@ class DryRun:
         return f"Its network address, and {what}, {limit}. Never the model, its gradients or files."
 
 
-def in_words(report: Mapping[str, Any]) -> str:
-    """The report for people; each line is escaped by who prints it."""
+def in_words(report: Mapping[str, Any]) -> list[str]:
+    """The report for people, line by line."""
     home, run, task = report.get("home"), report.get("run"), report.get("task")
     model, network = report.get("model"), report.get("network")
     lines = ["Nothing was started and nothing was written. Without --dry-run:", ""]
@@ -183,5 +183,4 @@ def in_words(report: Mapping[str, Any]) -> str:
         lines += [f"tells     {text}" for text in network["announces"]]
         lines += [f"relay     {text}" for text in network["relays"]]
         lines += [f"dials     {text}" for text in network["dials"]]
-    lines += [f"leaves    {report['leaves']}"]
-    return "\n".join(lines)
+    return [*lines, f"leaves    {report['leaves']}"]

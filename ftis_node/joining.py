@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UsageError
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
@@ -116,7 +116,7 @@ def furnish(
     store.skip_round()
     metrics = MetricsLog(home.metrics, quota.older_metrics)
     model = labelled(settings.model, facts["kind"])
-    standing = Standing(time.monotonic, settings.defences)
+    standing = Standing(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
     stepper = Stepper(
         context=context,
@@ -184,7 +184,7 @@ def refill_pool(rooms: Rooms, max_age: float) -> None:
     for author, body, held in rooms.store.waiting(max_age):
         verdict = admit(rooms.context, author, body)
         if not isinstance(verdict, Rejection) and not rooms.stepper.pool.knows(verdict.key):
-            rooms.stepper.score_later(verdict, time.monotonic() - held)
+            rooms.stepper.score_later(verdict, boot_seconds() - held)
 
 
 async def open_network(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.compute import ComputeProcess
 from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, condition
 from ftis_node.descriptors import raise_limit, wait_for_room
@@ -56,7 +57,7 @@ class Node:
         self.home = options.home  # which may be open already
         # While it does not train; else the condition is what the signs say.
         self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
-        self._told = State.LOADING
+        self._told = (State.LOADING, "")  # state and advice that the log has
         self._stopping = asyncio.Event()
         self._finishing, self._pausing = False, options.paused
         self._called = asyncio.Event()  # while it rests: to resume, finish or stop
@@ -71,7 +72,7 @@ class Node:
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._sought = 0
         self._exams = Exams(self.settings.eval_share)
-        self._started = time.time()
+        self._started = boot_seconds()
         self._steps = StepLog()
 
     async def run(self) -> int:
@@ -340,7 +341,7 @@ class Node:
         progress = rooms.stepper.progress
         progress.evaluated(result["pass_at_1"])
         self._exams.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
-        rooms.metrics.write("evaluation", step=progress.step, since_start=time.time() - self._started, **result)
+        rooms.metrics.write("evaluation", step=progress.step, since_start=boot_seconds() - self._started, **result)
 
     async def _rest(self, rooms: Rooms) -> None:
         """Paused: without a compute process, so that its memory is free for others; peers are served."""
@@ -456,17 +457,20 @@ class Node:
             bad_steps=last.get("bad_steps", 0),
             idle_steps=self._rooms.stepper.idle_steps,
             own_refused=self._rooms.stepper.own_unsound,
+            clock=membership.clocks.difference(membership.view),
+            replayed=self._rooms.swarm.gossip.counts["replayed"],
             home=self.home.flag,
         )
 
     def _look_around(self) -> None:
-        """Says so when the state changes."""
-        if (now := self.condition()).state != self._told:
+        """Says so when the state, or what to do about it, changes."""
+        now = self.condition()
+        if (now.state, now.advice) != self._told:
             self._say(now)
 
     def _say(self, now: Condition) -> None:
         logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
-        self._told = now.state
+        self._told = (now.state, now.advice)
 
     def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
         """From now on it does not train, for this reason."""
@@ -490,12 +494,10 @@ class Node:
             "run": self._run_file.run.id.hex() if self._run_file is not None else None,
             "curve": list(self._exams.curve),
             "page": self._page.address if self._page is not None else None,
-            "uptime": time.time() - self._started,
+            "uptime": boot_seconds() - self._started,
             **self._compute.status(),
         } | (training_status(rooms.stepper, rooms.swarm) if rooms is not None else {})
 
     def peers(self) -> dict[str, Any]:
         """What `ftis-node peers --json` shows."""
-        if self._rooms is None:
-            return {"peers": [], "left_out": []}
-        return peers_report(self._rooms.stepper, self._rooms.swarm)
+        return peers_report(self._rooms.stepper, self._rooms.swarm) if self._rooms else {"peers": [], "left_out": []}

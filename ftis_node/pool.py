@@ -11,7 +11,7 @@ from ftis_node.packet import Group
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """An admitted group with the rewards that this node gave it [G], and when (monotonic) it was generated."""
+    """An admitted group with the rewards that this node gave it [G]; born: its birth, by the pool's clock."""
 
     group: Group
     rewards: tuple[float, ...]
@@ -61,7 +61,7 @@ class Pool:
         """
         Args:
             max_age: seconds after which a group is too old to train on.
-            clock: the monotonic clock that `Scored.born` was read from.
+            clock: the clock that `Scored.born` was read from (`boot_seconds`).
             keep_all: also groups without a signal; a part of a group says nothing of the whole.
         """
         self.max_age = max_age

@@ -5,7 +5,6 @@ After a change of `Settings` or of the profiles: ``python -m ftis_node.reference
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from pydantic.fields import FieldInfo
 from ftis_node.checks import OBJECTIVE_LIMITS, OBJECTIVE_NAMES
 from ftis_node.profiles import PROFILES, TASKS
 from ftis_node.settings import Settings
+from ftis_node.text import in_toml
 
 _UNIT = re.compile(r"\[(?P<unit>[^]]+)\] ")
 
@@ -179,8 +179,7 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    # JSON's escapes are all TOML's too, but TOML wants DEL escaped as well.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+    return f'"{in_toml(value)}"' if isinstance(value, str) else repr(value)
 
 
 def _one_line(text: str) -> str:

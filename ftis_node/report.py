@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.observe.view import number
 from ftis_node.stepping import Stepper
 from ftis_node.swarm.identity import peer_id
@@ -106,10 +107,12 @@ def process_status() -> dict[str, int]:
 def network_status(swarm: Swarm) -> dict[str, Any]:
     """How this node is reached, and how its p2pd is."""
     health = swarm.membership.health
+    clock = swarm.membership.clocks.difference(swarm.membership.view)
     return {
         "reachability": str(swarm.membership.reachability()),
         "p2pd_restarts": swarm.supervisor.restarts,
         "p2pd": asdict(health) if health is not None else None,
+        "clock": asdict(clock) if clock is not None else None,
     }
 
 
@@ -122,7 +125,7 @@ def peers_report(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
                 "id": peer_id(peer.id),
                 "agent": peer.agent,
                 "addresses": peer.addresses,
-                "seconds_since_seen": time.monotonic() - peer.seen,
+                "seconds_since_seen": boot_seconds() - peer.seen,
                 "used": used[peer_id(peer.id)],
                 **swarm.standing.report(peer.id),
                 "bytes_in": swarm.traffic.received[peer.id],

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
 
 from ftis_node.errors import UsageError, raise_all
+from ftis_node.text import in_toml
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
 # tomllib takes time and memory with the square of the parts of a key, 4 GB for a file of nothing but `a.a.a…`.
@@ -350,12 +351,7 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if not isinstance(value, str):
         return repr(value)
-    lines = [_basic_string(line) for line in value.split("\n")]
+    lines = [in_toml(line) for line in value.split("\n")]
     if len(lines) == 1:
         return f'"{lines[0]}"'
     return '"""\n' + "\n".join(lines) + '"""'
-
-
-def _basic_string(text: str) -> str:
-    """The inside of a TOML basic string. JSON's escapes are all TOML's too, but TOML wants DEL escaped as well."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f")

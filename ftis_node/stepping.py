@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.errors import FtisError, UserError
 from ftis_node.observe.recent import KEPT, Recent, Shown
 from ftis_node.packet import Group, encode, pack_group, packet_digest
@@ -89,18 +90,19 @@ class Stepper:
         store: PacketStore,
         worker: Compute,
         standing: Standing,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         pool: Pool | None = None,
     ) -> None:
         """
         Args:
             standing: what is thought of authors, and learns of what came of their groups.
             clock: seconds, which groups' ages and all durations are told by; the event loop must keep the same time.
+                By default groups age while the machine sleeps, and steps take only the time that it is awake.
             pool: by default one that drops groups without a signal.
         """
         self.progress = Progress()
         self.totals = Totals()
-        self.pool = Pool(settings.max_age, clock) if pool is None else pool  # an empty one is false
+        self.pool = Pool(settings.max_age, clock or boot_seconds) if pool is None else pool  # an empty one is false
         self.worker = worker
         self.standing = standing
         standing.banned_author.append(lambda author: self.pool.drop(author))
@@ -115,7 +117,7 @@ class Stepper:
         self.resting = False  # there is nobody to score what comes, so nothing is pulled
         self.idle_steps = 0  # in a row that changed nothing
         self.generation_batch = sys.maxsize  # how many sequences the compute process has room for side by side
-        self._clock = clock
+        self._clock, self._age_clock = clock or time.monotonic, clock or boot_seconds
         self._context = context
         self.run = context.run
         self._run_id = context.run.id
@@ -381,7 +383,7 @@ class Stepper:
         batch = describe(own, foreign)
         self.progress.add_step(len(own), batch["authors"], report)
         self.idle_steps = 0 if report["skipped"] is None else self.idle_steps + 1
-        now = self._clock()
+        now = self._age_clock()
         self.last = {
             "step": self.progress.step,
             **batch,

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 MB, GB = 1 << 20, 1 << 30  # as graphics cards are labelled; of disks too
 
 
 def escaped(text: str) -> str:
     """What is not printable is written as Python writes it: line ends, control characters, changes of direction."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def in_toml(text: str) -> str:
+    """The inside of a TOML basic string, with an escape for all that is not printable.
+
+    JSON's escapes are all TOML's too.
+    """
+    return "".join(c if c.isprintable() else _toml_escape(c) for c in json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _toml_escape(character: str) -> str:
+    return f"\\u{ord(character):04x}" if ord(character) < 1 << 16 else f"\\U{ord(character):08x}"
+
+
+def in_json(value: object) -> str:
+    """JSON of printable ASCII letters alone, in one line."""
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def say(*lines: object, error: bool = False, flush: bool = False) -> None:
+    """Prints lines as they are, each in one line: what a name or a peer put into them moves no terminal.
+
+    Args:
+        error: on stderr, not on stdout.
+    """
+    print(*(escaped(str(line)) for line in lines), sep="\n", file=sys.stderr if error else sys.stdout, flush=flush)
 
 
 def rounded(size: float) -> str:

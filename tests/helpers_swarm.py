@@ -19,6 +19,7 @@ import pytest
 import uvloop
 from hivemind.p2p import PeerID
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, Group, decode, encode, pack_group, packet_digest, prompt_digests
 from ftis_node.pool import Newcomers, Want
@@ -247,7 +248,7 @@ async def member(
             run_file=RunFile(run=RUN),
             context=CONTEXT,
             store=store,
-            standing=Standing(time.monotonic),
+            standing=Standing(boot_seconds),
             exchange_peers=3,
             max_age=600.0,
             want=want,

@@ -66,7 +66,7 @@ def status() -> dict[str, Any]:
         "peers": 20,
         "bytes_in": 123456789012,
         "bytes_out": 1,
-        "network": {"reachability": "direct", "p2pd_restarts": 0},
+        "network": {"reachability": "direct", "p2pd_restarts": 0, "clock": {"behind": -14460.0, "peers": 3}},
         "pool": {"waiting": 1, "no_signal": 2, "expired": 0},
         "refused_packets": {EVIL: 3},
     }

@@ -65,7 +65,7 @@ JOINING: dict[str, Any] = LOADING | {
     "peers": 0,
     "bytes_in": 0,
     "bytes_out": 0,
-    "network": {"reachability": "direct", "p2pd_restarts": 0, "p2pd": None},
+    "network": {"reachability": "direct", "p2pd_restarts": 0, "p2pd": None, "clock": None},
     "process": {"memory_bytes": 1000, "python_blocks": 10},
     "refused_packets": {},
     "announcements": {},
@@ -102,6 +102,7 @@ TRAINING: dict[str, Any] = JOINING | {
         "skipped": None,
     },
     "network": {
+        "clock": {"behind": 3.0, "peers": 2},
         "reachability": "relayed",
         "p2pd_restarts": 1,
         "p2pd": {

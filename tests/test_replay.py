@@ -11,7 +11,6 @@ import shutil
 import signal
 import sqlite3
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ftis_node.cli import app
+from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.lineage import lineage
 from ftis_node.lab.replaying.replay import replay
@@ -331,7 +331,7 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
     stepper = Stepper(
         context=AdmissionContext(run=run, prompt_digests=opened["prompt_digests"]),
         **{
-            "standing": Standing(time.monotonic),
+            "standing": Standing(boot_seconds),
             "own_only": False,
             "identity": Identity.load_or_create(home.key),
             "store": store,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.progress import Progress
 from ftis_node.settings import Settings
 from ftis_node.stepping import OWN_SHARE_FLOOR, Stepper
@@ -36,7 +36,7 @@ def stepper(path: Path, others: int, *, own_only: bool = False, **settings: Any)
         settings=Settings(batch_groups=BATCH, **settings),
         store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
         worker=Worker(),
-        standing=Standing(time.monotonic),
+        standing=Standing(boot_seconds),
     )
     made.swarm = SimpleNamespace(recent_authors=lambda seconds: set(range(others)))  # type: ignore[assignment]
     return made
@@ -89,7 +89,7 @@ def test_what_has_no_room_in_a_batch_is_not_counted_on(tmp_path: Path, monkeypat
 def bring(node: Stepper, count: int, take: int | None = None) -> None:
     """A step for which so many groups came, and were taken."""
     for _ in range(count):
-        node.pool.add(scored(1, next(_NUMBERS), 0, time.monotonic()))
+        node.pool.add(scored(1, next(_NUMBERS), 0, boot_seconds()))
     node.take(count if take is None else take)
     node.note_supply()
 

@@ -28,7 +28,7 @@ from ftis_node.cli import (
     top,
 )
 from ftis_node.errors import FtisError, UserError, one_by_one
-from ftis_node.text import escaped
+from ftis_node.text import say
 
 app = typer.Typer(
     name="ftis-node",
@@ -40,7 +40,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(ftis_node.__version__)
+        say(ftis_node.__version__)
         raise typer.Exit
 
 
@@ -88,7 +88,7 @@ def main() -> None:
     except UserError as error:
         _tell(error)
     except FtisError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", error=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -103,6 +103,5 @@ def main() -> None:
 def _tell(error: UserError) -> NoReturn:
     """Two sentences on stderr for each mistake; what a peer or a file put into them moves no terminal."""
     for one in one_by_one(error):
-        what, fix = ("\n       ".join(map(escaped, text.splitlines())) for text in (one.what, one.fix))
-        print(f"error: {what}\n       {fix}", file=sys.stderr)
+        say(f"error: {one.what}", f"       {one.fix}", error=True)
     sys.exit(error.exit_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from ftis_node.errors import UserError
 from ftis_node.observe.api import NoDaemon, ask
 from ftis_node.observe.logs import last_words
 from ftis_node.store.home import Home
-from ftis_node.text import escaped
+from ftis_node.text import escaped, say
 
 ANSWER_SECONDS = 5.0
 STARTING_SECONDS = 60.0  # loading PyTorch takes some, on a loaded machine many
@@ -48,7 +47,7 @@ def ask_daemon(
                     f"`ftis-node logs{place.flag}` says what it does.",
                 ) from None
         if not told:
-            print(f"note: the daemon on {place.path} does not answer yet; waiting for it.", file=sys.stderr)
+            say(f"note: the daemon on {place.path} does not answer yet; waiting for it.", error=True)
             told = True
         time.sleep(POLL_SECONDS)
 

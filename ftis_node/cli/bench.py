@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from ftis_node.cli.common import JsonOption, print_json
 from ftis_node.errors import UsageError
+from ftis_node.text import say
 
 if TYPE_CHECKING:
     from ftis_node.lab.bench.model import Size
@@ -47,7 +47,7 @@ def wire(
         print_json(figures)
     else:
         for key, value in figures.items():
-            print(f"{key:20} {value:.4g}")
+            say(f"{key:20} {value:.4g}")
 
 
 @app.command("train")
@@ -160,7 +160,7 @@ def growth(
     else:
         for key, value in figures.items():
             for point in value["points"] if isinstance(value, dict) and "points" in value else ():
-                print(f"{key:18} {_human(point)}")
+                say(f"{key:18} {_human(point)}")
 
 
 @app.command("swarm")
@@ -236,11 +236,11 @@ def _print(figures: dict[str, Any], width: int, json: bool) -> None:
         print_json(figures)
     else:
         for key, value in figures.items():
-            print(f"{key:{width}} {_human(value)}")
+            say(f"{key:{width}} {_human(value)}")
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
+    say(line, error=True)
 
 
 def _human(value: object) -> str:

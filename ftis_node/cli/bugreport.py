@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from ftis_node.cli.doctor import bare_case, case_of
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.settings import known_variables
 from ftis_node.store.home import DEFAULT_HOME
+from ftis_node.text import say
 
 if TYPE_CHECKING:
     from ftis_node.doctor.finding import Case, Finding
@@ -48,17 +48,17 @@ def bugreport(
     findings: list[Finding] = []
     for finding in itertools.chain(unsound, examined(case)):
         findings.append(finding)
-        print(f"{finding.verdict:5}{finding.subject}", file=sys.stderr, flush=True)
+        say(f"{finding.verdict:5}{finding.subject}", error=True, flush=True)
     parts = collect(case, findings, with_addresses=with_addresses)
     pack(parts, to)
     if json:
         print_json({"file": str(to), "packed": {name: len(text.encode()) for name, text in parts.items()}})
         return
-    print(f"{to} holds:")
+    say(f"{to} holds:")
     for name, text in parts.items():
-        print(f"  {name:18} {len(text.encode()):9,} bytes")
+        say(f"  {name:18} {len(text.encode()):9,} bytes")
     hidden = "" if with_addresses else " Addresses and peer ids are replaced by names that only this home can make."
-    print(f"Nothing was sent.{hidden} Look through it before you send it: tar -xzf {to}")
+    say(f"Nothing was sent.{hidden} Look through it before you send it: tar -xzf {to}")
 
 
 def _case(home: Path, flags: dict[str, Any], settings: Path | None) -> tuple[Case, list[Finding]]:

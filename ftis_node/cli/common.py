@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.errors import UsageError
+from ftis_node.text import in_json, say
 
 if TYPE_CHECKING:
     from ftis_node.settings import Settings
@@ -30,14 +29,14 @@ RewardOption = Annotated[
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object on stdout."""
-    print(json.dumps(value))
+    print(in_json(value))
 
 
 def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
     """A name and what it is a line, and what else it is below."""
     for name, value in facts.items():
         values = [value] if isinstance(value, str) else value
-        print("\n".join(f"{name if first is values[0] else '':10} {first}" for first in values))
+        say(*(f"{name if first is values[0] else '':10} {first}" for first in values))
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 def note(text: str) -> None:
     """What a person should know, on stderr."""
-    print(f"note: {text}", file=sys.stderr)
+    say(f"note: {text}", error=True)
 
 
 def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ from ftis_node.errors import raise_all
 from ftis_node.reference import as_toml
 from ftis_node.settings import collect
 from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="The settings, layer upon layer.")
 
@@ -47,8 +48,8 @@ def show(
         finite = {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
         print_json({"settings": finite} | ({"origins": origins} if origin else {}))
     else:
-        print(f"# As for the task {task!r}; docs/settings.md says what each does.\n")
-        print(as_toml(settled, origins if origin else None), end="")
+        say(f"# As for the task {task!r}; docs/settings.md says what each does.", "")
+        say(*as_toml(settled, origins if origin else None).splitlines())
 
 
 @app.command("check")
@@ -67,4 +68,4 @@ def check(file: Annotated[Path, typer.Argument(help="A TOML file of settings.")]
     if json:
         print_json({"file": str(file), "sound": True, "settings": given})
     else:
-        print(f"{file} is sound; it sets {', '.join([*given, *([profile] if profile else [])]) or 'nothing'}.")
+        say(f"{file} is sound; it sets {', '.join([*given, *([profile] if profile else [])]) or 'nothing'}.")

@@ -14,7 +14,7 @@ import typer
 from ftis_node.cli.common import HomeOption, JsonOption, addresses_in, parse_pairs, print_json
 from ftis_node.errors import UsageError, UserError
 from ftis_node.store.home import DEFAULT_HOME
-from ftis_node.text import escaped
+from ftis_node.text import say
 
 if TYPE_CHECKING:
     from ftis_node.doctor.finding import Case, Finding
@@ -156,9 +156,9 @@ def _report(findings: Iterator[Finding], *, json: bool) -> int:
     for finding in findings:
         found.append(finding)
         if not json:
-            print(f"{finding.verdict:5}{finding.subject}: {escaped(finding.text)}", flush=True)
+            say(f"{finding.verdict:5}{finding.subject}: {finding.text}", flush=True)
             if finding.advice:
-                print(f"     → {escaped(finding.advice)}", flush=True)
+                say(f"     → {finding.advice}", flush=True)
     if json:
         print_json({"findings": [dataclasses.asdict(finding) for finding in found]})
     return 1 if failed(found) else 0

@@ -16,7 +16,7 @@ import typer
 
 from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
-from ftis_node.text import escaped
+from ftis_node.text import escaped, say
 
 if TYPE_CHECKING:
     from ftis_node.evaluation import Judged, Outcome
@@ -249,24 +249,24 @@ def _said(one: Judged) -> dict[str, Any]:
 def _print(figures: dict[str, Any]) -> None:
     step = "" if figures["step"] is None else f", step {figures['step']}"
     trained = f" ({figures['trained']}{step})" if figures["trained"] else ""
-    print(f"{figures['model']}{trained} on {figures['task']}, {figures['prompts']} questions, greedy\n")
-    print(f"  pass@1     {_rate(figures)}")
-    print(f"  formatted  {_percent(figures['formatted'])}  <think>…</think><answer>…</answer>, and nothing else")
-    print(f"  lenient    {_percent(figures['lenient'])}  the last answer is right, whatever the format")
-    print(f"  finished   {_percent(figures['finished'])}  within {figures['completion_tokens']} tokens")
+    say(f"{figures['model']}{trained} on {figures['task']}, {figures['prompts']} questions, greedy", "")
+    say(f"  pass@1     {_rate(figures)}")
+    say(f"  formatted  {_percent(figures['formatted'])}  <think>…</think><answer>…</answer>, and nothing else")
+    say(f"  lenient    {_percent(figures['lenient'])}  the last answer is right, whatever the format")
+    say(f"  finished   {_percent(figures['finished'])}  within {figures['completion_tokens']} tokens")
     if "paired" in figures:
         _print_comparison(figures["base"], figures["paired"])
-    print(f"\n{figures['mean_tokens']:.0f} tokens a completion, {figures['seconds']:.1f} s on {figures['device']}")
+    say("", f"{figures['mean_tokens']:.0f} tokens a completion, {figures['seconds']:.1f} s on {figures['device']}")
 
 
 def _print_comparison(base: dict[str, Any], paired: dict[str, Any]) -> None:
     step = "" if base["step"] is None else f", step {base['step']}"
-    print(f"\nbeside it {base['model']}{step} on the same questions\n")
-    print(f"  pass@1     {_rate(base)}")
+    say("", f"beside it {base['model']}{step} on the same questions", "")
+    say(f"  pass@1     {_rate(base)}")
     low, high = (f"{100 * paired[key]:+.1f}" for key in ("low", "high"))
-    print(f"  difference {100 * paired['difference']:+5.1f} points  95 % between {low} and {high}, ", end="")
-    print(f"p = {paired['p']:.2g} (McNemar's exact test)")
-    print(
+    chance = f"p = {paired['p']:.2g} (McNemar's exact test)"
+    say(f"  difference {100 * paired['difference']:+5.1f} points  95 % between {low} and {high}, {chance}")
+    say(
         f"  right      both {paired['both']}, only the first {paired['only_checkpoint']}, only the other "
         f"{paired['only_base']}, neither {paired['neither']}"
     )
@@ -274,11 +274,11 @@ def _print_comparison(base: dict[str, Any], paired: dict[str, Any]) -> None:
 
 def _print_examples(examples: Sequence[dict[str, Any]]) -> None:
     for example in examples:
-        print(f"\n  question   {_short(example['question'])}\n  gold       {_short(example['gold'])}")
+        say("", f"  question   {_short(example['question'])}", f"  gold       {_short(example['gold'])}")
         for who in ("checkpoint", "base"):
             if who in example:
                 verdict = "right" if example[who]["reward"] == 1.0 else "wrong"
-                print(f"  {who:10} {verdict}: {_short(example[who]['completion'])}")
+                say(f"  {who:10} {verdict}: {_short(example[who]['completion'])}")
 
 
 def _short(text: str) -> str:
@@ -328,11 +328,12 @@ def _writing(path: Path) -> Iterator[IO[str]]:
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr that appears when it takes long; gives what is called with how many more are done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    columns = (TextColumn("questions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    from ftis_node.observe.terminal import column, console
+
+    columns = (column("questions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=console(stderr=True), transient=True)
     bar = progress.add_task("questions", total=total)
     timer = threading.Timer(_QUIET_SECONDS, progress.start)
     timer.daemon = True

@@ -10,7 +10,7 @@ import typer
 
 from ftis_node.cli.common import JsonOption, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
-from ftis_node.text import rounded
+from ftis_node.text import rounded, say
 
 
 def export(
@@ -55,5 +55,5 @@ def export(
         return
     what = {"full": "model", "merged": "model with its LoRA layers merged", "adapter": "LoRA adapter"}[told["kind"]]
     step = "" if told["step"] is None else f" of step {told['step']}"
-    print(f"{to}: {what}{step}, {told['dtype']}, {rounded(told['bytes'])}")
-    print(f"What it is and how to load it: {to / 'README.md'}")
+    say(f"{to}: {what}{step}, {told['dtype']}, {rounded(told['bytes'])}")
+    say(f"What it is and how to load it: {to / 'README.md'}")

@@ -16,7 +16,7 @@ from ftis_node.policy.memory import Workload
 from ftis_node.policy.plan import Plan, Wishes, plan
 from ftis_node.settings import collect
 from ftis_node.tasks.task import CAPS
-from ftis_node.text import GB, rounded
+from ftis_node.text import GB, rounded, say
 
 if TYPE_CHECKING:
     from ftis_node.policy.geometry import Geometry
@@ -68,7 +68,7 @@ def fit(
     from ftis_node.policy.names import resolve
 
     resolve(model)  # a wrong name is told before anything heavy is imported
-    print(f"Reading the configuration of {model}.", file=sys.stderr, flush=True)  # which imports PyTorch first
+    say(f"Reading the configuration of {model}.", error=True, flush=True)  # which imports PyTorch first
     from ftis_node.policy.geometry import geometry
 
     budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))
@@ -90,7 +90,7 @@ def fit(
         print_json(_as_json(shape, chosen) | {"command": command})
     else:
         _print(shape, chosen, device)
-        print(f"\n  {command}" if chosen.fits else "")
+        say("", *([f"  {command}"] if chosen.fits else []))
     sys.exit(0 if chosen.fits else 1)
 
 
@@ -158,12 +158,12 @@ def _as_json(shape: Geometry, plan: Plan) -> dict[str, Any]:
 
 
 def _print(shape: Geometry, plan: Plan, device: str) -> None:
-    print(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory\n")
+    say(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory", "")
     for part, (name, phase) in _PARTS.items():
-        print(f"  {name:26} {rounded(getattr(plan.memory, part)):>9}  {phase}")
+        say(f"  {name:26} {rounded(getattr(plan.memory, part)):>9}  {phase}")
     for phase in ("training", "generating"):
-        print(f"  {'in all, ' + phase:26} {rounded(getattr(plan.memory, phase)):>9}")
+        say(f"  {'in all, ' + phase:26} {rounded(getattr(plan.memory, phase)):>9}")
     where = "a GPU" if device == "cuda" else "the CPU"
-    print(f"\n{'It fits' if plan.fits else 'It does not fit'} on {where}.")
+    say("", f"{'It fits' if plan.fits else 'It does not fit'} on {where}.")
     for reason in plan.reasons:
-        print(f"- {reason}")
+        say(f"- {reason}")

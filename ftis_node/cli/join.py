@@ -25,7 +25,7 @@ from ftis_node.errors import UsageError, raise_all
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.settings import Settings, collect
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.text import escaped
+from ftis_node.text import say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -154,11 +154,11 @@ def join(
         print_json(early.report)
     chosen = early.sound()
     if early.origins["model"] == "default":
-        print(f"No --model is named: {chosen.model} is trained, a toy for arithmetic.", file=sys.stderr)
+        say(f"No --model is named: {chosen.model} is trained, a toy for arithmetic.", error=True)
     first = not place.schema.exists()
     if background and not dry_run:
         if first:
-            print(NOTICE % home, file=sys.stderr)
+            say(NOTICE % home, error=True)
         _detach(home)
         return
     shown = sys.stderr.isatty() if view is None else view
@@ -171,8 +171,8 @@ def join(
             logging.getLogger(__name__).info(NOTICE, home)
         if shown:
             if first:  # the view cuts the log's lines
-                print(NOTICE % home, file=sys.stderr)
-            print("Starting; Ctrl-C ends it, and the same command goes on from there.", file=sys.stderr, flush=True)
+                say(NOTICE % home, error=True)
+            say("Starting; Ctrl-C ends it, and the same command goes on from there.", error=True, flush=True)
     if dry_run:
         _say(early, chosen, json=json)
         return
@@ -190,25 +190,25 @@ def _detach(home: Path) -> None:
     from ftis_node.cli.detach import detach
 
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
-    status = detach(home, arguments, lambda line: print(line, file=sys.stderr))
-    print(f"{status['state']}: {status['reason']}")
+    status = detach(home, arguments, lambda line: say(line, error=True))
+    say(f"{status['state']}: {status['reason']}")
     if status["pid"] is not None:
-        print(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop{Home(home).flag}`.")
+        say(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop{Home(home).flag}`.")
 
 
 async def _watched(node: Node, tail: Tail) -> int:
     """Runs the node with a view of it on the terminal, in place of its log."""
-    from rich.console import Console
     from rich.live import Live
 
     from ftis_node.observe.live import node_view
+    from ftis_node.observe.terminal import console
 
     def look() -> RenderableType:
         return node_view(node.status(), node.peers()["peers"], tail.lines, HINT % node.home.flag)
 
     running = asyncio.create_task(node.run())
     try:
-        with Live(look(), console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        with Live(look(), console=console(stderr=True), auto_refresh=False, transient=True) as live:
             while not running.done():
                 await asyncio.wait({running}, timeout=VIEW_SECONDS)
                 live.update(look(), refresh=True)
@@ -216,7 +216,7 @@ async def _watched(node: Node, tail: Tail) -> int:
         logging.getLogger(__name__).warning("The view has ended, the node goes on: %r", error)
     code = await running
     with contextlib.suppress(OSError):
-        print("\n".join(tail.lines), file=sys.stderr)
+        say(*tail.lines, error=True)
     return code
 
 
@@ -234,5 +234,5 @@ def _say(early: Early, settings: Settings, *, json: bool) -> None:
     if json:
         print_json(found.report)
     else:
-        print("\n".join(map(escaped, in_words(found.report).splitlines())), flush=True)
+        say(*in_words(found.report), flush=True)
     raise_all(found.problems)

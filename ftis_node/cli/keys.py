@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.store.home import DEFAULT_HOME
+from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is that node.")
 
@@ -26,7 +26,7 @@ def new(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     if json:
         print_json({"id": identity.peer_id, "home": str(place.path)})
     else:
-        print(identity.peer_id)
+        say(identity.peer_id)
 
 
 @app.command("export")
@@ -52,8 +52,8 @@ def export(
     if json:
         print_json({"id": identity.peer_id, "file": str(to)})
     else:
-        print(f"The key of {identity.peer_id} is in {to}.")
-        print("note: keep it secret, and never run two nodes with one key at a time.", file=sys.stderr)
+        say(f"The key of {identity.peer_id} is in {to}.")
+        say("note: keep it secret, and never run two nodes with one key at a time.", error=True)
 
 
 @app.command("import")
@@ -88,4 +88,4 @@ def import_(
     if json:
         print_json({"id": identity.peer_id, "home": str(place.path)})
     else:
-        print(f"The node on {place.path} is {identity.peer_id}.")
+        say(f"The node on {place.path} is {identity.peer_id}.")

@@ -11,6 +11,7 @@ import typer
 
 from ftis_node.cli.common import JsonOption, print_json
 from ftis_node.errors import UsageError
+from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="Many nodes in one place: experiments and what they show.")
 
@@ -53,7 +54,7 @@ def run(
         if json:
             print_json(report)
         else:
-            print(in_words(report))
+            say(*in_words(report).splitlines())
         return
     if out is None:
         raise UsageError("There is no place for the results.", "Name one with --out DIR, or use --dry-run.")
@@ -63,9 +64,9 @@ def run(
     if json:
         print_json(summary)
     else:
-        print(f"{summary['trials']} trials in {out}; ftis-node lab report {out} says what they show.")
+        say(f"{summary['trials']} trials in {out}; ftis-node lab report {out} says what they show.")
         for path in summary["checkpoints"]:
-            print(f"checkpoint: {path}")
+            say(f"checkpoint: {path}")
 
 
 @app.command("report")
@@ -84,7 +85,7 @@ def report(
     if json:
         print_json({"report": str(written)})
     else:
-        print(written)
+        say(written)
 
 
 @app.command("replay")
@@ -111,7 +112,7 @@ def replay(
     if json:
         print_json(report)
     else:
-        print(told(report))
+        say(*told(report).splitlines())
     sys.exit(0 if report["identical"] or not report["exact"] else 1)
 
 
@@ -136,10 +137,10 @@ def simulate(
     for count in map(int, nodes.split(",")):
 
         def progress(now: float, count: int = count) -> None:
-            print(f"{count} nodes: second {now:.0f} of {seconds:.0f}", file=sys.stderr, flush=True)
+            say(f"{count} nodes: second {now:.0f} of {seconds:.0f}", error=True, flush=True)
 
         results.append(simulated(Scenario(nodes=count, seconds=seconds, seed=seed, eager=eager), progress))
     if json:
         print_json({"simulations": results})
     else:
-        print(table(results))
+        say(*table(results).splitlines())

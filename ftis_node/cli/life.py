@@ -12,6 +12,7 @@ from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.errors import UserError
 from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.text import say
 
 POLL_SECONDS = 0.5
 PATIENCE = 30.0
@@ -68,4 +69,4 @@ def _say(answer: dict[str, Any], text: str, *, json: bool) -> None:
     if json:
         print_json(answer)
     else:
-        print(text)
+        say(text)

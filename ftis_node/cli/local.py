@@ -10,7 +10,7 @@ import typer
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, JsonOption, print_facts, print_json
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.text import counted, duration, escaped
+from ftis_node.text import counted, duration, say
 
 
 def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
@@ -19,11 +19,10 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     if json:
         print_json(answer)
         return
-    from rich.console import Console
-
     from ftis_node.observe.live import node_view
+    from ftis_node.observe.terminal import console
 
-    Console().print(node_view(answer))
+    console().print(node_view(answer))
     print_facts({key: answer[key] or "none" for key in ("run", "page", "addresses")})
 
 
@@ -33,7 +32,7 @@ def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     if json:
         print_json({key: answer[key] for key in ("state", "reason", "advice", "stalled")})
     else:
-        print(f"{answer['state']}: {answer['reason']}")
+        say(f"{answer['state']}: {answer['reason']}")
     sys.exit(1 if answer["stalled"] else 0)
 
 
@@ -44,11 +43,11 @@ def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         print_json(answer)
         return
     for peer in sorted(answer["peers"], key=lambda peer: -peer["used"]):
-        print(_told(peer))
+        say(*_told(peer))
     for peer in answer["left_out"]:
-        print(f"{peer['id']}\n  left out: {escaped(peer['reason'])}")
+        say(peer["id"], f"  left out: {peer['reason']}")
     if not answer["peers"] and not answer["left_out"]:
-        print("no peers")
+        say("no peers")
 
 
 def page(
@@ -72,9 +71,9 @@ def page(
     if json:
         print_json({"page": found, "opened": opened})
         return
-    print(found)
+    say(found)
     if open_ and not opened:
-        print("note: no browser could be opened here; open the link yourself.", file=sys.stderr)
+        say("note: no browser could be opened here; open the link yourself.", error=True)
 
 
 def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
@@ -94,12 +93,12 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         print_facts({"peer id": identity.peer_id, "addresses": addresses or "known while its daemon runs"})
 
 
-def _told(peer: dict[str, Any]) -> str:
-    """A peer in a few lines; its own words are escaped, so that they cannot drive the terminal."""
+def _told(peer: dict[str, Any]) -> list[str]:
+    """A peer in a few lines."""
     refused = sum(peer["refused"].values())
     came_of_it = f"since this start {counted(peer['accepted'], 'group')} accepted, {refused} refused"
     came_of_it += f"; {peer['used']} used in all"
     megabytes = f"{peer['bytes_in'] / 1e6:.2f} MB in, {peer['bytes_out'] / 1e6:.2f} out"
-    lines = [peer["id"], f"standing: {peer['standing']}", came_of_it, megabytes]
+    lines = [f"standing: {peer['standing']}", came_of_it, megabytes]
     lines.append(f"heard of {duration(peer['seconds_since_seen'])} ago, calls itself {peer['agent']}")
-    return "\n  ".join(map(escaped, [*lines, *peer["addresses"]]))
+    return [peer["id"], *(f"  {line}" for line in [*lines, *peer["addresses"]])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from ftis_node.cli.common import HomeOption
 from ftis_node.errors import UserError
 from ftis_node.observe.logs import as_object, as_text, read_log
 from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.text import in_json, say
 
 
 def logs(
@@ -25,7 +25,7 @@ def logs(
     place = Home(home.expanduser())
     try:
         for line in read_log(place.log, lines, (lambda: place.lives(place.runtime())) if follow else None):
-            print(json_.dumps(as_object(line)) if json else as_text(line), flush=follow)
+            say(*([in_json(as_object(line))] if json else as_text(line).split("\n")), flush=follow)
     except FileNotFoundError:
         raise UserError(
             f"There is no log in {place.path}.", "Start a node there with `ftis-node join`, or name its --home."

@@ -10,6 +10,7 @@ import typer
 from ftis_node.cli.common import JsonOption, RewardOption, print_json
 from ftis_node.errors import UsageError
 from ftis_node.run import RUN_DEFAULTS, RunFile, dump_run_file, load_run_file, make_hints, make_run
+from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
 
@@ -21,7 +22,7 @@ def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOp
     if json:
         print_json({"id": run_file.run.id.hex(), **run_file.model_dump(mode="json")})
     else:
-        print(f"# run {run_file.run.id.hex()}\n{dump_run_file(run_file)}", end="")
+        say(f"# run {run_file.run.id.hex()}", *dump_run_file(run_file).splitlines())
 
 
 @app.command("new")
@@ -81,4 +82,4 @@ def new(
     if json:
         print_json({"id": run.id.hex(), "file": str(output)})
     else:
-        print(f"Run {run.id.hex()} written to {output}; join it with: ftis-node join --run {output} --model …")
+        say(f"Run {run.id.hex()} written to {output}; join it with: ftis-node join --run {output} --model …")

@@ -23,10 +23,11 @@ def top(
     json: Annotated[bool, typer.Option("--json", help="Once, as one JSON object: status and peers.")] = False,
 ) -> None:
     """The node on this home at a glance, live: state, learning, peers, traffic, and what it said last."""
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.live import Live
 
     from ftis_node.observe.live import node_view
+    from ftis_node.observe.terminal import console
 
     if json:
         print_json({"status": ask_daemon(home, "/status"), **ask_daemon(home, "/peers")})
@@ -38,11 +39,11 @@ def top(
         peers = ask_daemon(home, "/peers")["peers"]
         return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT)
 
-    console = Console()
+    terminal = console()
     if once:
-        console.print(look())
+        terminal.print(look())
         return
-    with Live(look(), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(look(), console=terminal, auto_refresh=False, screen=terminal.is_terminal) as live:
         while True:
             time.sleep(seconds)
             live.update(look(), refresh=True)

@@ -12,16 +12,18 @@ from typing import Any
 
 import uvloop
 
+from ftis_node.condition import CLOCK_FAR, CLOCK_TOLD, SET_CLOCK
 from ftis_node.doctor.finding import Finding
 from ftis_node.errors import UserError
 from ftis_node.run import RunFile
 from ftis_node.settings import Settings
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
-from ftis_node.swarm.handshake import fetch_run
+from ftis_node.swarm.handshake import fetch_run, greeting, shake
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.p2pd import listening_of
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.transport import Transport, Unreachable
+from ftis_node.text import counted, duration
 
 FORWARD = (
     "Forward a port (TCP and UDP) in your router to this machine and start the node with --port; or name with --relay "
@@ -46,6 +48,8 @@ def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
     else:
         advice = "Fine for the first node of a run; else dial one by hand: `ftis-node doctor net --peers ADDRESS`."
         found.append(Finding("peers", "warn", "No peers: it trains alone.", advice))
+    if network.get("clock") is not None:
+        found.append(_clock(network["clock"]["behind"], f"the clocks of {counted(network['clock']['peers'], 'peer')}"))
     found.append(_reachability(network["reachability"], (network["p2pd"] or {}).get("reachability", "unknown")))
     return found
 
@@ -96,6 +100,8 @@ async def look_around(
                     met(run_file)
                 answered += finding.verdict == "ok"
                 yield finding
+                if run_file is not None and (told := await _time_of(transport, text)):
+                    yield _clock(told - time.time(), f"the clock of {text}")
             if not targets:
                 yield Finding("peers", "warn", "None was named, so none was dialled.", "Name some with --peers.")
             if answered:
@@ -132,6 +138,22 @@ async def _dial(transport: Transport, text: str) -> tuple[Finding, RunFile | Non
     milliseconds = 1000 * (time.monotonic() - began)
     run = f"run {run_file.run.id.hex()} ({run_file.run.task})"
     return Finding("peer", "ok", f"{text} answers in {milliseconds:.0f} ms; {run}."), run_file
+
+
+async def _time_of(transport: Transport, text: str) -> int:
+    """Seconds since 1970 by the clock of the node there; 0 if it does not say."""
+    try:
+        return int((await shake(transport, parse_address(text)[1], greeting(None, []))).time)
+    except Unreachable:
+        return 0
+
+
+def _clock(behind: float, whose: str) -> Finding:
+    """This machine's clock beside others'."""
+    far = f"{duration(abs(behind))} {'behind' if behind > 0 else 'ahead of'} {whose}"
+    if abs(behind) < CLOCK_TOLD:
+        return Finding("clock", "ok", f"It agrees with {whose}.")
+    return Finding("clock", "fail" if abs(behind) >= CLOCK_FAR else "warn", f"It is {far}.", SET_CLOCK)
 
 
 async def _autonat(transport: Transport, patience: float) -> tuple[str, str]:

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from ftis_node.files import replace_text
 from ftis_node.lab.crew import Crew
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
 from ftis_node.lab.spec import TrialSpec, trial_of, trials
 from ftis_node.observe.provenance import commit, versions
+from ftis_node.observe.terminal import column, console, words
 from ftis_node.policy.names import built_in
+from ftis_node.text import escaped
 
 MANIFEST_SCHEMA = 1
 SPEAK_SECONDS = 10.0
@@ -77,7 +78,7 @@ class Runner:
         self._cache = (cache or out).resolve()
         self._jobs = jobs or _side_by_side(experiment)
         self._processes = processes
-        self._console = Console(stderr=True)
+        self._console = console(stderr=True)
 
     @property
     def models(self) -> Path:
@@ -110,7 +111,8 @@ class Runner:
         for spec in specs:
             ledger.done[spec.id] = work[spec.id] if spec not in open_ones else 0
         ledger.before = ledger.finished
-        with Crew(self._jobs, self._threads, self._console.print) as crew, self._drawn(ledger) as draw:
+        crew_of = Crew(self._jobs, self._threads, lambda line: self._console.print(words(line)))
+        with crew_of as crew, self._drawn(ledger) as draw:
             first = {crew.warm_up(start, self.models): start.name for start in warm}
             crew.finish(first, stepped=ledger.step, done=ledger.finish, tick=draw)
             jobs = {crew.run(spec, self.directory(spec), self.models, self._processes): spec.id for spec in open_ones}
@@ -137,26 +139,26 @@ class Runner:
     @contextlib.contextmanager
     def _drawn(self, ledger: _Ledger) -> Iterator[Callable[[], None]]:
         """A bar on a terminal, else a line now and then."""
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
+        columns = (column("{task.description}"), BarColumn(), column("{task.percentage:3.0f} %"))
         with Progress(
             *columns,
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
+            column("{task.fields[left]}"),
             console=self._console,
             disable=not self._console.is_terminal,
         ) as bar:
-            task = bar.add_task(self.experiment.name, total=ledger.total, left="")
+            task = bar.add_task(escaped(self.experiment.name), total=ledger.total, left="")
             spoken = time.monotonic()
 
             def draw() -> None:
                 nonlocal spoken
                 left = ledger.seconds_left()
-                words = f"{_duration(left)} left" if left is not None else ""
-                bar.update(task, completed=ledger.finished, left=words)
+                rest = f"{_duration(left)} left" if left is not None else ""
+                bar.update(task, completed=ledger.finished, left=rest)
                 if not self._console.is_terminal and time.monotonic() - spoken > SPEAK_SECONDS:
                     spoken = time.monotonic()
                     share = ledger.finished / ledger.total if ledger.total else 1.0
-                    self._console.print(f"{self.experiment.name}: {share:.0%} {words}", highlight=False)
+                    self._console.print(words(f"{self.experiment.name}: {share:.0%} {rest}"))
 
             yield draw
             draw()

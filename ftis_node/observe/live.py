@@ -10,8 +10,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ftis_node.observe.terminal import words
 from ftis_node.observe.view import number, sparkline
-from ftis_node.text import counted, duration, escaped, rounded
+from ftis_node.text import counted, duration, rounded
 
 _COLOURS = {
     "ONLINE": "green",
@@ -39,20 +40,20 @@ def node_view(
     """
     parts: list[RenderableType] = [_headline(status)]
     if status.get("advice"):
-        parts.append(Text(f"→ {status['advice']}", style="bold"))
+        parts.append(words(f"→ {status['advice']}", "bold"))
     if "step" in status:
         parts += [Text(), _figures(status)]
     if curve := status.get("curve"):
-        parts += [Text(), Text("pass@1 ") + Text(sparkline([rate for _, rate in curve]), style="green")]
+        parts += [Text(), words("pass@1 ") + words(sparkline([rate for _, rate in curve]), "green")]
     if peers:
         parts += [Text(), _peers(peers)]
     if lines:
-        parts += [Text(), *(Text(escaped(line), style="dim", overflow="ellipsis", no_wrap=True) for line in lines)]
+        parts += [Text(), *(words(line, "dim", whole=False) for line in lines)]
     if hint:
-        parts += [Text(), Text(hint, style="dim")]
+        parts += [Text(), words(hint, "dim")]
     kind = f"({status['kind']})" if status.get("kind") else ""
     title = " ".join(filter(None, ["ftis-node", status.get("name"), "·", status["model"], kind]))
-    return Panel(Group(*parts), title=title, title_align="left", border_style="dim")
+    return Panel(Group(*parts), title=words(title), title_align="left", border_style="dim")
 
 
 def gpu_line(gpu: dict[str, Any]) -> str:
@@ -64,7 +65,7 @@ def gpu_line(gpu: dict[str, Any]) -> str:
 
 def _headline(status: dict[str, Any]) -> Text:
     state = status["state"]
-    text = Text.assemble((state, f"bold {_COLOURS.get(state, 'cyan')}"), "  ", status["reason"])
+    text = words(state, f"bold {_COLOURS.get(state, 'cyan')}") + words(f"  {status['reason']}")
     if status.get("pausing") and state != "PAUSED":
         text.append("  It pauses after this step.")
     if status.get("finishing"):
@@ -98,7 +99,7 @@ def _figures(status: dict[str, Any]) -> Table:
         rows += [("gpu", gpu_line(gpu)), ("", "")]
     table = Table.grid(padding=(0, 2))
     for left, right in zip(rows[::2], rows[1::2], strict=True):
-        table.add_row(Text(left[0], style="dim"), Text(left[1]), Text(right[0], style="dim"), Text(right[1]))
+        table.add_row(words(left[0], "dim"), words(left[1]), words(right[0], "dim"), words(right[1]))
     return table
 
 
@@ -110,8 +111,8 @@ def _peers(peers: Sequence[dict[str, Any]]) -> Table:
     table.add_column("standing", no_wrap=True, overflow="ellipsis")
     for peer in sorted(peers, key=lambda peer: -peer["used"])[:PEERS_SHOWN]:
         traffic = (number(peer["bytes_in"], ".2f", 1e-6), number(peer["bytes_out"], ".2f", 1e-6))
-        cells = (f"…{peer['id'][-8:]}", str(peer["used"]), *traffic, escaped(str(peer.get("standing", ""))))
-        table.add_row(*map(Text, cells))
+        cells = (f"…{peer['id'][-8:]}", str(peer["used"]), *traffic, str(peer.get("standing", "")))
+        table.add_row(*map(words, cells))
     if len(peers) > PEERS_SHOWN:
-        table.add_row(Text(f"and {len(peers) - PEERS_SHOWN} more", style="dim"))
+        table.add_row(words(f"and {len(peers) - PEERS_SHOWN} more", "dim"))
     return table

@@ -109,6 +109,9 @@ METRICS = (
     Metric("received_bytes", "counter", "bytes_in", "Payload of calls and answers that came in."),
     Metric("sent_bytes", "counter", "bytes_out", "Payload of calls and answers that went out."),
     Metric("peers", "gauge", "peers", "Peers that the node works with."),
+    Metric(
+        "clock_behind_seconds", "gauge", "network.clock.behind", "By which the clock is behind its peers' (median)."
+    ),
     # Processes.
     Metric("worker_restarts", "counter", "worker_restarts", "Compute processes that replaced a failed one."),
     Metric("p2pd_restarts", "counter", "network.p2pd_restarts", "Times that p2pd was started again."),

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
+
+from ftis_node.observe.terminal import words
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -26,12 +27,12 @@ def nodes_view(statuses: Sequence[dict[str, Any]], curves: Sequence[Sequence[flo
     for column in ("step", "pass@1", "own", "foreign", "weight", "filtered", "MB in", "out"):
         table.add_column(column, justify="right", no_wrap=True)
     for status in statuses:
-        table.add_row(*(Text(cell) for cell in _row(status)))
+        table.add_row(*(words(cell) for cell in _row(status)))
     sparks = [
-        Text(f"{status['name']:5}") + Text(sparkline(curve), style="green")
+        words(f"{status['name']:5}") + words(sparkline(curve), "green")
         for status, curve in zip(statuses, curves, strict=True)
     ]
-    return Group(Text(headline), table, *sparks)
+    return Group(words(headline), table, *sparks)
 
 
 def sparkline(values: Sequence[float], width: int = 70) -> str:

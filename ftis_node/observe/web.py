@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import secrets
-import time
 from asyncio import Transport
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ class Guests:
     shown again, by whom and whenever, shuts out who came with it before.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
         self._invitations: dict[str, _Invitation] = {}  # by the hash of their code, the latest last
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UserError
 from ftis_node.packet import Group
 from ftis_node.store.migrations import Schema
@@ -70,6 +71,10 @@ class PacketStore:
                         step(self._db)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA.newest}")
             self._bytes = int(self._db.execute("SELECT coalesce(sum(size), 0) FROM packets").fetchone()[0])
+            latest = (
+                "SELECT max(coalesce((SELECT max(stored) FROM packets), 0), coalesce((SELECT max(at) FROM seen), 0))"
+            )
+            self._clock = _Timeline(float(self._db.execute(latest).fetchone()[0]))
             with self._transaction():
                 self._make_room()  # the quota may have become smaller
         except UserError:
@@ -112,7 +117,7 @@ class PacketStore:
 
     def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
         """Keeps admitted packets with their bytes, the oldest making room once the quota is reached."""
-        now = time.time()
+        now = self._clock.now()
         with self._transaction():
             for group, body in groups:
                 key = (self.run_id, *_key(group.author, group.packet.round, group.packet.slot))
@@ -151,7 +156,7 @@ class PacketStore:
         Only `trained` waits for the disk. Of the others a power loss may take the latest, which are then scored or
         refused once more: whoever sends such groups must not cost a node a sync each.
         """
-        now = time.time()
+        now = self._clock.now()
         rows = [(self.run_id, *_key(*key), fate, now) for key in keys]
         with self._durably() if fate == "trained" else self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -159,7 +164,7 @@ class PacketStore:
 
     def waiting(self, max_age: float) -> list[tuple[bytes, bytes, float]]:
         """Foreign packets that were admitted and never settled: (author, body, seconds held), for a resumed pool."""
-        now = time.time()
+        now = self._clock.now()
         query = (
             "SELECT p.author, p.body, p.stored FROM packets p JOIN seen s "
             "ON s.run = p.run AND s.author = p.author AND s.round = p.round AND s.slot = p.slot "
@@ -251,6 +256,24 @@ class StoredPackets:
         """Author and bytes of a packet, or None."""
         row = self._db.execute("SELECT author, body FROM packets WHERE digest = ?", (digest,)).fetchone()
         return (bytes(row[0]), bytes(row[1])) if row else None
+
+
+class _Timeline:
+    """Seconds since 1970 that only grow, also if somebody sets the machine's clock, now or between two starts.
+
+    So what was stored last is always the newest, and keys are not forgotten because a clock jumped ahead. What a
+    sleeping machine misses is counted; what a wrong clock once put too late stays so.
+    """
+
+    def __init__(self, latest: float = 0.0) -> None:
+        """
+        Args:
+            latest: what an earlier start wrote down last.
+        """
+        self._zero = max(time.time(), latest) - boot_seconds()
+
+    def now(self) -> float:
+        return self._zero + boot_seconds()
 
 
 def _pending(db: sqlite3.Connection, path: Path) -> Sequence[Callable[[sqlite3.Connection], None]]:

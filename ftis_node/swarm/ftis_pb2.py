@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nftis.proto\x12\x04\x66tis\"<\n\x06Limits\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\r\x12\x10\n\x08mentions\x18\x02 \x01(\r\x12\x0f\n\x07\x64igests\x18\x03 \x01(\r\"\xd3\x01\n\tHandshake\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x0c\x12\x11\n\taddresses\x18\x04 \x03(\t\x12\r\n\x05\x61gent\x18\x05 \x01(\t\x12\x10\n\x08run_file\x18\x06 \x01(\t\x12\x0f\n\x07refusal\x18\x07 \x01(\t\x12\r\n\x05peers\x18\x08 \x03(\t\x12\x11\n\ttokenizer\x18\t \x01(\x0c\x12\x1c\n\x06limits\x18\n \x01(\x0b\x32\x0c.ftis.Limits\x12\x13\n\x0bwhereabouts\x18\x0b \x01(\x0c\"0\n\x07Mention\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04held\x18\x02 \x01(\x0c\x12\x0b\n\x03\x61ge\x18\x03 \x01(\r\";\n\x05\x45ntry\x12\x14\n\x0c\x61nnouncement\x18\x01 \x01(\x0c\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\x04\x12\x0c\n\x04held\x18\x03 \x01(\x0c\"o\n\x0f\x45xchangeRequest\x12\x1c\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0b.ftis.Entry\x12\x1f\n\x08mentions\x18\x02 \x03(\x0b\x32\r.ftis.Mention\x12\x0e\n\x06wanted\x18\x03 \x03(\x06\x12\r\n\x05\x61gain\x18\x04 \x01(\x08\"\x82\x01\n\x10\x45xchangeResponse\x12\x1c\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0b.ftis.Entry\x12\r\n\x05peers\x18\x02 \x03(\t\x12\x10\n\x08stranger\x18\x03 \x01(\x08\x12\x1f\n\x08mentions\x18\x04 \x03(\x0b\x32\r.ftis.Mention\x12\x0e\n\x06wanted\x18\x05 \x03(\x06\"\x1f\n\x0c\x46\x65tchRequest\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"}\n\nFetchChunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\'\n\x06status\x18\x02 \x01(\x0e\x32\x17.ftis.FetchChunk.Status\x12\x0e\n\x06packet\x18\x03 \x01(\x0c\"&\n\x06Status\x12\x08\n\x04HERE\x10\x00\x12\x08\n\x04GONE\x10\x01\x12\x08\n\x04\x42USY\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nftis.proto\x12\x04\x66tis\"<\n\x06Limits\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\r\x12\x10\n\x08mentions\x18\x02 \x01(\r\x12\x0f\n\x07\x64igests\x18\x03 \x01(\r\"\xe1\x01\n\tHandshake\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\x0c\x12\x11\n\taddresses\x18\x04 \x03(\t\x12\r\n\x05\x61gent\x18\x05 \x01(\t\x12\x10\n\x08run_file\x18\x06 \x01(\t\x12\x0f\n\x07refusal\x18\x07 \x01(\t\x12\r\n\x05peers\x18\x08 \x03(\t\x12\x11\n\ttokenizer\x18\t \x01(\x0c\x12\x1c\n\x06limits\x18\n \x01(\x0b\x32\x0c.ftis.Limits\x12\x13\n\x0bwhereabouts\x18\x0b \x01(\x0c\x12\x0c\n\x04time\x18\x0c \x01(\x04\"0\n\x07Mention\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04held\x18\x02 \x01(\x0c\x12\x0b\n\x03\x61ge\x18\x03 \x01(\r\";\n\x05\x45ntry\x12\x14\n\x0c\x61nnouncement\x18\x01 \x01(\x0c\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\x04\x12\x0c\n\x04held\x18\x03 \x01(\x0c\"o\n\x0f\x45xchangeRequest\x12\x1c\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0b.ftis.Entry\x12\x1f\n\x08mentions\x18\x02 \x03(\x0b\x32\r.ftis.Mention\x12\x0e\n\x06wanted\x18\x03 \x03(\x06\x12\r\n\x05\x61gain\x18\x04 \x01(\x08\"\x82\x01\n\x10\x45xchangeResponse\x12\x1c\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0b.ftis.Entry\x12\r\n\x05peers\x18\x02 \x03(\t\x12\x10\n\x08stranger\x18\x03 \x01(\x08\x12\x1f\n\x08mentions\x18\x04 \x03(\x0b\x32\r.ftis.Mention\x12\x0e\n\x06wanted\x18\x05 \x03(\x06\"\x1f\n\x0c\x46\x65tchRequest\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"}\n\nFetchChunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\'\n\x06status\x18\x02 \x01(\x0e\x32\x17.ftis.FetchChunk.Status\x12\x0e\n\x06packet\x18\x03 \x01(\x0c\"&\n\x06Status\x12\x08\n\x04HERE\x10\x00\x12\x08\n\x04GONE\x10\x01\x12\x08\n\x04\x42USY\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LIMITS']._serialized_start=20
   _globals['_LIMITS']._serialized_end=80
   _globals['_HANDSHAKE']._serialized_start=83
-  _globals['_HANDSHAKE']._serialized_end=294
-  _globals['_MENTION']._serialized_start=296
-  _globals['_MENTION']._serialized_end=344
-  _globals['_ENTRY']._serialized_start=346
-  _globals['_ENTRY']._serialized_end=405
-  _globals['_EXCHANGEREQUEST']._serialized_start=407
-  _globals['_EXCHANGEREQUEST']._serialized_end=518
-  _globals['_EXCHANGERESPONSE']._serialized_start=521
-  _globals['_EXCHANGERESPONSE']._serialized_end=651
-  _globals['_FETCHREQUEST']._serialized_start=653
-  _globals['_FETCHREQUEST']._serialized_end=684
-  _globals['_FETCHCHUNK']._serialized_start=686
-  _globals['_FETCHCHUNK']._serialized_end=811
-  _globals['_FETCHCHUNK_STATUS']._serialized_start=773
-  _globals['_FETCHCHUNK_STATUS']._serialized_end=811
+  _globals['_HANDSHAKE']._serialized_end=308
+  _globals['_MENTION']._serialized_start=310
+  _globals['_MENTION']._serialized_end=358
+  _globals['_ENTRY']._serialized_start=360
+  _globals['_ENTRY']._serialized_end=419
+  _globals['_EXCHANGEREQUEST']._serialized_start=421
+  _globals['_EXCHANGEREQUEST']._serialized_end=532
+  _globals['_EXCHANGERESPONSE']._serialized_start=535
+  _globals['_EXCHANGERESPONSE']._serialized_end=665
+  _globals['_FETCHREQUEST']._serialized_start=667
+  _globals['_FETCHREQUEST']._serialized_end=698
+  _globals['_FETCHCHUNK']._serialized_start=700
+  _globals['_FETCHCHUNK']._serialized_end=825
+  _globals['_FETCHCHUNK_STATUS']._serialized_start=787
+  _globals['_FETCHCHUNK_STATUS']._serialized_end=825
 # @@protoc_insertion_point(module_scope)

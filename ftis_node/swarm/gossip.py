@@ -81,6 +81,7 @@ class Gossip:
         self._seen = seen
         self._news = news
         self._decode = decode
+        self.told_time: list[Callable[[bytes, float], None]] = []  # told of the time that a peer says it is
         self._newest: Known | None = None
         self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, what it mentioned and this node lacks
         self._asked: dict[int, float] = {}  # id → until when nobody else is asked for it; once asked, never again
@@ -284,6 +285,9 @@ class Gossip:
             return "malformed"
         if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
             return "own or banned"
+        if announcement.author == introducer:
+            for note in self.told_time:
+                note(introducer, announcement.issued_at + entry.age_ms / 1000)
         if abs(time.time() - announcement.issued_at) > REPLAY_FENCE:
             return "replayed"
         if not self._checks.take(introducer):

@@ -149,6 +149,7 @@ def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
         addresses=addresses,
         agent=f"ftis-node/{ftis_node.__version__}",
         limits=OWN.message(),
+        time=int(time.time()),
     )
 
 

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.files import replace_text
 from ftis_node.run import RunFile, dump_run_file
 from ftis_node.swarm import ftis_pb2
@@ -30,6 +30,7 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, peer_at, plain, s
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
+from ftis_node.swarm.peer_clocks import PeerClocks
 from ftis_node.swarm.retries import TRIES_OF_MET, Retries
 from ftis_node.swarm.service import PROTOCOL_MAJOR
 from ftis_node.swarm.traffic import Traffic
@@ -74,7 +75,7 @@ class Peer:
     addresses: list[str]
     agent: str
     found: bool = False
-    seen: float = field(default_factory=time.monotonic)
+    seen: float = field(default_factory=boot_seconds)
     failures: int = 0
 
 
@@ -94,6 +95,7 @@ class Membership:
         self.view: dict[bytes, Peer] = {}
         self.refused: dict[bytes, str] = {}
         self.health: Health | None = None
+        self.clocks = PeerClocks()
         self._transport = transport
         self._identity = identity
         self._run_file = run_file
@@ -102,9 +104,9 @@ class Membership:
         self._cache = cache
         self._heard: dict[bytes, dict[str, bytes | None]] = {}  # addresses, and who named each
         self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
-        self._retries = Retries(time.monotonic)
+        self._retries = Retries(boot_seconds)
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
-        self._dials = Budgets(time.monotonic, DIALS_A_SECOND, DIALS_AT_ONCE)
+        self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
         self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
         self._sought: frozenset[bytes] = frozenset()  # those and the run file's
@@ -315,7 +317,7 @@ class Membership:
         entry = self.view.get(peer)
         if entry is not None and self._transport.up:
             entry.failures += 1
-            if entry.failures >= GIVE_UP_AFTER and time.monotonic() - entry.seen > GIVE_UP_SECONDS:
+            if entry.failures >= GIVE_UP_AFTER and boot_seconds() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
                 self._hear_claims(peer, entry.addresses)
@@ -332,7 +334,7 @@ class Membership:
         """Notes a call that worked."""
         entry = self.view.get(peer)
         if entry is not None:
-            entry.failures, entry.seen = 0, time.monotonic()
+            entry.failures, entry.seen = 0, boot_seconds()
 
     def some_addresses(self, count: int, besides: bytes) -> list[str]:
         """Addresses of some peers of the view, to tell another: the best two of each, for a node may be at home in a
@@ -369,6 +371,7 @@ class Membership:
         self.refused.pop(peer, None)
         self._retries.forget(peer)
         self._told.discard(peer)
+        self.clocks.note(peer, hello.time)
         self._met.pop(peer, None)
         while len(self._met) >= MET_SIZE:
             del self._met[next(met for met in self._met if met not in self.view)]
@@ -382,7 +385,7 @@ class Membership:
             logger.info("Met peer %s (%s)", peer_id(peer), agent)
             self.view[peer] = Peer(peer, addresses, agent, found)
         else:
-            known.addresses, known.failures, known.seen = addresses or known.addresses, 0, time.monotonic()
+            known.addresses, known.failures, known.seen = addresses or known.addresses, 0, boot_seconds()
         if addresses:
             self._hear_claims(peer, addresses)
 

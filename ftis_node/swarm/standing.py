@@ -111,7 +111,7 @@ class Claims:
 
 @dataclass
 class Ban:
-    """until: on this node's monotonic clock. level: how many there were lately; each makes the next one four times
+    """until: on this node's clock. level: how many there were lately; each makes the next one four times
     as long."""
 
     until: float = -math.inf
@@ -167,7 +167,7 @@ class Standing:
     def __init__(self, clock: Callable[[], float], defences: Collection[str] = DEFENCES) -> None:
         """
         Args:
-            clock: monotonic, in seconds.
+            clock: seconds, which go on while the machine sleeps (`boot_seconds`).
             defences: which of `DEFENCES` act; evidence is gathered for all.
         """
         self.authors: dict[bytes, Author] = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 from hivemind.p2p import PeerID
 
+from ftis_node.clocks import boot_seconds
 from ftis_node.pool import Want
 from ftis_node.run import RunFile
 from ftis_node.swarm import ftis_pb2
@@ -90,8 +91,9 @@ class Swarm:
         self._news = asyncio.Event()  # something to pull
         self._heard = asyncio.Event()  # somebody to greet
         self._record = asyncio.Event()  # something to do in the DHT
-        table = Table(max_age, time.monotonic)
+        table = Table(max_age, boot_seconds)
         self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set)
+        self.gossip.told_time.append(self.membership.clocks.note)
         self.pulling = Pulling(
             transport=transport,
             traffic=self.traffic,
@@ -106,7 +108,7 @@ class Swarm:
             news=self._news,
         )
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
-        self._calls = Budgets(time.monotonic, CALLS_A_SECOND, CALLS_AT_ONCE)
+        self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._service = FtisSwarm(self)
         self._directory = Directory(transport, identity, run_file.run.id)
         self.supervisor = Supervisor(transport, self._revive)

@@ -46,7 +46,7 @@ class Known:
     """An announcement in the table.
 
     born: when the author signed it, as far as is known. heard: when this node first heard of it. Both on this node's
-    monotonic clock.
+    clock (`boot_seconds`).
     """
 
     announcement: Announcement
@@ -105,7 +105,7 @@ class Known:
         return self.holders[peer] != before
 
     def dated(self, peer: bytes, born: float, slack: float) -> None:
-        """`peer`, which was heard from, says that it was signed at `born`, on this node's monotonic clock.
+        """`peer`, which was heard from, says that it was signed at `born`, on this node's clock (`boot_seconds`).
 
         Ages are not signed. The smallest that anybody tells counts, or whoever tells a great one could make it expire;
         but it was not signed later than this node heard of it, so nobody can keep it alive for good either. Who knows a
@@ -151,7 +151,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """An admitted group, its packet's bytes, and its birth on this node's monotonic clock."""
+    """An admitted group, its packet's bytes, and its birth on this node's clock (`boot_seconds`)."""
 
     group: Group
     body: bytes

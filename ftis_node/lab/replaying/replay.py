@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from safetensors.torch import load_file
 
 from ftis_node.errors import UsageError, UserError
@@ -25,6 +24,7 @@ from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, S
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
+from ftis_node.observe.terminal import column, console
 from ftis_node.packet import Group
 from ftis_node.pool import Scored
 from ftis_node.progress import Progress as Taken
@@ -390,8 +390,8 @@ def _made_of(start: Start) -> tuple[Any, ...]:
 @contextmanager
 def _progress(total: int, began: float) -> Iterator[Callable[[int], None]]:
     """A bar on stderr, once it has taken over two seconds; call it with the step that was taken."""
-    columns = (TextColumn("replaying, step {task.fields[step]}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    columns = (column("replaying, step {task.fields[step]}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True)
     task = bar.add_task("", total=total, step="-")
 
     def show() -> None:

@@ -2,12 +2,16 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// Letters that turn the direction of what follows, and control characters: shown as their numbers, as on a terminal.
+const MOVERS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+export const plain = (text) => text.replace(MOVERS, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat()) {
-    if (child !== null && child !== undefined) element.append(child instanceof Node ? child : String(child));
+    if (child !== null && child !== undefined) element.append(child instanceof Node ? child : plain(String(child)));
   }
   return element;
 }

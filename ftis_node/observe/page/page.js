@@ -1,7 +1,7 @@
 // The page: asks the node every two seconds and shows what it says.
 
 import { Chart } from "./charts.js";
-import { bytes, el, find, lasting, number, percent, seconds, short, show } from "./dom.js";
+import { bytes, el, find, lasting, number, percent, plain, seconds, short, show } from "./dom.js";
 import { everybody, peersTable, swarmPicture, trafficTable } from "./swarm.js";
 
 const POLL = 2000;
@@ -121,9 +121,9 @@ function showTrouble(error) {
 function showStatus() {
   const status = latest.status;
   const name = status.name || "ftis-node";
-  find("name").textContent = name;
+  find("name").textContent = plain(name);
   const step = "step" in status ? ` · step ${number(status.step)}` : "";
-  document.title = `${name} · ${status.state.toLowerCase()}${step} – ftis-node`;
+  document.title = `${plain(name)} · ${status.state.toLowerCase()}${step} – ftis-node`;
   const state = find("state");
   state.className = `state ${status.state.toLowerCase()}`;
   state.textContent = `${MARKS[status.state] ?? "●"} ${status.state}`;
@@ -180,6 +180,13 @@ function gpu({ utilization, used_bytes: used, total_bytes: total }) {
   return `${busy}${bytes(used)} of ${bytes(total)}`;
 }
 
+function clockBeside(clock) {
+  if (!clock) return "–";
+  const peers = `${number(clock.peers)} ${clock.peers === 1 ? "peer" : "peers"}`;
+  if (Math.abs(clock.behind) < 60) return `agrees with ${peers}`;
+  return `${lasting(Math.abs(clock.behind))} ${clock.behind > 0 ? "behind" : "ahead of"} ${peers}`;
+}
+
 function showNetwork(status) {
   const rows = [
     ["Addresses", status.addresses?.length ? status.addresses.map((address) => el("code", null, address)) : "none yet"],
@@ -188,6 +195,7 @@ function showNetwork(status) {
     ["Own groups refused", number(status.own_groups_refused)],
     ["Announcements", counts(status.announcements)],
     ["Pool", status.pool ? counts(status.pool) : "–"],
+    ["Clock", clockBeside(status.network?.clock)],
     ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
     ["Memory", bytes(status.process?.memory_bytes)],
     ...(status.gpu ? [["GPU", gpu(status.gpu)]] : []),

@@ -1,0 +1,235 @@
+"""Clocks that are off, set, or asleep: a node says so, and loses nothing of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftis_node.clocks import boot_seconds
+from ftis_node.condition import CLOCK_FAR, CLOCK_TOLD, Signs, State, condition
+from ftis_node.doctor.net import of_a_running_node
+from ftis_node.store.packets import SEEN_SECONDS, PacketStore
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.handshake import greeting
+from ftis_node.swarm.peer_clocks import LATEST, PEERS_MAX, ClockDifference, PeerClocks
+from tests.helpers_swarm import (
+    RUN,
+    announcement,
+    event_loop_policy,  # noqa: F401 - a fixture
+    group,
+    identity,
+    member,
+    packet,
+)
+
+ALICE, BOB = identity(1), identity(2)
+HOUR = 3600.0
+
+
+class Clock:
+    """A wall clock that may be set, and one that may not."""
+
+    def __init__(self, wall: float = 1.8e9) -> None:
+        self.time, self.passed = wall, 1000.0
+
+    def peers(self) -> PeerClocks:
+        return PeerClocks(lambda: self.time, lambda: self.passed)
+
+    def wait(self, seconds: float) -> None:
+        self.time += seconds
+        self.passed += seconds
+
+
+# --- between peers ----------------------------------------------------------------------------------------------------
+
+
+def test_row_42_a_clock_four_hours_off_degrades_a_node_and_says_what_to_do() -> None:
+    found = condition(Signs(peers=4, clock=ClockDifference(4 * HOUR, 4), replayed=7))
+    assert found.state == State.DEGRADED
+    assert "This node's clock is 4 h 0 min behind those of its 4 peers" in found.reason
+    assert "7 announcements refused" in found.reason
+    assert "timedatectl" in found.advice
+
+
+def test_row_42_with_few_peers_nobody_can_say_whose_clock_is_wrong() -> None:
+    found = condition(Signs(peers=1, clock=ClockDifference(-4 * HOUR, 1)))
+    assert found.state == State.DEGRADED
+    assert "ahead of that of 1 peer: it or theirs is wrong" in found.reason
+
+
+@pytest.mark.parametrize(("behind", "told"), [(CLOCK_TOLD - 1, False), (CLOCK_TOLD, True), (-CLOCK_FAR + 1, True)])
+def test_row_42_some_minutes_are_told_and_change_no_state(behind: float, told: bool) -> None:
+    found = condition(Signs(peers=3, clock=ClockDifference(behind, 3)))
+    assert found.state == State.ONLINE
+    assert ("clock" in found.reason, bool(found.advice)) == (told, told)
+
+
+def test_row_42_one_liar_makes_no_difference() -> None:
+    clock = Clock()
+    clocks = clock.peers()
+    for number, told in enumerate([clock.time, clock.time + 3, clock.time + 9 * HOUR]):
+        clocks.note(bytes([number]), told)
+    everybody = [bytes([number]) for number in range(3)]
+    assert clocks.difference(everybody) == ClockDifference(3.0, 3)
+    assert clocks.difference(everybody[1:]) == ClockDifference(3.0, 2), "of two the one that agrees more"
+    assert clocks.difference([b"nobody"]) is None
+
+
+def test_row_42_a_clock_that_is_set_right_is_right_at_once() -> None:
+    clock = Clock()
+    clocks = clock.peers()
+    clocks.note(b"a", clock.time + 4 * HOUR)
+    clock.wait(60.0)
+    assert clocks.difference([b"a"]) == ClockDifference(4 * HOUR, 1)
+    clock.time += 4 * HOUR
+    assert clocks.difference([b"a"]) == ClockDifference(0.0, 1)
+
+
+@pytest.mark.parametrize("told", [0, LATEST, 2**64 - 1, -1.0, float("nan")])
+def test_row_42_what_is_no_time_says_nothing(told: float) -> None:
+    clocks = Clock().peers()
+    clocks.note(b"a", told)
+    assert clocks.difference([b"a"]) is None
+
+
+def test_row_42_clocks_are_remembered_of_so_many_peers_only() -> None:
+    clocks = Clock().peers()
+    everybody = [number.to_bytes(2, "big") for number in range(PEERS_MAX + 5)]
+    for peer in everybody:
+        clocks.note(peer, 1.8e9)
+    found = clocks.difference(everybody)
+    assert found is not None and found.peers == PEERS_MAX
+
+
+def test_row_42_a_handshake_says_the_time_and_one_without_it_is_taken() -> None:
+    assert abs(greeting(RUN, []).time - time.time()) < 60
+    assert ftis_pb2.Handshake.FromString(b"").time == 0
+
+
+async def test_row_42_two_nodes_learn_that_their_clocks_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, now = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + now[0])
+    async with member(1, tmp_path) as alice:
+        now[0] = 4 * HOUR
+        hello = greeting(RUN, [])
+        now[0] = 0.0
+        alice.swarm.membership.on_handshake(hello, BOB.author)
+        found = alice.swarm.membership.clocks.difference(alice.swarm.membership.view)
+        assert found is not None and found.peers == 1 and abs(found.behind - 4 * HOUR) < 60
+        body = packet(BOB.author, 0, 0)
+        mended = announcement(BOB, 0, [body], issued_at=int(real())).encode()
+        request = ftis_pb2.ExchangeRequest(entries=[ftis_pb2.Entry(announcement=mended)])
+        await alice.swarm.on_exchange(request, BOB.author)
+        found = alice.swarm.membership.clocks.difference(alice.swarm.membership.view)
+        assert found is not None and abs(found.behind) < 60, "its next announcement says that it was set right"
+
+
+def test_row_42_the_doctor_tells_the_difference() -> None:
+    network = {"p2pd_restarts": 0, "p2pd": None, "reachability": "direct"}
+    for behind, verdict in ((1.0, "ok"), (-600.0, "warn"), (4 * HOUR, "fail")):
+        told = network | {"clock": {"behind": behind, "peers": 3}}
+        found = {one.subject: one for one in of_a_running_node({"addresses": [], "peers": 3, "network": told})}
+        assert found["clock"].verdict == verdict, found["clock"]
+
+
+# --- sleep ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_42_ages_are_told_by_the_clock_that_counts_sleep() -> None:
+    assert abs(boot_seconds() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
+    assert boot_seconds() <= boot_seconds()
+
+
+def test_row_42_without_that_clock_ages_stop_in_sleep_and_nothing_fails() -> None:
+    code = "import time; del time.CLOCK_BOOTTIME; from ftis_node.clocks import boot_seconds; "
+    code += "assert abs(boot_seconds() - time.monotonic()) < 60"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SLEPT = """
+import time
+from ftis_node.clocks import boot_seconds
+print(boot_seconds() - time.monotonic())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="a time namespace needs root")
+def test_row_42_in_a_machine_that_slept_for_a_night_everything_is_a_night_older() -> None:
+    command = ["unshare", "--time", "--boottime", "28800", sys.executable, "-c", SLEPT]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip(f"no time namespace here: {done.stderr.strip()}")
+    here = boot_seconds() - time.monotonic()
+    assert abs(float(done.stdout) - here - 28800) < 60
+
+
+async def test_row_42_the_parts_of_a_node_age_by_that_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with member(1, tmp_path) as alice:
+        alice.swarm.membership.on_handshake(greeting(RUN, []), BOB.author)
+        seen = alice.swarm.membership.view[BOB.author].seen
+        assert abs(seen - boot_seconds()) < 60
+        assert alice.swarm.gossip.table.clock is boot_seconds
+
+
+# --- clocks that are set ----------------------------------------------------------------------------------------------
+
+
+def stored(path: Path, quota: int = 1 << 30) -> PacketStore:
+    return PacketStore(path / "store.sqlite", RUN.id, quota, first_round=0)
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
+    real = time.clock_gettime
+    monkeypatch.setattr(time, "time", lambda: real(time.CLOCK_REALTIME) + by)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("by", [-4 * HOUR, 4 * HOUR, -30 * 365 * 24 * HOUR, 30 * 365 * 24 * HOUR])
+def test_row_42_after_the_clock_was_set_a_full_store_still_drops_its_oldest_first(
+    by: float, restart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [(group(ALICE.author, body), body) for body in (packet(ALICE.author, n, 0) for n in range(6))]
+    quota = 3 * max(len(body) for _, body in made)
+    store = stored(tmp_path, quota)
+    for one in made[:3]:
+        store.add([one], own=True)
+    set_clock(monkeypatch, by)
+    if restart:
+        store.close()
+        store = stored(tmp_path, quota)
+    for one in made[3:]:
+        store.add([one], own=True)
+        assert store.holds(one[0].digest), "the newest of its own was lost"
+    assert not store.holds(made[0][0].digest)
+    store.close()
+
+
+def test_row_42_a_clock_that_jumps_ahead_and_back_forgets_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = stored(tmp_path)
+    store.settle([(ALICE.author, 0, 0)], "trained")
+    set_clock(monkeypatch, 10 * SEEN_SECONDS)
+    for slot in range(1, 4):
+        store.settle([(ALICE.author, 0, slot)], "trained")
+    assert store.seen(ALICE.author, 0, 0), "it could be trained on again"
+    store.close()
+
+
+@pytest.mark.parametrize("by", [-4 * HOUR, 4 * HOUR])
+def test_row_42_groups_that_wait_are_found_again_whatever_was_done_to_the_clock(
+    by: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = packet(ALICE.author, 0, 0)
+    store = stored(tmp_path)
+    store.add([(group(ALICE.author, body), body)], own=False)
+    set_clock(monkeypatch, by)
+    [(_, _, held)] = store.waiting(600.0)
+    assert 0.0 <= held < 60
+    store.close()

@@ -1,0 +1,225 @@
+"""Names, paths and words of peers are shown as they are, by every command that prints."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import shutil
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftis_node.cli import main
+from ftis_node.observe.api import Api
+from ftis_node.observe.live import node_view
+from ftis_node.observe.prometheus import exposition
+from ftis_node.observe.terminal import column, console, words
+from ftis_node.observe.view import nodes_view
+from ftis_node.policy.names import BUILT_IN_DIR
+from ftis_node.run import RunFile, dump_run_file, make_hints, parse_run_file
+from ftis_node.store.home import Home
+from ftis_node.swarm.identity import Identity
+from ftis_node.text import escaped, in_json, in_toml, say
+from tests.helpers_swarm import RUN
+from tests.test_prometheus import TRAINING, peer
+
+PACKAGE = Path(main.__code__.co_filename).parent.parent
+# rich's markup, colours, a line that poses as another, the C1 form of an escape, a bell, text from right to left.
+HOSTILE = "[/x] [red]a[link=http://e.example] :smile: \x1b[31m\x9b1m\x07\r\nFORGED\u202eb\x7f\u2028"
+SHOWN = "[/x] [red]a[link=http://e.example] :smile: \\x1b[31m"
+STATUS = TRAINING | {
+    "name": HOSTILE,
+    "model": HOSTILE,
+    "kind": HOSTILE,
+    "reason": HOSTILE,
+    "advice": HOSTILE,
+    "addresses": [HOSTILE],
+    "run": HOSTILE,
+    "page": f"http://127.0.0.1:1/{HOSTILE}",
+    "curve": [[0, 0.5]],
+    "pausing": True,
+    "finishing": False,
+    "stalled": False,
+}
+PEERS = {
+    "peers": [peer(agent=HOSTILE, standing=f"banned: {HOSTILE}", addresses=[HOSTILE])],
+    "left_out": [{"id": "x", "reason": HOSTILE}],
+}
+
+
+def plain(text: str) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text) and not any(
+        line.lstrip().startswith("FORGED") for line in text.splitlines()
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """A home of a hostile name, whose daemon says hostile things."""
+    home = Home(tmp_path_factory.mktemp("hostile") / HOSTILE)
+    home.path.mkdir(parents=True)
+    home.open()
+    Identity.load_or_create(home.key)
+    runtime = home.make_runtime()
+    home.record_runtime(runtime, ())
+    home.page_token.write_text("0" * 43)
+    event = json.dumps({"time": HOSTILE, "level": HOSTILE, "message": HOSTILE})
+    home.log.write_text(HOSTILE.replace("\n", " ") + f"\n{event}\n")
+    answer = {"state": "STOPPING", "reason": HOSTILE, "pausing": True, "finishing": False}
+    api = Api(
+        {"/status": lambda: STATUS, "/peers": lambda: PEERS, "/page": lambda: {"link": "x"}},
+        {f"/{name}": lambda: answer for name in ("stop", "finish", "pause", "resume")},
+    )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(api.start(runtime / "api.sock"), loop).result()
+    yield home
+    asyncio.run_coroutine_threadsafe(api.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    home.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a hostile name with a model, a run file, settings and a task in it."""
+    folder = tmp_path_factory.mktemp("files") / HOSTILE
+    shutil.copytree(BUILT_IN_DIR / "tiny-a", folder / "model")
+    run_file = RunFile(run=RUN, hints=make_hints(name="[/x] \u202e", bootstraps=()))
+    (folder / "run.toml").write_text(dump_run_file(run_file))
+    (folder / "settings.toml").write_text("steps = 3\n")
+    (folder / "wrong.toml").write_text(f"{json.dumps('[/x]')} = 3\n")
+    (folder / "task.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "status --home HOME",
+        "health --home HOME",
+        "peers --home HOME",
+        "top --once --home HOME",
+        "page --home HOME",
+        "id --home HOME",
+        "logs --home HOME",
+        "logs --json --home HOME",
+        "pause --home HOME",
+        "pause --wait --home HOME",
+        "resume --home HOME",
+        "stop --home HOME",
+        "finish --home HOME",
+        "keys new --home HOME",
+        "keys export --home HOME FILES/key",
+        "keys export --home HOME FILES/key",  # which exists by now
+        "keys import --home HOME FILES/run.toml",
+        "doctor net --home HOME",
+        "config show --home HOME --settings FILES/settings.toml --origin --task NAME",
+        "config show --set NAME=NAME",
+        "config show --set model=NAME --home FILES",
+        "config check FILES/settings.toml",
+        "config check FILES/wrong.toml",
+        "config check FILES/none.toml",
+        "run show FILES/run.toml",
+        "run show FILES/none.toml",
+        "run new -o FILES/new.toml --model FILES/model --name a",
+        "run new -o FILES/new.toml --task FILES/none.jsonl --model FILES/model",
+        "fit --model FILES/model --vram 24 --task arithmetic",
+        "fit --model NAME --vram 24",
+        "eval --checkpoint FILES/none",
+        "export --checkpoint FILES/model --to FILES/out",
+        "join --home HOME --model FILES/model --name NAME",
+        "join --home FILES/home --model FILES/model --name NAME --dry-run --task FILES/task.jsonl",
+        "join --home FILES/home --peers NAME --model NAME --task NAME",
+        "lab run NAME",
+        "lab report FILES",
+        "lab replay FILES",
+        "bugreport --home HOME --out FILES/run.toml",
+        "NAME",
+        "join --vram NAME",
+    ],
+)
+def test_row_45_whatever_a_name_holds_a_command_shows_it(
+    arguments: str, place: Home, files: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    named = {"HOME": str(place.path), "NAME": HOSTILE}
+    told = [named.get(word, word.replace("FILES", str(files))) for word in arguments.split()]
+    monkeypatch.setattr(sys, "argv", ["ftis-node", *told])
+    monkeypatch.setenv("COLUMNS", "4000")
+    monkeypatch.chdir(files)
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code in (None, 0, 1, 2), end.code
+    said = "".join(capfd.readouterr())
+    assert said, "it said nothing"
+    assert plain(said), repr(said)
+
+
+def test_row_45_the_views_show_it(tmp_path: Path) -> None:
+    for view in (node_view(STATUS, PEERS["peers"], [HOSTILE], HOSTILE), nodes_view([STATUS], [[0.5]], HOSTILE)):
+        with (tmp_path / "seen").open("w") as file:
+            terminal = console()
+            terminal.file, terminal.width = file, 2000
+            terminal.print(view)
+        seen = (tmp_path / "seen").read_text()
+        assert plain(seen) and SHOWN in seen, repr(seen)
+
+
+def test_row_45_metrics_name_no_line_of_their_own() -> None:
+    lines = exposition(STATUS, PEERS).decode().split("\n")
+    assert all(line.startswith(("# HELP ftis_node_", "# TYPE ftis_node_", "ftis_node_")) for line in lines if line)
+
+
+def test_row_45_a_run_file_reads_back_and_moves_no_terminal() -> None:
+    name = "[/x] \x1b[31m \x7f \x9b \u202e \U000e0001 é 日本"
+    text = f'key = "{in_toml(name)}"'
+    assert plain(text)
+    assert tomllib.loads(text)["key"] == name
+    run_file = RunFile(run=RUN, hints=make_hints(name="[/x] \u00a0é", bootstraps=()))
+    assert parse_run_file(dump_run_file(run_file)) == run_file
+
+
+def test_row_45_json_is_printable_ascii_and_reads_back() -> None:
+    text = in_json({"name": HOSTILE})
+    assert text.isascii() and plain(text)
+    assert json.loads(text) == {"name": HOSTILE}
+
+
+def test_row_45_a_line_that_is_said_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE, "second")
+    say(HOSTILE, error=True)
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [escaped(HOSTILE), "second"] and err == escaped(HOSTILE) + "\n"
+
+
+def test_row_45_columns_of_progress_read_no_markup() -> None:
+    assert column("{task.description}").markup is False
+    assert words("[bold]x[/]").plain == "[bold]x[/]"
+
+
+ALLOWED = {  # where a print, a Text or a Console may be made: these make them safe, or print no names
+    "text.py": {"print"},
+    "cli/common.py": {"print"},
+    "observe/terminal.py": {"Text", "Console", "TextColumn"},
+    "observe/live.py": {"Text"},
+    "doctor/smoke.py": {"print"},
+    "lab/warmup.py": {"print"},
+    "lab/reporting/index.py": {"print"},
+    "lab/bench/host.py": {"print"},
+}
+
+
+def test_row_45_nothing_is_printed_past_the_functions_that_escape() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        allowed = ALLOWED.get(path.relative_to(PACKAGE).as_posix(), set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                forbidden = {"print", "Text", "Console", "TextColumn"} - allowed
+                assert node.func.id not in forbidden, f"{path}:{node.lineno}: use say, words, console or column"
