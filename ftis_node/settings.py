@@ -87,7 +87,8 @@ class Settings(BaseModel):
     reduction: str | None = None
     """How a sample's divergence is made from its tokens'."""
     threshold: float | Literal["none"] | None = None
-    """[nats] Samples without advantage and with at least this divergence are dropped; none: no filter."""
+    """Samples without advantage and with at least this divergence are dropped; none: no filter. In nats, but
+    of k3_reverse (the default), which has no unit."""
     gate: float | Literal["none"] | None = None
     """Foreign successes below this quantile of the own successes' likelihood are dropped; 0: below their least."""
     importance: str | None = None

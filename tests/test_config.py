@@ -60,7 +60,8 @@ def test_bounds_and_units_are_read_off_the_class() -> None:
     assert found["upload_mbit"] == ("≥ 0", "Mbit/s")
     assert found["log_format"] == ("text, json", "")
     assert found["defences"] == ("claims, newcomers, likelihood, length", "")
-    assert found["threshold"] == ("≥ 0, or none", "nats")
+    assert found["threshold"] == ("≥ 0, or none", "")
+    assert found["max_age"] == ("> 0", "s")
 
 
 @pytest.mark.parametrize("profile", ["none", *PROFILES])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from ftis_node.checks import OBJECTIVE_NAMES
 from ftis_node.errors import UsageError
 from ftis_node.lab.payloads import TOKENS, of_attack
 from ftis_node.lab.reporting.manifest import ATTACK, HELD_OUT, Cell, Claim, Manifest, TrialEntry, read_manifest
@@ -21,7 +22,7 @@ Measure: TypeAlias = Literal["final", "time", "cpu", "generated", "trained"]
 LATE = 4  # one step in so many, the last ones, shows what a node has come to say
 
 # Of a step's figures those that the report shows, see `Diagnostics.summary`; all others would fill the memory.
-ESTIMATES = ("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse")
+ESTIMATES = OBJECTIVE_NAMES["divergence"]
 QUANTILES = ("p1", "p50", "p99", "max")
 FOREIGN = (
     *(f"{kind}_{quantile}" for kind in ("ratio", "weight") for quantile in QUANTILES),
