@@ -29,10 +29,12 @@ import psutil
 from ftis_node.lab.bench.namespaces import namespaces, partition
 from ftis_node.observe.metrics import read_events
 from tests.daemons import Daemon, gone, kind_of
+from tests.views import Observer, halves
 
 PORT = 4001
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
 GAP_SECONDS, GAP_MEDIANS = 15.0, 3.0
+APART_SECONDS = 60.0
 SAMPLE_SECONDS = 10.0
 WARMING = 0.4
 
@@ -44,6 +46,8 @@ class Member:
     daemon: Daemon
     name: str
     address: str
+    id: str = ""
+    down: bool = False
     frozen: list[tuple[float, float]] = field(default_factory=list)
     killed: int = 0
 
@@ -72,7 +76,8 @@ class Swarm:
             if number == 0:
                 member.address = daemon.address()
         for member in self.members:
-            member.wait_for("first step", lambda status: (status.get("step") or 0) >= 1)
+            status = member.wait_for("first step", lambda status: (status.get("step") or 0) >= 1)
+            member.id = status["addresses"][0].rpartition("/p2p/")[2]
         self.remember()
 
     def remember(self) -> None:
@@ -119,6 +124,13 @@ class Chaos:
         self.rng = rng
         self.log: list[str] = []
         self.began = time.time()
+        self._cut_off: list[str] = []
+        members = {member.id: member for member in swarm.members}
+        self.observer = Observer(
+            {peer: member.daemon for peer, member in members.items()},
+            live=lambda peer: not members[peer].down,
+            cut=lambda one, other: halves(self._cut_off)(one, other),
+        )
 
     def run(self) -> None:
         """Every 20 s a kill, in the second fifth a partition of a minute, in the fourth a frozen node for a minute."""
@@ -129,7 +141,8 @@ class Chaos:
             cut = contextlib.ExitStack()
             stack.push(cut)
             at = 0.2 * self.seconds
-            events += [(at, lambda: self.say("partition", cut.enter_context(partition(half)))), (at + long, cut.close)]
+            cut.callback(self._cut_off.clear)
+            events += [(at, lambda: self.cut(cut, half)), (at + long, cut.close)]
             frozen = self.swarm.members[1]
             at = 0.6 * self.seconds
             events += [(at, lambda: self.freeze(frozen)), (at + long, lambda: self.thaw(frozen))]
@@ -142,10 +155,15 @@ class Chaos:
         self.log.append(f"{time.time() - self.began:.0f} s: {what}")
         print(self.log[-1], file=sys.stderr, flush=True)
 
+    def cut(self, stack: contextlib.ExitStack, half: Sequence[int]) -> None:
+        """Half of the swarm is cut off, until the stack is closed."""
+        self._cut_off += [self.swarm.members[number].id for number in half]
+        self.say("partition", stack.enter_context(partition(half)))
+
     def kill(self) -> None:
         """A node, its p2pd, or the bootstrap."""
         kind = self.rng.choice(("node", "p2pd", "bootstrap"))
-        others = [member for member in self.swarm.members[1:] if not self._frozen(member)]
+        others = [member for member in self.swarm.members[1:] if not member.down]
         member = self.swarm.members[0] if kind == "bootstrap" else self.rng.choice(others)
         self.swarm.remember()
         self.say(f"kill -9 of {member.name}'s p2pd" if kind == "p2pd" else f"kill -9 of {member.name}")
@@ -155,13 +173,16 @@ class Chaos:
                     if process.name() == "p2pd":
                         process.kill()
             return
+        member.down = True
         gone(member.daemon.kill()[1:], 20)
         time.sleep(1.0)
         member.daemon.start()
+        member.down = False
         member.killed += 1
 
     def freeze(self, member: Member) -> None:
         self.say(f"{member.name} is frozen")
+        member.down = True
         for process in member.daemon.pids():
             process.suspend()
         member.frozen.append((time.time(), float("inf")))
@@ -171,10 +192,7 @@ class Chaos:
         for process in reversed(member.daemon.pids()):
             process.resume()
         member.frozen[-1] = (member.frozen[-1][0], time.time())
-
-    @staticmethod
-    def _frozen(member: Member) -> bool:
-        return any(process.status() == psutil.STATUS_STOPPED for process in member.daemon.pids())
+        member.down = False
 
 
 def examine(member: Member) -> dict[str, Any]:
@@ -216,7 +234,10 @@ def chaos(nodes: int, seconds: float, seed: int) -> dict[str, Any]:
     problems = []
     with swarm(nodes, ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=50")) as running:
         trouble = Chaos(running, seconds, random.Random(seed))
-        trouble.run()
+        with trouble.observer:
+            trouble.run()
+            time.sleep(APART_SECONDS)  # whoever is apart in the end has a minute, too
+        apart = trouble.observer.apart
         ends = {}
         for member in running.members:
             before = member.wait_for("being online", lambda status: status.get("state") == "ONLINE")["step"]
@@ -235,6 +256,8 @@ def chaos(nodes: int, seconds: float, seed: int) -> dict[str, Any]:
         problems.append(f"processes left: {left}")
     if sockets := [str(path) for path in running.sockets if path.exists()]:
         problems.append(f"socket directories left: {sockets}")
+    if apart.worst[0] > APART_SECONDS:
+        problems.append(f"{apart.worst[1]} were not in each other's view for {apart.worst[0]:.0f} s")
     for name, found in told.items():
         if found["longest_gap"] > found["gap_limit"]:
             problems.append(f"{name}: {found['longest_gap']:.1f} s between two steps")
@@ -244,7 +267,12 @@ def chaos(nodes: int, seconds: float, seed: int) -> dict[str, Any]:
             problems.append(f"{name}: a start lost {max(found['steps_lost_per_start'])} steps")
         if len(found["checkpoints"]) > 3:
             problems.append(f"{name}: checkpoints {found['checkpoints']}")
-    return {"problems": problems, "events": trouble.log, "tracebacks": tracebacks, "nodes": told}
+    meetings = {
+        "worst_seconds": apart.worst[0],
+        "median_seconds": statistics.median(apart.times) if apart.times else None,
+        "times": len(apart.times),
+    }
+    return {"problems": problems, "meetings": meetings, "events": trouble.log, "tracebacks": tracebacks, "nodes": told}
 
 
 # --- soak -------------------------------------------------------------------------------------------------------------

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 
 import pytest
 
 from ftis_node.errors import UserError
-from ftis_node.swarm.addresses import check_port, free_port, is_loopback, listen_addresses, ranked, scope
+from ftis_node.swarm.addresses import (
+    Whereabouts,
+    check_port,
+    free_port,
+    is_loopback,
+    is_multiaddr,
+    is_plain,
+    listen_addresses,
+    ranked,
+    scope,
+    varied,
+)
 
 ID = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 PUBLIC, PUBLIC_QUIC = f"/ip4/8.8.4.4/tcp/4001/p2p/{ID}", f"/ip4/8.8.4.4/udp/4001/quic-v1/p2p/{ID}"
@@ -36,6 +48,81 @@ def test_the_ones_that_most_can_dial_come_first_and_this_machines_own_only_alone
     assert ranked(mixed) == [PUBLIC, PUBLIC_QUIC, RELAYED, PRIVATE]
     assert ranked([MACHINE]) == [MACHINE]
     assert ranked([]) == []
+
+
+def at(host: str, rest: str = "tcp/4001") -> str:
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/{rest}/p2p/{ID}"
+
+
+NOBODY = (
+    *("0.0.0.0", "0.1.2.3", "224.0.0.251", "239.1.1.1", "240.0.0.1", "255.255.255.255"),
+    *("192.0.2.7", "198.51.100.7", "203.0.113.7", "::", "ff02::fb", "ff0e::1", "2001:db8::1", "3fff::1"),
+    *("::ffff:224.0.0.251", "64:ff9b::e000:fb", "2002:e000:fb::1"),
+)
+NOT_PUBLIC = (
+    *("10.1.2.3", "172.16.0.1", "192.168.1.7", "100.64.0.1", "198.18.0.1", "192.88.99.1", "192.0.0.9", "fd00::7"),
+    *("fec0::1", "100::1", "4000::1", "5f00::1", "2001:2::1", "2001:20::1"),
+    *("::ffff:8.8.4.4", "::8.8.4.4", "64:ff9b::808:404", "64:ff9b:1::808:404", "2002:808:404::1"),
+    *("::ffff:192.168.1.7", "64:ff9b::c0a8:107", "2002:c0a8:107::1", "2001:0:808:404::3f57:fef8"),
+)
+MACHINES = ("127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1")
+
+
+def test_row_43_public_are_global_unicast_addresses_and_nothing_else() -> None:
+    for host in ("8.8.4.4", "2a00:1450:4001::1", "2606:4700::1"):
+        assert scope(at(host)) == "public" and Whereabouts("0.0.0.0").reach(at(host))
+    for host in (*NOBODY, *NOT_PUBLIC, *MACHINES):
+        assert scope(at(host)) != "public", host
+        assert not Whereabouts("0.0.0.0").reach(at(host)), host
+    for host in MACHINES:
+        assert scope(at(host)) == "machine", host
+        assert not Whereabouts("192.168.1.1").reach(at(host)), host
+    for host in NOT_PUBLIC:
+        assert Whereabouts("192.168.1.1").reach(at(host)), host
+
+
+@pytest.mark.parametrize("home", ["127.0.0.1", "192.168.1.1", "0.0.0.0"])
+def test_row_43_nobody_dials_at_anothers_word_what_is_no_host_or_no_form_of_a_nodes_address(home: str) -> None:
+    forms = [
+        *map(at, NOBODY),
+        *(at("8.8.4.4", f"tcp/{port}") for port in (0, 22, 25, 53, 80, 1023)),
+        *(at("8.8.4.4", f"udp/{port}/quic-v1") for port in (0, 53, 123)),
+        *(
+            at("8.8.4.4", rest)
+            for rest in ("tcp/4001/ws", "tcp/4001/tls/ws", "tcp/4001/wss", "udp/4001", "tcp/4001/tls")
+        ),
+        *(at("8.8.4.4", rest) for rest in ("udp/4001/quic", "tcp/4001/ip4/192.168.1.7/tcp/4001", "tcp/4001/tcp/4001")),
+        at("8.8.4.4", f"tcp/4001/p2p/{ID}/p2p-circuit/ip4/192.168.1.7/tcp/4001"),
+        at("224.0.0.251", f"tcp/4001/p2p/{ID}/p2p-circuit"),
+        f"/dnsaddr/node.example/p2p/{ID}",
+        f"/dnsaddr/node.example/tcp/4001/p2p/{ID}",
+        f"/p2p/{ID}/p2p-circuit/p2p/{ID}",
+        f"/tcp/4001/ip4/8.8.4.4/p2p/{ID}",
+        f"/p2p/{ID}",
+    ]
+    for address in forms:
+        assert is_multiaddr(address), f"{address} says nothing here"
+        assert not Whereabouts(home).reach(address), address
+
+
+def test_row_43_a_name_may_lead_to_this_machine_too() -> None:
+    named = f"/dns4/node.example/tcp/4001/p2p/{ID}"
+    assert is_plain(named)
+    assert not Whereabouts("0.0.0.0").reach(named) and not Whereabouts("192.168.1.1").reach(named)
+    assert Whereabouts("127.0.0.1").reach(named)
+
+
+def test_row_43_of_a_nodes_addresses_one_of_each_family_and_scope_is_told_first() -> None:
+    four, six, lan = at("8.8.4.4"), at("2a00:1450:4001::1"), at("192.168.1.7")
+    four_quic, six_quic = at("8.8.4.4", "udp/4001/quic-v1"), at("2a00:1450:4001::1", "udp/4001/quic-v1")
+    for order in itertools.permutations([four, four_quic, six, six_quic, lan]):
+        told = varied(ranked(order), 2)
+        assert {address.split("/")[1] for address in told} == {"ip4", "ip6"}
+        assert all("/tcp/" in address for address in told)
+        assert varied(ranked(order), 3) == [*told, lan]
+        assert sorted(varied(ranked(order), 8)) == sorted(order)
+    assert varied([four, four_quic, lan], 2) == [four, lan], "one for the world, one for its own network"
+    assert varied([], 2) == []
 
 
 def test_where_to_listen() -> None:

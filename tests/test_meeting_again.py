@@ -33,7 +33,7 @@ from tests.helpers_swarm import (
 
 MINUTE = 60.0
 BOB, MALLORY = identity(2), identity(4)
-NOWHERE = f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"
+NOWHERE = f"/ip4/127.0.0.1/tcp/1024/p2p/{BOB.peer_id}"
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def unconnected() -> Membership:
 def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run() -> None:
     alice, now = unconnected(), [0.0]
     alice._retries = Retries(lambda: now[0])
-    alice.hear([f"/ip4/8.8.4.4/tcp/1/p2p/{BOB.peer_id}"])
+    alice.hear([f"/ip4/8.8.4.4/tcp/4001/p2p/{BOB.peer_id}"])
     alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
     assert BOB.author in alice.refused and not alice.strangers()
     now[0] = REFUSED_PAUSE

@@ -83,8 +83,8 @@ def alone(who: Identity = ALICE, cache: Path | None = None, **listening: Any) ->
     return Membership(transport, who, RunFile(run=RUN), Traffic(), cache)
 
 
-def address(who: Identity, port: int = 4001) -> str:
-    return f"/ip4/8.8.4.4/tcp/{port}/p2p/{who.peer_id}"
+def address(who: Identity, port: int = 1) -> str:
+    return f"/ip4/8.8.4.4/tcp/{4000 + port % 60000}/p2p/{who.peer_id}"
 
 
 LAN, LOOPBACK = "/ip4/192.168.1.7", "/ip4/127.0.0.1"
@@ -219,7 +219,7 @@ def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told() -> None
     assert {identity(number).author for number in range(100, 150)} <= set(alice._heard)
 
 
-ELSEWHERE = (LAN, LOOPBACK, "/ip6/fe80::1", "/ip4/100.64.0.1", "/ip4/0.0.0.0", "/dns4/router.example")
+ELSEWHERE = (LAN, LOOPBACK, "/ip6/fe80::1", "/ip4/100.64.0.1", "/dns4/router.example")
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, *(f"{at(place, CAROL)}/p2p-circuit" for place in ELSEWHERE)])
@@ -441,7 +441,7 @@ def test_the_next_start_hears_of_the_peers_of_this_one(tmp_path: Path) -> None:
     assert second.strangers() == [BOB.author]
 
 
-def test_the_cache_remembers_where_a_node_was_at_home_and_nothing_that_it_would_not_dial(tmp_path: Path) -> None:
+def test_the_cache_holds_nothing_that_this_node_would_not_dial(tmp_path: Path) -> None:
     cache = tmp_path / "peers.json"
     first, public = alone(cache=cache, host="192.168.7.7"), alone(cache=tmp_path / "other.json")
     for membership in (first, public):
@@ -449,9 +449,21 @@ def test_the_cache_remembers_where_a_node_was_at_home_and_nothing_that_it_would_
         membership.save_cache()
     assert json.loads(cache.read_text()) == [at(LAN)]
     assert json.loads((tmp_path / "other.json").read_text()) == []
+
+
+def test_row_43_a_node_that_was_in_a_private_network_once_is_not_at_home_there_for_ever(tmp_path: Path) -> None:
+    """Else strangers who claim to be there would renew it with every start."""
+    cache = tmp_path / "peers.json"
+    first = alone(cache=cache)
+    first.trust([at(LAN)])
+    first.on_handshake(hello(BOB, addresses=[at(LAN)]), BOB.author)
+    first.save_cache()
     second = alone(cache=cache)
     second.load_cache()
-    assert second._to_dial(BOB.author) == [at(LAN)]
+    assert second._to_dial(BOB.author) == []
+    assert not second.hear([at(LAN, CAROL)], MALLORY.author)
+    second.trust([at(LAN, CAROL)])
+    assert second._to_dial(BOB.author) == [at(LAN)], "its owner says again that it is there"
 
 
 @pytest.mark.parametrize("content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff"])

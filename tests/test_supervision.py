@@ -54,6 +54,16 @@ async def test_a_node_whose_p2pd_is_gone_is_back_where_it_was_and_goes_on(tmp_pa
         assert one.met(two) and two.met(one)
 
 
+async def test_a_node_that_lost_its_connection_to_its_own_p2pd_makes_another(tmp_path: Path) -> None:
+    """p2pd lives and says so, but no call of a peer arrives, and no answer."""
+    async with pair(tmp_path) as (one, two):
+        pid = one.transport.pid
+        one.transport.p2p._client.control._read_task.cancel()
+        await is_back(one, pid)
+        made = one.make(1) | two.make(1)
+        await eventually(lambda: {*one.admitted, *two.admitted} == made, "calls and answers arrive again")
+
+
 async def test_while_ones_own_p2pd_is_down_no_peer_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(tmp_path) as (one, two):
         again = asyncio.Event()

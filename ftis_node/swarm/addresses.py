@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 import socket
 from collections.abc import Callable, Iterable
@@ -16,7 +17,35 @@ from ftis_node.swarm.identity import author_of
 Scope = Literal["public", "relayed", "private", "machine"]
 
 SCOPES = get_args(Scope)  # in the order in which they are tried
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# What Python takes for global besides unicast addresses differs between its versions, so it is written out. Sources:
+# the IANA registries of special-purpose IPv4 and IPv6 addresses, and RFC 4291 for 2000::/3.
+_GLOBAL6 = ipaddress.IPv6Network("2000::/3")
+_NOT_GLOBAL = [
+    ipaddress.ip_network(text)
+    for text in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24"),
+        *("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+    )
+]
+# No host has one of these: any host, multicast, reserved or broadcast, documentation.
+_NOBODY = [
+    ipaddress.ip_network(text)
+    for text in (
+        *("0.0.0.0/8", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        *("::/128", "ff00::/8", "2001:db8::/32", "3fff::/20"),
+    )
+]
+# Their last 32 bits are an IPv4 address: compatible, mapped, translated (RFC 2765), NAT64 (RFC 6052, RFC 8215).
+_LAST_IS_IP4 = [
+    ipaddress.IPv6Network(text)
+    for text in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")
+]
+_HOST_AND_PORT = re.compile(
+    r"/(?:ip[46]|dns|dns4|dns6)/[^/]+/(?:tcp/([0-9]+)|udp/([0-9]+)/quic-v1)(?:/p2p/[^/]+/p2p-circuit)?/p2p/[^/]+"
+)
+FIRST_PORT, HTTPS_PORT = 1024, 443
 _IP = re.compile(r"/ip[46]/([^/]+)")
 _PORT_TRIES = 20
 _PEER = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|Qm[1-9A-HJ-NP-Za-km-z]{44}")
@@ -121,9 +150,34 @@ def scope(address: str) -> Scope:
 
 
 def dialled(address: str) -> Scope:
-    """Where a dial of it goes, for a relayed one to the relay. A name may mean any place, so it counts as private."""
+    """Where a dial of it goes, for a relayed one to the relay. A name may mean any place, this machine too."""
     found = _IP.match(address)
-    return _scope_of(found[1]) if found else "private"
+    return _scope_of(found[1]) if found else "machine"
+
+
+def is_plain(address: str) -> bool:
+    """Whether it has the form of addresses that nodes listen on: a host, TCP or QUIC, perhaps a relay, and a peer id.
+
+    Others may name only such to this node. libp2p would also dial WebSockets, and look up ``/dnsaddr`` names that lead
+    to any number of addresses. Ports below 1024 belong to other services; only that of HTTPS may be a node's. No host
+    has a multicast, reserved, unspecified or documentation address.
+    """
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None:
+        return False
+    port = int(found[1] or found[2])
+    host = _IP.match(address)
+    return (port >= FIRST_PORT or port == HTTPS_PORT) and (host is None or not _is_nobody(host[1]))
+
+
+def varied(addresses: Iterable[str], most: int) -> list[str]:
+    """At most so many of these, which are ranked: one of each scope and family (IPv4, IPv6) first, then the next of
+    each. Whoever has one family only, or is in the same private network, can dial one of them as well."""
+    groups: dict[tuple[Scope, str], list[str]] = {}
+    for address in addresses:
+        groups.setdefault((scope(address), address.partition("/")[2].partition("/")[0]), []).append(address)
+    turns = itertools.zip_longest(*groups.values())
+    return [address for turn in turns for address in turn if address is not None][:most]
 
 
 def narrowest(addresses: Iterable[str]) -> Scope:
@@ -154,8 +208,8 @@ class Whereabouts:
         self._narrowest = max(self._narrowest, narrowest(addresses), key=SCOPES.index)
 
     def reach(self, address: str) -> bool:
-        """Whether a dial of this address stays where the node is at home."""
-        return wider(dialled(address), self._narrowest)
+        """Whether a dial of this address, which somebody else named, stays where the node is at home."""
+        return is_plain(address) and wider(dialled(address), self._narrowest)
 
 
 def network_of(addresses: Iterable[str]) -> str:
@@ -192,21 +246,37 @@ def scope_of_host(host: str) -> Scope:
 
 
 def _scope_of(host: str) -> Scope:
+    """Public are global unicast addresses alone; one that embeds an IPv4 address is private at best."""
     try:
-        place = _innermost(ipaddress.ip_address(host.split("%")[0]))
+        place = ipaddress.ip_address(host.split("%")[0])
     except ValueError:
         return "public"
-    if place.is_loopback or place.is_link_local or place.is_unspecified:
+    within = [place, *_embedded(place)]
+    if any(one.is_loopback or one.is_link_local or one.is_unspecified for one in within):
         return "machine"
-    return "public" if place.is_global else "private"
+    return "public" if len(within) == 1 and _is_global(place) else "private"
 
 
-def _innermost(place: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that an IPv6 one stands for (mapped, 6to4, NAT64), else itself."""
-    if place.version == 4:
-        return place
-    translated = IPv4Address(int(place) & 0xFFFFFFFF) if place in _NAT64 else None
-    return place.ipv4_mapped or place.sixtofour or translated or place
+def _is_global(place: IPv4Address | IPv6Address) -> bool:
+    return (place.version == 4 or place in _GLOBAL6) and not any(place in network for network in _NOT_GLOBAL)
+
+
+def _is_nobody(host: str) -> bool:
+    try:
+        place = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return False
+    return any(one in network for one in (place, *_embedded(place)) for network in _NOBODY)
+
+
+def _embedded(place: IPv4Address | IPv6Address) -> list[IPv4Address]:
+    """The IPv4 addresses that an IPv6 one stands for: those of 6to4 and Teredo (server and client), and of NAT64."""
+    if place.version == 4 or place.is_loopback or place.is_unspecified:
+        return []
+    found = [place.sixtofour, *(place.teredo or ())]
+    if any(place in network for network in _LAST_IS_IP4):
+        found.append(IPv4Address(int(place) & 0xFFFFFFFF))
+    return [one for one in found if one is not None]
 
 
 def listen_addresses(host: str, port: int, *, quic: bool) -> list[str]:

@@ -20,9 +20,11 @@ from ftis_node.run import RunFile, dump_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import (
     Whereabouts,
+    is_plain,
     is_relayed,
     network_of,
     ranked,
+    varied,
 )
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
@@ -39,6 +41,7 @@ from ftis_node.swarm.transport import Transport, Unreachable
 VIEW_SIZE = 64
 HEARD_SIZE = 256
 MET_SIZE = 256
+assert MET_SIZE > VIEW_SIZE, "those that were met include the view, and the oldest outside the view makes room"
 # Identities and addresses are free. Peers that came by themselves have at most half of the view; the first that this
 # node found stay while they answer; of the rest those make room that crowd together in one network. What one peer tells
 # of others fills at most an eighth of what this node has heard.
@@ -131,7 +134,7 @@ class Membership:
         self.health = await self._transport.health() or self.health
         if self._only_dials():  # nobody shall waste time on addresses that do not answer
             found = [address for address in found if is_relayed(address)]
-        self.own_addresses = found[:MAX_ADDRESSES]
+        self.own_addresses = varied(found, MAX_ADDRESSES)
         return self.own_addresses
 
     async def _look_where(self, peer: bytes) -> None:
@@ -320,7 +323,8 @@ class Membership:
             if entry.failures >= GIVE_UP_AFTER and boot_seconds() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
-                self._hear_claims(peer, entry.addresses)
+                if peer not in self._heard:  # else others may have named a newer address
+                    self._hear_claims(peer, entry.addresses)
 
     def limits(self, peer: bytes) -> Limits | None:
         """What fits into a message between the two; None if they have not shaken hands."""
@@ -337,27 +341,25 @@ class Membership:
             entry.failures, entry.seen = 0, boot_seconds()
 
     def some_addresses(self, count: int, besides: bytes) -> list[str]:
-        """Addresses of some peers of the view, to tell another: the best two of each, for a node may be at home in a
-        private network and in the world."""
+        """Addresses of some peers of the view, to tell another: two of each, as different as may be."""
         peers = [peer for peer in self.view.values() if peer.addresses and peer.id != besides]
         chosen = random.sample(peers, min(count, len(peers)))
-        return [address for peer in chosen for address in peer.addresses[:ADDRESSES_TOLD]]
+        return [address for peer in chosen for address in varied(peer.addresses, ADDRESSES_TOLD)]
 
     def load_cache(self) -> None:
-        """Hears again of the peers that a previous start knew."""
+        """Hears again of the peers that a previous start knew; where that was at home, its owner has to say again."""
         if self._cache is not None:
             with suppress(OSError, ValueError):
                 cached = json.loads(self._cache.read_text())
                 if isinstance(cached, list):
-                    addresses = [text for text in cached if isinstance(text, str)]
-                    self._at_home.add(addresses)
-                    self.hear(addresses)
+                    self.hear([text for text in cached if isinstance(text, str)])
 
     def save_cache(self) -> None:
         """Writes down the view's addresses, for the next start."""
         if self._cache is not None and self.view:
-            addresses = [address for peer in self.view.values() for address in peer.addresses[:2]]
-            replace_text(self._cache, json.dumps(list(filter(self._may_dial, addresses))))
+            dialled = (filter(self._may_dial, peer.addresses) for peer in self.view.values())
+            addresses = [address for some in dialled for address in varied(some, ADDRESSES_TOLD)]
+            replace_text(self._cache, json.dumps(addresses))
 
     def _hello(self) -> ftis_pb2.Handshake:
         return greeting(self._run_file.run, self.own_addresses)
@@ -379,7 +381,8 @@ class Membership:
         known = self.view.get(peer)
         if known is None:
             self._make_room_in_view(found)
-        addresses = ranked(text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
+        claims = (text for text in hello.addresses[:MAX_ADDRESSES] if peer_at(text) == peer)
+        addresses = ranked(text for text in claims if text in self._trusted or is_plain(text))
         if known is None:
             agent = plain(hello.agent, 64)
             logger.info("Met peer %s (%s)", peer_id(peer), agent)

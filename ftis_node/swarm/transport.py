@@ -82,12 +82,19 @@ class Transport:
     async def trouble(self) -> str:
         """Returns when p2pd has died or does not answer, saying which."""
         missed = 0
+        control = self.p2p._client.control
         ended = asyncio.ensure_future(self.p2p._child.wait())
         try:
             while missed < MISSED_PINGS:
-                done, _ = await asyncio.wait({ended}, timeout=PING_EVERY)
+                # Calls of peers, and answers to this node's own, come by one connection, which may end by itself.
+                done, _ = await asyncio.wait(
+                    {ended, control._read_task, control._write_task},
+                    timeout=PING_EVERY,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
                 if done:
-                    return f"ended with code {ended.result()}"
+                    await asyncio.wait({ended}, timeout=PING_EVERY)
+                    return f"ended with code {ended.result()}" if ended.done() else "passes on no calls any more"
                 missed = 0 if await self._answers() else missed + 1
             return f"has not answered {missed} times"
         finally:
