@@ -14,6 +14,7 @@ from ftis_node.errors import UsageError
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.options import JoinOptions, check_foreseen, check_run, known_run
+from ftis_node.policy.names import lasting
 from ftis_node.progress import Progress
 from ftis_node.run import Run, RunFile, in_short
 from ftis_node.saving import Books, Saving
@@ -115,7 +116,7 @@ def furnish(
     store = PacketStore(home.store, run.id, quota.packets)
     store.skip_round()
     metrics = MetricsLog(home.metrics, quota.older_metrics)
-    model = labelled(settings.model, facts["kind"])
+    model = labelled(lasting(settings.model), facts["kind"])
     standing = Standing(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
     stepper = Stepper(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from ftis_node.errors import UsageError, UserError
 from ftis_node.files import bytes_under, replace_text
 from ftis_node.observe.metrics import MetricsLog
+from ftis_node.policy.names import lasting, same_model
 from ftis_node.progress import Progress
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import Checkpoints, labelled, newest_facts, parse_label
@@ -181,11 +182,13 @@ class Saving:
 
 def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
     """Raises UsageError if checkpoints are not of the model, trained in the way, that both labels name."""
-    if theirs != ours:
-        raise UsageError(
-            f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}.",
-            "Use the model and --lora/--full of the first start, or a fresh --home.",
-        )
+    of, to = parse_label(theirs), parse_label(ours)
+    if theirs == ours or (of and to and of[1] == to[1] and same_model(of[0], to[0])):
+        return
+    raise UsageError(
+        f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}.",
+        "Use the model and --lora/--full of the first start, or a fresh --home.",
+    )
 
 
 def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
@@ -201,7 +204,7 @@ def settled(checkpoints: Path, model: str) -> dict[str, Any]:
     """How the newest checkpoint of `model` was trained, and alone can go on: LoRA or not, and the optimiser."""
     facts = newest_facts(checkpoints)
     of = parse_label(facts["model"]) if facts is not None else None
-    if facts is None or of is None or of[0] != model:
+    if facts is None or of is None or not same_model(of[0], model):
         return {}
     return {"lora": of[1] == "lora", "optimiser": facts["optimiser"]}
 
@@ -250,12 +253,12 @@ class LearnedSizes:
         learned = {**self.sizes, "budget": budget, **sizes}
         if learned != self.sizes:
             self.sizes = learned
-            replace_text(self._path, json.dumps({"model": self._model, **learned}))
+            replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
 
     def _read(self) -> dict[str, int]:
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
-            if kept.pop("model") != self._model:
+            if not same_model(str(kept.pop("model")), self._model):
                 return {}
             if kept.keys() <= self._LEAST.keys() and all(self._sound(name, value) for name, value in kept.items()):
                 return dict(kept)

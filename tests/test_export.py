@@ -101,6 +101,20 @@ def logprobs(model: Any, ids: list[list[int]]) -> Tensor:
 KINDS = [("full", ()), ("lora", ()), ("lora", ("--merged",)), ("lora", ("--adapter",))]
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_an_exported_model_has_the_mode_that_the_umask_leaves(
+    homes: dict[str, Path], umask: int, mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        for kind, flags in (("full", ()), ("lora", ("--adapter",))):
+            exported(homes[kind], tmp_path / kind, *flags)
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("*/*")}
+    assert "model.safetensors" in modes and set(modes.values()) == {mode}, modes
+
+
 @pytest.mark.parametrize(("kind", "flags"), KINDS)
 def test_plain_libraries_compute_what_the_policy_does(
     homes: dict[str, Path], kind: str, flags: tuple[str, ...], tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import math
@@ -12,7 +13,7 @@ import pytest
 
 from ftis_node.observe import history as history_module
 from ftis_node.observe.history import POINTS, TEACHERS, History
-from ftis_node.observe.metrics import MetricsLog
+from ftis_node.observe.metrics import MetricsLog, read_events
 
 
 def step(number: int, **facts: Any) -> dict[str, Any]:
@@ -194,3 +195,31 @@ def test_a_log_that_was_there_already_is_read_in_part_if_it_is_very_long(
     steps = history.facts()["steps"]["step"]
     gaps = [after - before for before, after in itertools.pairwise(steps)]
     assert steps[0] < count / 50 and steps[-1] == count and 0 < min(gaps) <= max(gaps) < count / 50
+
+
+def cut_part(home: Path) -> Path:
+    """A log whose only older part was compressed and then cut short."""
+    log = home / "metrics.jsonl"
+    written(log, range(1, 2001))
+    part = home / "metrics-00000001.jsonl.gz"
+    whole = gzip.compress(log.read_bytes())
+    part.write_bytes(whole[: len(whole) * 9 // 10])
+    log.unlink()
+    written(log, range(2001, 2004))
+    return log
+
+
+def test_of_a_part_that_was_cut_short_what_can_be_read_is_shown_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = History(cut_part(tmp_path))
+    assert history.follow()
+    steps = history.facts()["steps"]["step"]
+    assert steps[0] < 10 and steps[-1] == 2003, "from the part, and from the present file"
+    known = [event["step"] for event in read_events(tmp_path / "metrics.jsonl", "step")]
+    assert 1700 < len(known) < 2003 and known[-3:] == [2001, 2002, 2003]
+    lately = read_events(tmp_path / "metrics.jsonl", "step", last_bytes=100_000)
+    assert len(lately) > 50, "the end of the part too, where the present file is shorter"
+    assert [record.message.split(" (")[0] for record in caplog.records] == [
+        f"{tmp_path / 'metrics-00000001.jsonl.gz'} is damaged"
+    ], "once"

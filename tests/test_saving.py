@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from torch import Tensor
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.progress import Progress
-from ftis_node.saving import RECOVERED_STEPS, SETBACKS, LearnedSizes, Saving, settled
+from ftis_node.saving import RECOVERED_STEPS, SETBACKS, LearnedSizes, Saving, refuse_other_settings, settled
+from ftis_node.settings import Settings
+from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.client import Worker
 from tests.helpers_models import arithmetic_run, arithmetic_settings
 
@@ -209,3 +213,50 @@ async def test_a_checkpoint_says_how_it_was_trained(worker: Worker, saving: Savi
     await saving.settle()
     assert settled(saving._path, "tiny-a") == {"lora": False, "optimiser": "adamw"}
     assert settled(saving._path, "tiny-b") == {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model in the folder `m` of the present directory."""
+    shutil.copytree(BUILT_IN_DIR / "tiny-a", tmp_path / "here" / "m")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here" / "m"
+
+
+def checkpointed(path: Path, model: str) -> Path:
+    checkpoints = Checkpoints(path)
+    directory = checkpoints.begin(1)
+    (directory / "x").write_text("x")
+    facts = {"model": labelled(model, "full"), "optimiser": "adamw", "progress": Progress(step=1).facts()}
+    checkpoints.commit(directory, facts)
+    return path
+
+
+@pytest.mark.parametrize("written", ["m", "./m", "WHOLE"])
+@pytest.mark.parametrize("typed", ["m", "./m", "../here/m", "WHOLE"])
+def test_a_folder_is_one_model_however_it_is_typed(written: str, typed: str, folder: Path, plan_file: Path) -> None:
+    written, typed = (str(folder) if name == "WHOLE" else name for name in (written, typed))
+    checkpoints = checkpointed(plan_file.parent / "checkpoints", written)
+    refuse_other_settings(checkpoints, Settings(model=typed))
+    assert settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw"}
+    LearnedSizes(plan_file, written).learn(7, generation_batch=3)
+    assert LearnedSizes(plan_file, typed).sizes == {"budget": 7, "generation_batch": 3}
+
+
+def test_a_short_name_and_its_hub_id_are_one_model() -> None:
+    assert same_model("qwen2.5-3b", "Qwen/Qwen2.5-3B") and same_model("Qwen2.5-3b", "qwen2.5-3b")
+    assert not same_model("qwen2.5-3b", "qwen2.5-3b-instruct") and not same_model("tiny-a", "tiny-b")
+    assert same_model("gone/folder/m", "gone/folder/m"), "an old home's, whose folder is gone"
+
+
+def test_a_folder_is_written_down_so_that_it_is_found_from_everywhere(folder: Path) -> None:
+    assert lasting("m") == str(folder) and lasting("tiny-a") == "tiny-a" and lasting("qwen2.5-3b") == "qwen2.5-3b"
+
+
+def test_another_model_of_the_same_folder_name_is_refused(folder: Path, plan_file: Path) -> None:
+    shutil.copytree(folder, folder.parent / "other" / "m")
+    checkpoints = checkpointed(plan_file.parent / "checkpoints", str(folder))
+    with pytest.raises(UsageError, match="of another model"):
+        refuse_other_settings(checkpoints, Settings(model="other/m"))
+    with pytest.raises(UsageError, match="trained otherwise"):
+        refuse_other_settings(checkpoints, Settings(model="m", lora=True))

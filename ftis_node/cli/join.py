@@ -204,7 +204,7 @@ async def _watched(node: Node, tail: Tail) -> int:
     from ftis_node.observe.terminal import console
 
     def look() -> RenderableType:
-        return node_view(node.status(), node.peers()["peers"], tail.lines, HINT % node.home.flag)
+        return node_view(node.status(), node.peers()["peers"], list(tail.lines), HINT % node.home.flag, whole=False)
 
     running = asyncio.create_task(node.run())
     try:

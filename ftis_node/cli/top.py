@@ -37,7 +37,7 @@ def top(
     def look() -> RenderableType:
         status = ask_daemon(home, "/status")
         peers = ask_daemon(home, "/peers")["peers"]
-        return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT)
+        return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT, whole=once)
 
     terminal = console()
     if once:

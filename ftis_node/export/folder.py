@@ -51,6 +51,14 @@ def check_target(to: Path, *, overwrite: bool, source: Path, base: Path | None =
         )
 
 
+def _open_to_others(folder: Path) -> None:
+    """Gives files the mode that the umask leaves: safetensors makes its own 0600, and a model is no secret."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for file in folder.iterdir():
+        file.chmod(0o666 & ~umask)
+
+
 def _of_a_model(entry: Path) -> bool:
     return entry.is_file() and not entry.is_symlink() and entry.suffix in _SUFFIXES
 
@@ -70,6 +78,7 @@ def appearing(to: Path) -> Iterator[Path]:
         to.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
         yield partial
+        _open_to_others(partial)
         if to.exists():
             to.rename(replaced)
         partial.rename(to)

@@ -20,11 +20,13 @@ ADVICE = {
 
 @dataclass
 class _Streak:
-    """What the filter did to a peer, for how many steps in a row, and when the peer was last seen."""
+    """What the filter did to a peer, for how many steps in a row, when the peer was last seen, and what was
+    told of it last."""
 
     verdict: str | None = None
     steps: int = 0
     seen: int = 0
+    told: str | None = None
 
 
 class FilterWatch:
@@ -38,8 +40,9 @@ class FilterWatch:
     def observe(self, sources: Mapping[str, Mapping[str, float]], *, own: str) -> list[str]:
         """Takes `Diagnostics.summary()["sources"]` of a step; gives one sentence per peer that there is to tell about.
 
-        A step in which a peer had no negatives neither ends nor lengthens its streak. A streak is told of once; its
-        like again only after it ended. A peer not seen for `FORGET_AFTER` observations is forgotten.
+        A step in which a peer had no negatives neither ends nor lengthens its streak. What was told of a peer last is
+        not told again, also if it ceased meanwhile: a streak that comes and goes fills no log. A peer not seen for
+        `FORGET_AFTER` observations is forgotten.
         """
         self._now += 1
         told = []
@@ -53,7 +56,8 @@ class FilterWatch:
             verdict = _verdict(figures["filtered"] / figures["negatives"])
             streak.steps = streak.steps + 1 if verdict == streak.verdict else 1
             streak.verdict = verdict
-            if verdict is not None and streak.steps == self.steps:
+            if verdict not in (None, streak.told) and streak.steps == self.steps:
+                streak.told = verdict
                 told.append(f"For {self.steps} steps the filter has {ADVICE[verdict].format(peer=peer)}")
         self._streaks = {
             peer: streak for peer, streak in self._streaks.items() if self._now - streak.seen < FORGET_AFTER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from ftis_node.observe.parts import DAMAGED, Part, opened
+from ftis_node.observe.parts import DAMAGED, Part, opened, tell_damage
 
 POINTS = 500  # of a curve, at most
 BLOCK = 1 << 20  # bytes read at a time
@@ -119,17 +120,24 @@ class History:
         if self._file is None:
             self._take_windows(sources)
         self._file = file
+        parts = {part.number: part for part in older}
         for number, _, opening in sources:
             if number >= self._part:
-                with suppress(*DAMAGED), opening() as data:
-                    self._take_rest(number, data)
+                try:
+                    with opening() as data:
+                        self._take_rest(number, data)
+                except FileNotFoundError:  # it has been dropped
+                    continue
+                except DAMAGED as error:
+                    if number in parts:
+                        tell_damage(parts[number], error)
 
     def _take_rest(self, number: int, file: IO[bytes]) -> None:
         """What was not read yet of a part."""
         self._part, self._read = number, self._read if number == self._part else 0
         file.seek(self._read)
         rest = b""
-        while block := file.read(BLOCK):
+        while block := cast(io.BufferedReader, file).read1(BLOCK):  # of a damaged part all up to the damage
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 self._line(line)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -25,11 +26,36 @@ _COLOURS = {
 PEERS_SHOWN = 8
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """What of the view is shown. lines: of the log; peers: rows of them; gaps: empty lines between the parts."""
+
+    lines: int
+    peers: int
+    gaps: bool = True
+    curve: bool = True
+    figures: bool = True
+
+
+# The first that fits is shown: the log goes first, what the node does stays to the end.
+_CUTS = (
+    *(_Cut(lines, PEERS_SHOWN) for lines in (6, 4, 2)),
+    *(_Cut(2, peers) for peers in (5, 3)),
+    _Cut(2, 3, gaps=False),
+    _Cut(1, 1, gaps=False),
+    _Cut(1, 0, gaps=False, curve=False),
+    _Cut(0, 0, gaps=False, curve=False),
+    _Cut(0, 0, gaps=False, curve=False, figures=False),
+)
+
+
 def node_view(
     status: dict[str, Any],
     peers: Sequence[dict[str, Any]] = (),
     lines: Sequence[str] = (),
     hint: str = "",
+    *,
+    whole: bool = True,
 ) -> RenderableType:
     """A node at a glance; fits 80 columns.
 
@@ -37,23 +63,47 @@ def node_view(
         status: `/status` of its API. peers: `/peers`, those that gave most first.
         lines: of the log, the latest last.
         hint: what the keys do.
+        whole: otherwise what does not fit into the terminal's height is left out, the least important first.
     """
-    parts: list[RenderableType] = [_headline(status)]
-    if status.get("advice"):
-        parts.append(words(f"→ {status['advice']}", "bold"))
-    if "step" in status:
-        parts += [Text(), _figures(status)]
-    if curve := status.get("curve"):
-        parts += [Text(), words("pass@1 ") + words(sparkline([rate for _, rate in curve]), "green")]
-    if peers:
-        parts += [Text(), _peers(peers)]
-    if lines:
-        parts += [Text(), *(words(line, "dim", whole=False) for line in lines)]
-    if hint:
-        parts += [Text(), words(hint, "dim")]
-    kind = f"({status['kind']})" if status.get("kind") else ""
-    title = " ".join(filter(None, ["ftis-node", status.get("name"), "·", status["model"], kind]))
-    return Panel(Group(*parts), title=words(title), title_align="left", border_style="dim")
+    view = _View(status, peers, lines, hint)
+    return view.panel(_CUTS[0]) if whole else view
+
+
+@dataclass(frozen=True)
+class _View:
+    """The view in the height that there is."""
+
+    status: dict[str, Any]
+    peers: Sequence[dict[str, Any]]
+    lines: Sequence[str]
+    hint: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for cut in _CUTS:
+            panel = self.panel(cut)
+            if len(console.render_lines(panel, options.update(height=None))) <= console.height:
+                break
+        yield panel
+
+    def panel(self, cut: _Cut) -> Panel:
+        status = self.status
+        parts: list[list[RenderableType]] = [[_headline(status)]]
+        if status.get("advice"):
+            parts[0].append(words(f"→ {status['advice']}", "bold"))
+        if "step" in status and cut.figures:
+            parts.append([_figures(status)])
+        if cut.curve and (curve := status.get("curve")):
+            parts.append([words("pass@1 ") + words(sparkline([rate for _, rate in curve]), "green")])
+        if self.peers and cut.peers:
+            parts.append([_peers(self.peers, cut.peers)])
+        if self.lines and cut.lines:
+            parts.append([words(line, "dim", whole=False) for line in self.lines[-cut.lines :]])
+        if self.hint and cut.figures:
+            parts.append([words(self.hint, "dim")])
+        shown = [row for part in parts for row in ([Text(), *part] if cut.gaps else part)]
+        kind = f"({status['kind']})" if status.get("kind") else ""
+        title = " ".join(filter(None, ["ftis-node", status.get("name"), "·", status["model"], kind]))
+        return Panel(Group(*shown[cut.gaps :]), title=words(title), title_align="left", border_style="dim")
 
 
 def gpu_line(gpu: dict[str, Any]) -> str:
@@ -103,16 +153,16 @@ def _figures(status: dict[str, Any]) -> Table:
     return table
 
 
-def _peers(peers: Sequence[dict[str, Any]]) -> Table:
+def _peers(peers: Sequence[dict[str, Any]], most: int) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("peer", no_wrap=True)
     for column in ("used", "MB in", "out"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("standing", no_wrap=True, overflow="ellipsis")
-    for peer in sorted(peers, key=lambda peer: -peer["used"])[:PEERS_SHOWN]:
+    for peer in sorted(peers, key=lambda peer: -peer["used"])[:most]:
         traffic = (number(peer["bytes_in"], ".2f", 1e-6), number(peer["bytes_out"], ".2f", 1e-6))
         cells = (f"…{peer['id'][-8:]}", str(peer["used"]), *traffic, str(peer.get("standing", "")))
         table.add_row(*map(words, cells))
-    if len(peers) > PEERS_SHOWN:
-        table.add_row(words(f"and {len(peers) - PEERS_SHOWN} more", "dim"))
+    if len(peers) > most:
+        table.add_row(words(f"and {len(peers) - most} more", "dim"))
     return table

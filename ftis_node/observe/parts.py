@@ -7,6 +7,7 @@ so at every moment each line is in one part, whatever is killed.
 from __future__ import annotations
 
 import gzip
+import io
 import logging
 import os
 import re
@@ -20,11 +21,14 @@ from typing import IO, cast
 
 from ftis_node.files import end_of, sync
 
+BLOCK = 1 << 16
 PART_BYTES = 8 << 20  # of the present file, before it becomes a part
 LEVEL = 6
+MOST_RATIO = 64  # lines of figures become ten times smaller
 DAMAGED = (OSError, EOFError, zlib.error)  # what reading a compressed part may raise
 
 logger = logging.getLogger(__name__)
+_told: set[Path] = set()  # damaged parts that the log knows of
 
 
 @dataclass(frozen=True, order=True)
@@ -42,12 +46,13 @@ class Part:
         return cast(IO[bytes], gzip.open(_compressed(self.path), "rb"))
 
     def length(self) -> int:
-        """In bytes, uncompressed (of a compressed one modulo 4 GiB, RFC 1952, 2.3.1); 0 if it cannot be read."""
+        """In bytes, uncompressed, as a compressed one says (RFC 1952, 2.3.1); 0 if it cannot be read. One that was cut
+        short says anything, so `MOST_RATIO` bounds it."""
         with suppress(OSError), self.path.open("rb") as file:
             if self.path.suffix != ".gz":
                 return file.seek(0, os.SEEK_END)
-            file.seek(-4, os.SEEK_END)
-            return int.from_bytes(file.read(4), "little")
+            size = file.seek(-4, os.SEEK_END) + 4
+            return min(int.from_bytes(file.read(4), "little"), MOST_RATIO * size)
         return 0
 
 
@@ -86,7 +91,7 @@ def every_line(path: Path) -> Iterator[bytes]:
         except FileNotFoundError:
             continue
         except DAMAGED as error:
-            logger.warning("%s is damaged (%s): what comes after that in it is left out.", part.path, error)
+            tell_damage(part, error)
     if present is not None:
         with present:
             yield from present
@@ -101,10 +106,32 @@ def end_of_parts(path: Path, size: int) -> bytes:
             data = end_of(present, left)
             left -= present.tell()
     while older and left > 0:
-        with suppress(*DAMAGED), older.pop().open() as file:
-            data = end_of(file, left) + data
-            left -= file.tell()  # all of it, also where no whole line fits: an older one must not come in its place
+        with suppress(FileNotFoundError):
+            whole = _readable(older.pop())
+            data = end_of(whole, left) + data
+            left -= whole.tell()  # all of it, also where no whole line fits: an older one must not come in its place
     return data
+
+
+def _readable(part: Part) -> IO[bytes]:
+    """A part, of a damaged one what comes before the damage. Raises FileNotFoundError if it has been dropped."""
+    found = io.BytesIO()
+    try:
+        with part.open() as file:
+            while block := cast(io.BufferedReader, file).read1(BLOCK):
+                found.write(block)
+    except FileNotFoundError:
+        raise
+    except DAMAGED as error:
+        tell_damage(part, error)
+    return found
+
+
+def tell_damage(part: Part, error: Exception) -> None:
+    """Says in the log that a part cannot be read to its end, once of each."""
+    if part.path not in _told:
+        _told.add(part.path)
+        logger.warning("%s is damaged (%s): what comes after that in it is left out.", part.path, error)
 
 
 def compress(path: Path) -> None:

@@ -50,6 +50,25 @@ def resolve(name: str) -> str:
     )
 
 
+def source_of(name: str) -> str:
+    """What `resolve` makes of a name; the name itself where that is nothing here, as a folder that is gone."""
+    try:
+        return resolve(name)
+    except UsageError:
+        return name
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two names mean one model: ``m``, ``./m`` and the whole path; a short name and its hub id."""
+    return one == other or source_of(one) == source_of(other)
+
+
+def lasting(name: str) -> str:
+    """The name to write down, which means the same model wherever a command is given: of a folder the whole path."""
+    source = source_of(name)
+    return source if Path(source).is_dir() and Path(source).parent != BUILT_IN_DIR else name
+
+
 def public_name(name: str) -> str:
     """The model's hub id, or the last part of a folder's path: paths of this machine are nobody else's business.
 

@@ -1,0 +1,50 @@
+"""Ctrl-C ends a command with exit code 130 and without a traceback, however early it comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = "import sys; from ftis_node.__main__ import main; sys.exit(main())"  # as pip writes it
+
+
+@pytest.mark.parametrize(
+    ("begun", "imported", "command"),
+    [
+        (("-m", "ftis_node"), "ftis_node.errors", ("status",)),
+        (("-m", "ftis_node"), "typer.main", ("status",)),
+        (("-c", SCRIPT), "ftis_node.errors", ("--help",)),
+        (("-c", SCRIPT), "annotated_types", ("config", "show")),
+        (("-m", "ftis_node"), "numpy", ("fit", "--model", "tiny-a", "--vram", "24", "--task", "arithmetic")),
+    ],
+)
+def test_ctrl_c_while_a_command_is_being_imported_ends_it_quietly(
+    begun: tuple[str, str], imported: str, command: tuple[str, ...]
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *begun, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.rstrip().endswith(f" {imported}"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    said = [line for line in rest.splitlines() if not line.startswith("import time:")]
+    assert process.wait() == 130, said
+    assert not any("Traceback" in line or "KeyboardInterrupt" in line for line in said), said
+
+
+def test_a_command_that_nohup_started_goes_on_through_ctrl_c() -> None:
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.argv[1:] = ['--version']\n"
+    code += "from ftis_node.__main__ import main\nimport os; os.kill(os.getpid(), signal.SIGINT); main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip()

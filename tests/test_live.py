@@ -1,0 +1,47 @@
+"""The view of a node fits the terminal it is on."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ftis_node.cli.top import HINT
+from ftis_node.observe.live import node_view
+from tests.test_prometheus import TRAINING, peer
+
+STATUS: dict[str, Any] = TRAINING | {
+    "name": "a",
+    "reason": "Training with 12 peers, all over connections that this node opened: nobody can dial it.",
+    "advice": "If it is out of memory, give it less to do: --vram, or --set micro_batch_tokens=…; else look into it.",
+    "curve": [[step, step / 100] for step in range(90)],
+}
+PEERS = [peer(id=f"{number:08d}", used=number) for number in range(12)]
+LINES = [f"2026-11-22 12:00:0{number},000 INFO line {number} " + "x" * 90 for number in range(6)]
+
+
+def seen(height: int, width: int = 80, *, whole: bool = False) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(node_view(STATUS, PEERS, LINES, HINT, whole=whole))
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("height", [8, 12, 16, 20, 24, 30, 40, 60])
+def test_a_view_is_no_taller_and_no_wider_than_its_terminal(height: int) -> None:
+    lines = seen(height)
+    assert len(lines) <= height and max(map(len, lines)) <= 80
+    assert "ONLINE" in lines[1], "what the node does is there in any case"
+
+
+def test_on_24_rows_the_figures_and_some_peers_are_seen() -> None:
+    text = "\n".join(seen(24))
+    for there in ("out of memory", "groups", "traffic", "00000011", "line 5"):
+        assert there in text, text
+
+
+def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_once() -> None:
+    for text in ("\n".join(seen(60)), "\n".join(seen(24, whole=True))):
+        assert all(f"line {number}" in text for number in range(6)) and "and 4 more" in text
