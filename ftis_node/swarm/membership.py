@@ -30,6 +30,7 @@ from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
 from ftis_node.swarm.service import PROTOCOL_MAJOR
+from ftis_node.swarm.tellers import Tellers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.transport import Transport, Unreachable
 
@@ -98,6 +99,7 @@ class Membership:
         self._traffic = traffic
         self._cache = cache
         self._heard: dict[bytes, dict[str, bytes | None]] = {}  # addresses, and who named each
+        self.tellers = Tellers()
         self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
         self._missed: Counter[bytes] = Counter()  # greetings in vain, of peers heard of
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
@@ -221,6 +223,8 @@ class Membership:
             self._told |= {peer} & self._owners
             logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
             self._missed[peer] += 1
+            if self._missed[peer] == 1 and self._transport.up:
+                self.tellers.missed(self._tellers.get(peer))
             if self._missed[peer] >= GIVE_UP_AFTER:  # until somebody mentions it again
                 self._forget(peer)
             return False
@@ -228,6 +232,7 @@ class Membership:
         if answer.refusal or answer.run_id != self._run_file.run.id or answer.major != PROTOCOL_MAJOR:
             self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run or speaks another protocol")
             return False
+        self.tellers.met(self._tellers.get(peer))
         self._admit(peer, answer, found=True)
         self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
         return True
