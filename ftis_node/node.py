@@ -451,6 +451,7 @@ class Node:
             stalled=self._stalled(),
             bad_steps=last.get("bad_steps", 0),
             idle_steps=self._rooms.stepper.idle_steps,
+            other_protocol=len(membership.majors),
             own_refused=self._rooms.stepper.own_unsound,
             home=self.home.flag,
         )

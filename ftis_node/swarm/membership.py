@@ -25,7 +25,15 @@ from ftis_node.swarm.addresses import (
 )
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, peer_at, plain, shake
+from ftis_node.swarm.handshake import (
+    MAX_ADDRESSES,
+    greeting,
+    other_protocol,
+    peer_at,
+    plain,
+    polite_refusal,
+    shake,
+)
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
@@ -91,6 +99,7 @@ class Membership:
     ) -> None:
         self.view: dict[bytes, Peer] = {}
         self.refused: dict[bytes, str] = {}
+        self.majors: dict[bytes, int] = {}  # of those refused, the versions that are not this node's
         self.health: Health | None = None
         self._transport = transport
         self._identity = identity
@@ -229,8 +238,11 @@ class Membership:
                 self._forget(peer)
             return False
         self._traffic.received[peer] += answer.ByteSize()
-        if answer.refusal or answer.run_id != self._run_file.run.id or answer.major != PROTOCOL_MAJOR:
-            self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run or speaks another protocol")
+        if answer.major != PROTOCOL_MAJOR:
+            self._refuse_protocol(peer, answer.major)
+            return False
+        if answer.refusal or answer.run_id != self._run_file.run.id:
+            self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run")
             return False
         self.tellers.met(self._tellers.get(peer))
         self._admit(peer, answer, found=True)
@@ -242,7 +254,8 @@ class Membership:
         self._traffic.received[peer] += request.ByteSize()
         answer = self._hello()
         if request.major != PROTOCOL_MAJOR:
-            answer.refusal = f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {request.major}"
+            answer.refusal = polite_refusal(request.major)
+            self._refuse_protocol(peer, request.major)
         elif not request.run_id:
             answer.run_file = self._run_text
             if (sought := self.view.get(request.whereabouts)) is not None:
@@ -320,6 +333,7 @@ class Membership:
 
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool) -> None:
         self.refused.pop(peer, None)
+        self.majors.pop(peer, None)
         self._missed.pop(peer, None)
         self._told.discard(peer)
         self._met.pop(peer, None)
@@ -354,6 +368,11 @@ class Membership:
         crowded = max(crowd.values())
         fullest = [peer for peer, network in zip(leaving, networks, strict=True) if crowd[network] == crowded]
         del self.view[random.choice(fullest).id]
+
+    def _refuse_protocol(self, peer: bytes, major: int) -> None:
+        self._refuse(peer, other_protocol(major))
+        make_room(self.majors, peer, HEARD_SIZE)
+        self.majors[peer] = major
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

@@ -12,7 +12,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.deadline import Deadline
 
 # Announcements that a node cannot read are held against who passes them on: another form of them is another major.
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
+PROTOCOL_MAJOR, PROTOCOL_MINOR = 2, 0
 STALL_SECONDS = 30.0
 STREAMS_OF_ONE_PEER = 4
 
