@@ -52,6 +52,7 @@ class Signs:
     bad_steps       in a row without a finite gradient
     idle_steps      in a row that changed nothing
     stalled         seconds for which the compute process has owed an answer, if those are too many, else 0
+    other_protocol  peers that this node has met and that speak another version of the protocol
     own_refused     whether some of the latest round of this node's own groups were unsound
     clock           how this node's clock differs from its peers', None if nobody said its time
     replayed        announcements that were refused for their time, since the start
@@ -68,6 +69,7 @@ class Signs:
     bad_steps: int = 0
     idle_steps: int = 0
     stalled: float = 0.0
+    other_protocol: int = 0
     own_refused: bool = False
     clock: ClockDifference | None = None
     replayed: int = 0
@@ -82,6 +84,9 @@ def condition(signs: Signs) -> Condition:
             return Condition(State.DEGRADED, *trouble)
     if signs.sought > signs.peers:
         return Condition(State.JOINING, f"Waiting for {counted(signs.sought, 'peer')} before the first step.")
+    if not signs.peers and signs.other_protocol:
+        speak = f"{counted(signs.other_protocol, 'peer')} that cannot be worked with: another version of the protocol"
+        return Condition(State.ALONE, f"No peers but {speak}. Training alone.", _UPGRADE + signs.home + "` says which.")
     if not signs.peers:
         return Condition(State.ALONE, "No peers: training alone, and looking for some.", _ALONE)
     reason = f"Training with {counted(signs.peers, 'peer')}{_HOW[signs.reachability]}."
@@ -91,6 +96,7 @@ def condition(signs: Signs) -> Condition:
 
 
 _ALONE = "If there should be some: `ftis-node doctor net --peers ADDRESS` says whether they can be reached."
+_UPGRADE = "Upgrade ftis-node where it is older: `ftis-node peers"
 _REACHED = {
     Reachability.DIRECT: State.ONLINE,
     Reachability.RELAYED: State.RELAYED,

@@ -229,8 +229,15 @@ async def find_run(
 
 
 def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:
-    """Raises UsageError for peers that all belong to another run than the home's: not what the person wanted."""
-    if bootstraps and all(parse_address(text)[1] in membership.refused for text in bootstraps):
+    """Raises UsageError for peers that all belong to another run than the home's, or all speak another protocol: not
+    what the person wanted."""
+    named = [parse_address(text)[1] for text in bootstraps]
+    if named and all(peer in membership.majors for peer in named):
+        raise UsageError(
+            f"None of the --peers can work with this node: {membership.refused[named[0]]}.",
+            "Upgrade ftis-node there or here, so that both speak one protocol.",
+        )
+    if named and all(peer in membership.refused for peer in named):
         raise UsageError(
             f"The --peers are all in another run than the home {home}, which belongs to run {run.id.hex()}.",
             "Name a fresh --home to join their run, or leave out --peers.",

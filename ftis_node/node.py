@@ -456,6 +456,7 @@ class Node:
             stalled=self._stalled(),
             bad_steps=last.get("bad_steps", 0),
             idle_steps=self._rooms.stepper.idle_steps,
+            other_protocol=len(membership.majors),
             own_refused=self._rooms.stepper.own_unsound,
             clock=membership.clocks.difference(membership.view),
             replayed=self._rooms.swarm.gossip.counts["replayed"],

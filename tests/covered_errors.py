@@ -81,6 +81,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "The hub has no model …, or none with a ….",
         ),
     },
+    "test_handshake.py::test_a_home_whose_peers_all_speak_another_protocol_says_so_and_not_that_their_run_differs": {
+        "joining.py": ("None of the --peers can work with this node: ….",),
+    },
     "test_engine.py::test_a_misspelt_objective_names_the_nearest": {
         "worker/engine.py": ("There is no objective ….",),
     },

@@ -26,6 +26,8 @@ from ftis_node.swarm.membership import Reachability
         ({"peers": 1, "reachability": Reachability.RELAYED}, State.RELAYED, "relays"),
         ({"peers": 1, "reachability": Reachability.OUTBOUND_ONLY}, State.OUTBOUND_ONLY, "nobody can dial it"),
         ({}, State.ALONE, "No peers"),
+        ({"other_protocol": 2}, State.ALONE, "No peers but 2 peers that .* another version of the protocol"),
+        ({"peers": 1, "other_protocol": 2}, State.ONLINE, "with 1 peer."),
         ({"sought": 2, "peers": 1}, State.JOINING, "Waiting for 2 peers"),
         ({"peers": 1, "network_down": DOWN_SECONDS}, State.DEGRADED, "p2pd has not answered for 10 s"),
         ({"peers": 1, "free_bytes": 9, "checkpoint_bytes": 10}, State.DEGRADED, "the next checkpoint takes"),
@@ -64,6 +66,7 @@ def test_every_trouble_says_what_to_do() -> None:
         Signs(bad_steps=1),
         Signs(idle_steps=IDLE_STEPS),
         Signs(own_refused=True),
+        Signs(other_protocol=1),
         Signs(),
     ):
         assert condition(signs).advice.endswith(".")

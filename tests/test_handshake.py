@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.errors import UserError
+from ftis_node.errors import UsageError, UserError
+from ftis_node.joining import check_peers
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import fetch_run
-from ftis_node.swarm.service import FtisSwarm
+from ftis_node.swarm.service import PROTOCOL_MAJOR, FtisSwarm
 from tests.helpers_swarm import (
     RUN,
     Answers,
@@ -38,13 +39,33 @@ async def test_without_any_that_answers_it_says_who_was_asked_and_what_to_do(tmp
     assert "--run FILE" in error.value.fix
 
 
+async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgrade(tmp_path: Path) -> None:
+    async with node(ALICE, tmp_path, major=1) as (_, alice), transport(CAROL, tmp_path / "c") as carol:
+        with pytest.raises(UserError) as error:
+            await fetch_run(carol, [(await alice.addresses())[0]], patience=3600.0)
+    assert "it speaks protocol 1, this node speaks 2: its owner has to upgrade ftis-node" in error.value.what
+    assert error.value.fix.startswith("Upgrade ftis-node")
+
+
 async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path: Path) -> None:
     class Rude(Answers):
         async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-            return ftis_pb2.Handshake(refusal="\x1b[31mgo\naway", run_file="[run]")
+            return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, refusal="\x1b[31mgo\naway", run_file="[run]")
 
     async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
         await FtisSwarm(Rude(lambda request, peer: None)).add_p2p_handlers(alice.p2p)  # type: ignore[arg-type, return-value]
         with pytest.raises(UserError) as error:
             await fetch_run(carol, [(await alice.addresses())[0]], patience=0.0)
     assert "?[31mgo?away" in error.value.what and error.value.what.isprintable()
+
+
+async def test_a_home_whose_peers_all_speak_another_protocol_says_so_and_not_that_their_run_differs(
+    tmp_path: Path,
+) -> None:
+    async with node(ALICE, tmp_path) as (alice, _), node(BOB, tmp_path, major=1) as (_, network):
+        peers = [(await network.addresses())[0]]
+        alice.hear(peers)
+        assert not await alice.greet(BOB.author)
+        with pytest.raises(UsageError) as error:
+            check_peers(alice, peers, tmp_path, RUN)
+    assert "it speaks protocol 1" in error.value.what and error.value.fix.startswith("Upgrade ftis-node")

@@ -15,7 +15,7 @@ import pytest
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity, peer_id
 from tests.daemons import run_cli
-from tests.hostile import content, identity, wire
+from tests.hostile import content, directory, identity, wire
 from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
 from tests.hostile.stage import Stage
@@ -267,3 +267,15 @@ async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(sta
             "they were counted",
         )
     assert fight.used_by_attackers() == 0
+
+
+async def test_row_38_made_up_answers_of_the_dht_put_nobody_into_the_view_or_out_of_it(stage: Stage) -> None:
+    async with attacked(stage, directory.Row38MadeUp) as fight:
+        await until(lambda: fight.attack.strikes >= 4, "it has offered itself")
+        reports = stage.ring.peers()
+    assert isinstance(fight.attack, directory.Row38MadeUp)
+    nobody = {peer_id(author) for author in fight.attack.nobody if author is not None}
+    for name, report in reports.items():
+        listed = {peer["id"] for peer in report["peers"]}
+        assert set(stage.ring.ids.values()) - {stage.ring.ids[name]} <= listed
+        assert not listed & nobody

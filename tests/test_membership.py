@@ -124,16 +124,30 @@ async def test_nodes_of_different_runs_part_politely_and_both_know_why(tmp_path:
         assert alice.strangers() == [], "it is not asked again and again"
 
 
-@pytest.mark.parametrize("major", [0, PROTOCOL_MAJOR + 1])
+@pytest.mark.parametrize("major", [0, PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
 async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, major: int) -> None:
     async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path, major=major) as (bob, network):
         alice.hear(await network.addresses())
         assert not await alice.greet(BOB.author)
-        assert "another protocol" in alice.refused[BOB.author] or "protocol" in alice.refused[BOB.author]
+        todo = "its owner has to upgrade" if major < PROTOCOL_MAJOR else "upgrade ftis-node here"
+        assert f"it speaks protocol {major}, this node speaks {PROTOCOL_MAJOR}: {todo}" in alice.refused[BOB.author]
+        assert alice.majors == {BOB.author: major}
         bob.view.clear()
         answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=PROTOCOL_MAJOR + 1), timeout=5)
         assert answer.refusal == f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {PROTOCOL_MAJOR + 1}"
-        assert not bob.view
+        assert not bob.view and bob.majors[ALICE.author] == PROTOCOL_MAJOR + 1
+
+
+async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(tmp_path: Path) -> None:
+    async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path) as (bob, network):
+        await me.connect(BOB.author, await network.addresses())
+        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=1), timeout=5)
+        assert answer.refusal == "this node speaks protocol 2, you speak 1: upgrade ftis-node"
+        assert not answer.run_file and not answer.peers and not bob.view
+        assert "it speaks protocol 1" in bob.refused[ALICE.author]
+        alice.hear(await network.addresses())
+        assert await alice.greet(BOB.author)
+        assert ALICE.author in bob.view and not bob.refused and not bob.majors
 
 
 async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_path: Path) -> None:

@@ -13,18 +13,19 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
-from hivemind.utils.timed_storage import get_dht_time
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.swarm.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
+from ftis_node.swarm.directory import Directory
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.lookup import Answer
 from ftis_node.swarm.records import (
     MAX_ADDRESSES,
     MAX_LIFETIME,
@@ -34,7 +35,6 @@ from ftis_node.swarm.records import (
     record_key,
     unpack_addresses,
 )
-from ftis_node.swarm.transport import Transport
 from tests.helpers_swarm import (
     OTHER_RUN,
     RUN,
@@ -156,37 +156,30 @@ def test_lists_that_claim_to_be_long_get_no_memory() -> None:
 # --- two DHT nodes ----------------------------------------------------------------------------------------------------
 
 
-async def join(network: Transport, who: Identity, *others: Transport) -> DHTNode:
-    for other in others:
-        await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
-    return await DHTNode.create(
-        p2p=network.p2p,
-        initial_peers=[f"/p2p/{other.p2p.peer_id}" for other in others],
-        record_validator=OwnerSigned(who, RUN.id),
-    )
-
-
 async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(tmp_path: Path) -> None:
     async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
-        alice = await join(at_alice, ALICE)
-        bob = await join(at_bob, BOB, at_alice)
-        key, expiry = record_key(RUN.id), get_dht_time() + 120
-        assert await alice.store(key, pack_addresses(ADDRESSES), expiry, subkey=ALICE.peer_id)
+        alice, bob = Directory(at_alice, ALICE, RUN.id), Directory(at_bob, BOB, RUN.id)
+        await at_bob.connect(ALICE.author, await at_alice.addresses())
+        await alice.join([])
+        await bob.join([ALICE.author])
+        await alice.publish(ADDRESSES, settled=False)
+        asking = DHTProtocol.get_stub(bob._dht, PeerID(ALICE.author))._stub
 
-        overwritten = await bob.store(key, pack_addresses(["mine"]), expiry + 60, subkey=ALICE.peer_id)
-        immortal = await bob.store(key, pack_addresses(["mine"]), expiry + 10**6, subkey=BOB.peer_id)
-        assert not overwritten and not immortal
-        request = dht_pb2.StoreRequest(
-            keys=[DHTID.generate(source=key).to_bytes()],
-            subkeys=[b""],  # "a whole dictionary", which hivemind decodes before anybody validates it
-            values=[bomb(200)],
-            expiration_time=[expiry],
-            in_cache=[False],
-        )
-        asking = bob.protocol.get_stub(PeerID(ALICE.author))
-        assert list((await asyncio.wait_for(asking.rpc_store(request), 5)).store_ok) == [False]
-        request.subkeys[0] = MSGPackSerializer.dumps(BOB.peer_id)
-        assert list((await asyncio.wait_for(asking.rpc_store(request), 5)).store_ok) == [False]
+        async def store(*records: DHTRecord) -> list[bool]:
+            request = dht_pb2.StoreRequest(
+                keys=[record.key for record in records],
+                subkeys=[record.subkey for record in records],
+                values=[record.value for record in records],
+                expiration_time=[record.expiration_time for record in records],
+                in_cache=[False for _ in records],
+            )
+            return list((await asyncio.wait_for(asking.rpc_store(request), 5)).store_ok)
+
+        immortal = record(BOB, lifetime=10**6)
+        assert await store(record(ALICE), immortal, record(BOB, run_id=OTHER_RUN.id)) == [False] * 3
+        # "a whole dictionary", which hivemind decodes before anybody validates it
+        assert await store(replace(record(BOB), subkey=b"", value=bomb(200))) == [False]
+        assert await store(replace(record(BOB), value=bomb(200))) == [False]
         for keys in ([b""] * 1000, [b"\xff" * 1000], [bytes(20)] * 17):
             with pytest.raises(Exception, match="at most 16 keys"):
                 await asyncio.wait_for(asking.rpc_find(dht_pb2.FindRequest(keys=keys)), 5)
@@ -194,15 +187,14 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
             made_up = dht_pb2.NodeInfo(node_id=number.to_bytes(20, "big"))
             await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=made_up)), 5)
         await asyncio.wait_for(asking.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=bytes(99)))), 5)
-        assert len(alice.protocol.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
+        assert alice._dht is not None
+        assert len(alice._dht.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
 
-        found = await bob.get(key, latest=True)
-        assert found is not None
-        assert {name: unpack_addresses(entry.value) for name, entry in found.value.items()} == {
-            ALICE.peer_id: ADDRESSES
-        }
+        found: list[Answer] = []
+        await bob.find(found.append)
+        assert {owner: one.addresses[owner] for one in found for owner in one.addresses} == {ALICE.author: ADDRESSES}
         pings = [asking.rpc_ping(dht_pb2.PingRequest()) for _ in range(2 * int(CALLS_AT_ONCE))]
         answers = await asyncio.wait_for(asyncio.gather(*pings, return_exceptions=True), 30)
         assert any("DHT calls a second" in str(answer) for answer in answers)
-        await bob.shutdown()
-        await alice.shutdown()
+        await bob.leave()
+        await alice.leave()

@@ -1,27 +1,31 @@
-"""What hivemind's DHT lets strangers do, and this node does not: its handlers believe what a request says.
+"""What hivemind's DHT lets strangers do, and this node does not: it believes what requests and answers say.
 
-Importing this module puts the checks in place, once, for every `DHTProtocol` of the process.
+Importing this module puts the checks in place, once, for every `DHTProtocol` of the process. hivemind keeps the routing
+table then; records are this project's own (`swarm.shelf`, `swarm.lookup`): hivemind's storage and caches stay empty.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from itertools import compress
 from typing import Any
 
 import msgpack
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2PContext
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.identity import is_author, peer_id
+from ftis_node.swarm.records import pack_answer
+from ftis_node.swarm.shelf import Shelf
 
 MAX_KEYS = 16
 NODES_MAX = 1024
+NEAREST_MAX = 20  # nodes that an answer names for a key: hivemind's bucket
 RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # each a list in a call to store
 NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node that is started anew has a new id in the DHT
 CALLS_A_SECOND, CALLS_AT_ONCE = 10.0, 100.0  # of one peer
@@ -50,6 +54,22 @@ class _Callers:
 _ping, _store, _find = DHTProtocol.rpc_ping, DHTProtocol.rpc_store, DHTProtocol.rpc_find
 
 
+def _callers(dht: DHTProtocol) -> _Callers:
+    if "callers" not in dht.__dict__:
+        dht.callers = _Callers()
+    callers: _Callers = dht.callers
+    return callers
+
+
+def _shelf(dht: DHTProtocol) -> Shelf | None:
+    """Where this node keeps records; None until `swarm.directory` has given it one."""
+    shelf: Shelf | None = dht.__dict__.get("shelf")
+    return shelf
+
+
+# --- what peers ask ---------------------------------------------------------------------------------------------------
+
+
 def _check(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
     """Raises ValueError for more keys than anybody needs."""
     _check_caller(dht, request, context)
@@ -59,9 +79,7 @@ def _check(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
 
 def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
     """Raises ValueError if it calls too often; an id that is not believed is left out."""
-    if "callers" not in dht.__dict__:
-        dht.callers = _Callers()
-    callers: _Callers = dht.callers
+    callers = _callers(dht)
     peer = context.remote_id.to_bytes()
     if not callers.calls.take(peer):
         raise ValueError(f"a peer has {CALLS_A_SECOND:g} DHT calls a second")
@@ -77,27 +95,119 @@ async def _rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2
 
 @functools.wraps(_find)
 async def _rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+    """The nearest nodes, as hivemind finds them, and the records that this node keeps under each key."""
     _check(self, request, context)
-    return await _find(self, request, context)
+    response: dht_pb2.FindResponse = await _find(self, request, context)
+    shelf = _shelf(self)
+    for key, result in zip(request.keys, response.results, strict=True):
+        if shelf is not None and (records := shelf.records(key)):
+            result.type, result.value = dht_pb2.FOUND_DICTIONARY, pack_answer(records)
+    return response
 
 
 @functools.wraps(_store)
 async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
-    """Only a caller's own record is stored: keys are free, and through one connection come as many as one likes."""
+    """Only a caller's own record is kept: keys are free, and through one connection come as many as one likes.
+
+    `store_ok` says of each whether its key had room.
+    """
     _check(self, request, context)
-    own = msgpack.packb(peer_id(context.remote_id.to_bytes()))
-    fields = {name: getattr(request, name) for name in RECORD}
-    if len({*map(len, fields.values())}) > 1:
+    caller = context.remote_id.to_bytes()
+    own = msgpack.packb(peer_id(caller))
+    fields = [getattr(request, name) for name in RECORD]
+    if len({*map(len, fields)}) > 1:
         raise ValueError("a record in a DHT call lacks something")
-    kept = [subkey == own for subkey in request.subkeys]
-    fewer = dht_pb2.StoreRequest(**{name: list(compress(column, kept)) for name, column in fields.items()})
-    if request.HasField("peer"):
-        fewer.peer.CopyFrom(request.peer)
-    response = await _store(self, fewer, context)
-    stored = iter(list(response.store_ok))
-    del response.store_ok[:]
-    response.store_ok.extend(next(stored) if own_one else False for own_one in kept)
+    met = dht_pb2.StoreRequest(peer=request.peer) if request.HasField("peer") else dht_pb2.StoreRequest()
+    response: dht_pb2.StoreResponse = await _store(self, met, context)
+    shelf = _shelf(self)
+    for key, subkey, value, expiration, _ in zip(*fields, strict=True):
+        kept = shelf is not None and subkey == own and shelf.keep(DHTRecord(key, subkey, value, expiration), caller)
+        response.store_ok.append(kept)
+    return response
+
+
+# --- what this node asks ----------------------------------------------------------------------------------------------
+
+
+class _Asking:
+    """A peer's handlers, whose answers are cut down to what is believed before hivemind sees them."""
+
+    def __init__(self, dht: DHTProtocol, peer: PeerID) -> None:
+        self._dht = dht
+        self._peer = peer.to_bytes()
+        self._stub = ServicerBase.get_stub.__func__(DHTProtocol, dht.p2p, peer)
+
+    async def rpc_ping(self, request: dht_pb2.PingRequest, timeout: float | None = None) -> dht_pb2.PingResponse:
+        return self._known(await self._stub.rpc_ping(request, timeout=timeout))
+
+    async def rpc_store(self, request: dht_pb2.StoreRequest, timeout: float | None = None) -> dht_pb2.StoreResponse:
+        response = self._known(await self._stub.rpc_store(request, timeout=timeout))
+        del response.store_ok[len(request.keys) :]
+        return response
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, timeout: float | None = None) -> dht_pb2.FindResponse:
+        response = self._known(await self._stub.rpc_find(request, timeout=timeout))
+        if len(response.results) != len(request.keys):
+            raise ValueError("a DHT answer has another number of results than the call had keys")
+        for result in response.results:
+            ids, peers = list(result.nearest_node_ids[:NEAREST_MAX]), list(result.nearest_peer_ids[:NEAREST_MAX])
+            del result.nearest_node_ids[:], result.nearest_peer_ids[:]
+            for node, peer in zip(ids, peers, strict=False):
+                if len(node) == DHTID.HASH_NBYTES and is_author(peer):
+                    result.nearest_node_ids.append(node)
+                    result.nearest_peer_ids.append(peer)
+        return response
+
+    def _known(self, response: Any) -> Any:
+        if response.peer.node_id and not _callers(self._dht).believes(self._peer, response.peer.node_id):
+            response.ClearField("peer")
+        return response
+
+
+def _get_stub(self: DHTProtocol, peer: PeerID) -> _Asking:
+    return _Asking(self, peer)
+
+
+async def ask(dht: DHTProtocol, peer: bytes, key: bytes) -> tuple[bytes, list[tuple[DHTID, bytes]]] | None:
+    """One peer's answer to a look-up; None if there was none.
+
+    Returns what it has under the key, in bytes that nobody has checked yet, and the nodes that it names as nearest.
+    """
+    request = dht_pb2.FindRequest(keys=[key], peer=dht.node_info)
+    response = await _answer(dht, peer, _Asking(dht, PeerID(peer)).rpc_find(request, timeout=dht.wait_timeout))
+    if response is None:
+        return None
+    result = response.results[0]
+    ids = map(DHTID.from_bytes, result.nearest_node_ids)
+    return result.value, list(zip(ids, result.nearest_peer_ids, strict=True))
+
+
+async def leave_record(dht: DHTProtocol, peer: bytes, record: DHTRecord) -> bool | None:
+    """Leaves this node's record with a peer. Returns whether the key has room there; None if there was no answer."""
+    request = dht_pb2.StoreRequest(
+        keys=[record.key],
+        subkeys=[record.subkey],
+        values=[record.value],
+        expiration_time=[record.expiration_time],
+        in_cache=[False],
+        peer=dht.node_info,
+    )
+    response = await _answer(dht, peer, _Asking(dht, PeerID(peer)).rpc_store(request, timeout=dht.wait_timeout))
+    return None if response is None else list(response.store_ok) == [True]
+
+
+async def _answer(dht: DHTProtocol, peer: bytes, calling: Any) -> Any:
+    """An answer, after which the routing table knows better; None if there was none."""
+    try:
+        response = await calling
+    except Exception:  # hivemind raises anything from a remote handler's repr to a socket error
+        gone = dht.routing_table.get(peer_id=PeerID(peer))
+        await dht.update_routing_table(gone, PeerID(peer), responded=False)
+        return None
+    if response.peer.node_id:
+        await dht.update_routing_table(DHTID.from_bytes(response.peer.node_id), PeerID(peer), responded=True)
     return response
 
 
 DHTProtocol.rpc_ping, DHTProtocol.rpc_store, DHTProtocol.rpc_find = _rpc_ping, _rpc_store, _rpc_find
+DHTProtocol.get_stub = _get_stub

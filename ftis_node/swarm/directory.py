@@ -1,26 +1,39 @@
-"""The DHT: hints about where a run's nodes may be dialled, left and looked up. Nothing hangs on it."""
+"""The DHT: hints about where a run's nodes may be dialled, left and looked up. Nothing hangs on it.
+
+Records of a run lie under its first key while there is room (64), else under shards of it: see docs/network.md.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
-from hivemind.utils.timed_storage import get_dht_time
 
-from ftis_node.swarm import dht_guard  # noqa: F401 - puts its checks in place
+from ftis_node.swarm.dht_guard import leave_record
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.records import OwnerSigned, pack_addresses, record_key, unpack_addresses
+from ftis_node.swarm.lookup import Answer, walk
+from ftis_node.swarm.records import DEPTHS, MAX_RECORDS, OwnerSigned, key_bytes, shard_of
+from ftis_node.swarm.shelf import Shelf
 from ftis_node.swarm.transport import Transport
 
 RECORD_LIFETIME = 240.0
 DHT_SECONDS = 10.0
+CALL_SECONDS = 3.0
 LEAVE_SECONDS = 1.0
 NEIGHBOURS = 3
+REPLICAS = 5
+BUCKET, DEPTH_MODULO = 20, 5  # of the routing table, as hivemind's own nodes have them
+# A settled node publishes below a full key; under the full one only now and then, for newcomers and to see whether it
+# is still full. One in sixteen: a depth has sixteen times the keys of the one above.
+FULL_PART = 1 / 16
+# A look-up reads on until so many peers have named so many nodes between them: one peer alone can make up any number.
+TELLERS_ENOUGH = 3
 
 logger = logging.getLogger(__name__)
 
@@ -28,61 +41,134 @@ logger = logging.getLogger(__name__)
 class Directory:
     """This node in the DHT. Whatever goes wrong there is logged and goes no further."""
 
-    def __init__(self, transport: Transport, identity: Identity, run_id: bytes) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        run_id: bytes,
+        known: Callable[[bytes], bool] = lambda peer: False,
+        doubted: Callable[[bytes], bool] = lambda peer: False,
+    ) -> None:
+        """
+        Args:
+            known: whether a peer is in the view: its record outlasts strangers' here.
+            doubted: whether too many of those that a peer named did not answer: it does not count as a teller.
+        """
         self._transport = transport
-        self._identity = identity
+        self._author = identity.author
         self._run_id = run_id
-        self._dht: DHTNode | None = None
+        self._validator = OwnerSigned(identity, run_id)
+        self._shelf = Shelf(self._validator, known)
+        self._doubted = doubted
+        self._full: set[int] = set()  # depths at which this node's key had no room when it last published there
+        self._dht: DHTProtocol | None = None
 
     async def join(self, peers: Collection[bytes]) -> None:
-        """Takes part, and makes sure that some living peers are among its neighbours there: who started alone, or whose
-        neighbours have all gone, would be in a DHT of its own otherwise."""
+        """Takes part, and makes sure that some living peers are among its neighbours there: a node that started alone,
+        or whose neighbours have all gone, would be in a DHT of its own otherwise."""
         try:
             if self._dht is None:
-                validator = OwnerSigned(self._identity, self._run_id)
-                creating = DHTNode.create(p2p=self._transport.p2p, record_validator=validator)
-                self._dht = await asyncio.wait_for(creating, DHT_SECONDS)
+                self._dht = await asyncio.wait_for(self._create(), DHT_SECONDS)
             await asyncio.wait_for(self._meet(self._dht, peers), DHT_SECONDS)
         except Exception as error:  # hivemind raises whatever a bad peer makes it raise
             logger.warning("The DHT cannot be used at present, peers are found without it: %r", error)
 
-    async def publish(self, addresses: Sequence[str]) -> None:
-        """Leaves this node's addresses there, for four minutes."""
-        if self._dht is not None:
-            storing = self._dht.store(
-                record_key(self._run_id),
-                pack_addresses(addresses),
-                get_dht_time() + RECORD_LIFETIME,
-                subkey=self._identity.peer_id,
-            )
-            with suppress(Exception):
-                await asyncio.wait_for(storing, DHT_SECONDS)
+    async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:
+        """Leaves this node's addresses there, for four minutes.
 
-    async def find(self) -> list[list[str]]:
-        """Addresses that nodes of the run left there, a list for each node. Who is met is decided by a handshake."""
-        if self._dht is None:
-            return []
-        try:
-            found = await asyncio.wait_for(self._dht.get(record_key(self._run_id), latest=True), DHT_SECONDS)
-        except Exception as error:
-            logger.debug("Nothing can be looked up in the DHT: %r", error)
-            return []
-        if found is None or not isinstance(found.value, dict):
-            return []
-        return [unpack_addresses(entry.value) for entry in found.value.values()]
+        Args:
+            settled: whether this node has peers enough. One that has not leaves them under every key on its way down,
+                however full it is said to be: else made-up records could keep it from being found.
+        """
+        with suppress(Exception):
+            await asyncio.wait_for(self._publish(addresses, settled), DHT_SECONDS * len(DEPTHS))
+
+    async def find(self, take: Callable[[Answer], None]) -> None:
+        """Looks under the run's first key, and below full ones under random shards.
+
+        Every answer comes with its teller, and is a hint: a handshake decides who is met.
+        """
+        for owner, addresses in self._shelf.addresses().items():  # each left them itself
+            take(Answer(DHTID(0), owner, {owner: addresses}))
+        for depth in DEPTHS:
+            shard = f"{random.getrandbits(4 * depth):0{depth}x}" if depth else ""
+            if not await self._find_under(key_bytes(self._run_id, shard), take):
+                return
+
+    async def _find_under(self, key: bytes, take: Callable[[Answer], None]) -> bool:
+        """Returns whether the key is full, by the answers of tellers that are not doubted."""
+        tellers, owners = set[bytes](), set[bytes]()
+
+        def enough(answer: Answer) -> bool:
+            take(answer)
+            if answer.addresses and not self._doubted(answer.teller):
+                tellers.add(answer.teller)
+                owners.update(answer.addresses)
+            return len(tellers) >= TELLERS_ENOUGH and len(owners) >= MAX_RECORDS
+
+        await self._walk(key, enough)
+        return len(owners) >= MAX_RECORDS
 
     async def leave(self) -> None:
         """Takes part no longer; a p2pd that is gone costs a second."""
         dht, self._dht = self._dht, None
         if dht is not None:
-            dht.is_alive = False
-            if dht.cache_refresh_task is not None:
-                dht.cache_refresh_task.cancel()
             with suppress(Exception):
                 await asyncio.wait_for(dht.shutdown(), LEAVE_SECONDS)
 
-    async def _meet(self, dht: DHTNode, peers: Collection[bytes]) -> None:
+    async def _create(self) -> DHTProtocol:
+        dht = await DHTProtocol.create(
+            self._transport.p2p, DHTID.generate(), BUCKET, DEPTH_MODULO, REPLICAS, CALL_SECONDS
+        )
+        dht.shelf = self._shelf
+        return dht
+
+    async def _meet(self, dht: DHTProtocol, peers: Collection[bytes]) -> None:
         some = random.sample(list(peers), min(NEIGHBOURS, len(peers)))
-        met = await asyncio.gather(*(dht.protocol.call_ping(PeerID(peer), strict=False) for peer in some))
+        met = await asyncio.gather(*(dht.call_ping(PeerID(peer), strict=False) for peer in some))
         if any(met):
-            await dht.find_nearest_nodes([dht.node_id])
+            await walk(dht, dht.node_id.to_bytes(), self._validator, lambda answer: False)
+
+    async def _walk(self, key: bytes, take: Callable[[Answer], bool]) -> None:
+        if self._dht is not None:
+            try:
+                await asyncio.wait_for(walk(self._dht, key, self._validator, take), DHT_SECONDS)
+            except Exception as error:
+                logger.debug("Nothing more can be looked up in the DHT: %r", error)
+
+    async def _publish(self, addresses: Sequence[str], settled: bool) -> None:
+        for depth in DEPTHS:
+            shard = shard_of(self._author, depth)
+            if not settled or depth not in self._full or random.random() < FULL_PART:
+                if await self._leave(shard, addresses):
+                    self._full.discard(depth)
+                else:
+                    self._full.add(depth)
+            if depth not in self._full:
+                return
+
+    async def _leave(self, shard: str, addresses: Sequence[str]) -> bool:
+        """Leaves the record with the five nearest that answer; returns whether half of them had room or more."""
+        dht = self._dht
+        if dht is None:
+            return True
+        record = self._validator.sign(shard, addresses, RECORD_LIFETIME)
+        beside = record.key[:-1] + bytes([record.key[-1] ^ 1])  # has the same neighbours, and no records to be sent
+        answers: list[Answer] = []
+
+        def all_of_them(answer: Answer) -> bool:
+            answers.append(answer)
+            return False
+
+        await self._walk(beside, all_of_them)
+        target = DHTID.from_bytes(record.key)
+        answers.sort(key=lambda answer: target.xor_distance(answer.node))
+        room: list[bool] = []
+        nearer = [one for one in answers if target.xor_distance(one.node) < target.xor_distance(dht.node_id)]
+        if len(nearer) < REPLICAS:
+            room.append(self._shelf.keep(record, self._author))
+        while answers and len(room) < REPLICAS:
+            batch, answers = answers[: REPLICAS - len(room)], answers[REPLICAS - len(room) :]
+            left = await asyncio.gather(*(leave_record(dht, answer.teller, record) for answer in batch))
+            room += [one for one in left if one is not None]
+        return 2 * sum(room) >= len(room)

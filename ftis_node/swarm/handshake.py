@@ -89,6 +89,7 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
         UserError: none was reached, or none gave a run.
     """
     reasons: dict[str, str] = {}
+    others: set[str] = set()  # that speak another protocol
     deadline = time.monotonic() + patience
     while True:
         for text in bootstraps:
@@ -98,12 +99,15 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
             if reasons.get(text) != found:
                 logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
             reasons[text] = found
-        if time.monotonic() >= deadline:
+            others = others | {text} if found.startswith(_SPEAKS) else others - {text}
+        if others.issuperset(bootstraps) or time.monotonic() >= deadline:
             break
         await asyncio.sleep(0.5)
     raise UserError(
         "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
-        "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
+        "Upgrade ftis-node there or here, so that both speak one protocol."
+        if others.issuperset(bootstraps)
+        else "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
     )
 
 
@@ -113,6 +117,8 @@ async def _ask_run(transport: Transport, address: str) -> RunFile | str:
     try:
         await transport.connect(peer, [address])
         answer = await shake(transport, peer, greeting(None, []))
+        if answer.major != PROTOCOL_MAJOR:
+            return other_protocol(answer.major)
         run_file = parse_run_file(answer.run_file)
     except Unreachable as error:
         return str(error)
@@ -121,6 +127,22 @@ async def _ask_run(transport: Transport, address: str) -> RunFile | str:
     if run_file.run.id == answer.run_id:
         return run_file
     return "the run file that it sent is not of the run that it names"
+
+
+_SPEAKS = "it speaks protocol "
+
+
+def other_protocol(theirs: int) -> str:
+    """Why a peer of this major version is left out, and what to do about it, in one line."""
+    older = theirs < PROTOCOL_MAJOR
+    todo = "its owner has to upgrade ftis-node" if older else "upgrade ftis-node here"
+    return f"{_SPEAKS}{theirs}, this node speaks {PROTOCOL_MAJOR}: {todo}"
+
+
+def polite_refusal(theirs: int) -> str:
+    """The same in this node's answer to it."""
+    todo = ": upgrade ftis-node" if theirs < PROTOCOL_MAJOR else ""
+    return f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {theirs}{todo}"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -28,13 +28,22 @@ from ftis_node.swarm.addresses import (
 )
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, peer_at, plain, shake
+from ftis_node.swarm.handshake import (
+    MAX_ADDRESSES,
+    greeting,
+    other_protocol,
+    peer_at,
+    plain,
+    polite_refusal,
+    shake,
+)
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.p2pd import Health
 from ftis_node.swarm.peer_clocks import PeerClocks
 from ftis_node.swarm.retries import TRIES_OF_MET, Retries
 from ftis_node.swarm.service import PROTOCOL_MAJOR
+from ftis_node.swarm.tellers import Tellers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.transport import Transport, Unreachable
 
@@ -97,6 +106,7 @@ class Membership:
     ) -> None:
         self.view: dict[bytes, Peer] = {}
         self.refused: dict[bytes, str] = {}
+        self.majors: dict[bytes, int] = {}  # of those refused, the versions that are not this node's
         self.health: Health | None = None
         self.clocks = PeerClocks()
         self._transport = transport
@@ -106,6 +116,7 @@ class Membership:
         self._traffic = traffic
         self._cache = cache
         self._heard: dict[bytes, dict[str, bytes | None]] = {}  # addresses, and who named each
+        self.tellers = Tellers()
         self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
         self._retries = Retries(boot_seconds)
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
@@ -264,9 +275,13 @@ class Membership:
             await self._greeted_in_vain(peer)
             return False
         self._traffic.received[peer] += answer.ByteSize()
-        if answer.refusal or answer.run_id != self._run_file.run.id or answer.major != PROTOCOL_MAJOR:
-            self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run or speaks another protocol")
+        if answer.major != PROTOCOL_MAJOR:
+            self._refuse_protocol(peer, answer.major)
             return False
+        if answer.refusal or answer.run_id != self._run_file.run.id:
+            self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run")
+            return False
+        self.tellers.met(self._tellers.get(peer))
         self._admit(peer, answer, found=True)
         self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
         return True
@@ -276,6 +291,8 @@ class Membership:
         if peer not in self._heard:
             return
         times = self._retries.failed(peer)
+        if times == 1 and self._transport.up:
+            self.tellers.missed(self._tellers.get(peer))
         if peer not in self._sought and times >= (TRIES_OF_MET if peer in self._met else GIVE_UP_AFTER):
             self._forget(peer)
         if peer not in self.view and times % HALF_DEAD_AFTER == 0:
@@ -293,7 +310,8 @@ class Membership:
         self._traffic.received[peer] += request.ByteSize()
         answer = self._hello()
         if request.major != PROTOCOL_MAJOR:
-            answer.refusal = f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {request.major}"
+            answer.refusal = polite_refusal(request.major)
+            self._refuse_protocol(peer, request.major)
         elif not request.run_id:
             answer.run_file = self._run_text
             if (sought := self.view.get(request.whereabouts)) is not None:
@@ -372,6 +390,7 @@ class Membership:
     def _admit(self, peer: bytes, hello: ftis_pb2.Handshake, *, found: bool) -> None:
         self.refused.pop(peer, None)
         self._retries.forget(peer)
+        self.majors.pop(peer, None)
         self._told.discard(peer)
         self.clocks.note(peer, hello.time)
         self._met.pop(peer, None)
@@ -412,6 +431,11 @@ class Membership:
         crowded = max(crowd.values())
         fullest = [peer for peer, network in zip(leaving, networks, strict=True) if crowd[network] == crowded]
         del self.view[random.choice(fullest).id]
+
+    def _refuse_protocol(self, peer: bytes, major: int) -> None:
+        self._refuse(peer, other_protocol(major))
+        make_room(self.majors, peer, HEARD_SIZE)
+        self.majors[peer] = major
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:

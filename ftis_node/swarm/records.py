@@ -1,7 +1,9 @@
-"""DHT records: small, signed, short-lived hints about where a run's nodes may be dialled."""
+"""DHT records: small, signed, short-lived hints about where a run's nodes may be dialled, and their keys."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import struct
 import time
 from collections.abc import Sequence
@@ -15,17 +17,44 @@ from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.swarm.identity import Identity, author_of, verify
 
 MAX_VALUE_BYTES = 1024
+MAX_SUBKEY_BYTES = 128
 MAX_LIFETIME = 600.0
 MAX_ADDRESSES = 8
 MAX_NESTING = 4
-MAX_LIST = 4096  # records under one key, at most
+MAX_LIST = 4096  # of whatever hivemind decodes
+MAX_RECORDS = 64  # under one key, and thus in one answer
+MAX_ANSWER_BYTES = MAX_RECORDS * (MAX_VALUE_BYTES + MAX_SUBKEY_BYTES + 32)
+# Records of a run lie under its first key while there is room, and else under one of 16, 256 or 4,096 shards of it:
+# 64 records a key are then enough for 260,000 nodes.
+DEPTHS = (0, 1, 2, 3)  # hexadecimal digits of a shard
 _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
 
 
-def record_key(run_id: bytes) -> str:
-    """The DHT key under which a run's nodes leave their addresses; the subkey is the peer id."""
-    return f"ftis/1/{run_id.hex()}"
+def record_key(run_id: bytes, shard: str = "") -> str:
+    """The DHT key under which nodes of a run leave their addresses; the subkey is the peer id.
+
+    Args:
+        shard: as many hexadecimal digits as it is deep.
+    """
+    return f"ftis/2/{run_id.hex()}/{shard}"
+
+
+def key_bytes(run_id: bytes, shard: str = "") -> bytes:
+    """The key as the DHT has it: 20 bytes."""
+    found: bytes = DHTID.generate(source=record_key(run_id, shard)).to_bytes()
+    return found
+
+
+def shard_of(author: bytes, depth: int) -> str:
+    """The shard of this depth that a peer belongs to: the first digits of the SHA-256 of its 38-byte peer id."""
+    return hashlib.sha256(author).hexdigest()[:depth]
+
+
+@functools.lru_cache(maxsize=1024)
+def keys_of(run_id: bytes, author: bytes) -> frozenset[bytes]:
+    """The keys under which a peer's record may lie, one of each depth."""
+    return frozenset(key_bytes(run_id, shard_of(author, depth)) for depth in DEPTHS)
 
 
 def pack_addresses(addresses: Sequence[str]) -> bytes:
@@ -47,24 +76,71 @@ def unpack_addresses(value: object) -> list[str]:
     return [address for address in addresses if isinstance(address, str) and len(address) <= 256]
 
 
+def pack_answer(records: Sequence[DHTRecord]) -> bytes:
+    """Records of one key as an answer to a look-up carries them."""
+    packed: bytes = msgpack.packb([[r.subkey, r.value, r.expiration_time] for r in records[:MAX_RECORDS]])
+    return packed
+
+
+def unpack_answer(key: bytes, answer: bytes) -> list[DHTRecord]:
+    """What `pack_answer` packed, not validated; empty if it is anything else, or more than 64 records."""
+    if len(answer) > MAX_ANSWER_BYTES:
+        return []
+    try:
+        rows = msgpack.unpackb(
+            answer, max_array_len=MAX_RECORDS, max_bin_len=MAX_VALUE_BYTES, max_str_len=0, max_map_len=0, max_ext_len=0
+        )
+        return [_read(key, *row) for row in rows]
+    except MSGPACK_ERRORS:
+        return []
+
+
+def _read(key: bytes, subkey: object, value: object, expiration: object) -> DHTRecord:
+    if not (isinstance(subkey, bytes) and isinstance(value, bytes) and isinstance(expiration, float)):
+        raise TypeError("a record has a subkey, a value and a time")
+    return DHTRecord(key, subkey, value, expiration)
+
+
 class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
-    """Accepts only records of this run, under the owner's peer id as subkey, signed by it, small and short-lived."""
+    """Accepts only records of this run, under a key of their owner's, signed by it, small and short-lived."""
 
     def __init__(self, identity: Identity, run_id: bytes) -> None:
         self._identity = identity
-        self._key = DHTID.generate(source=record_key(run_id)).to_bytes()
+        self._run_id = run_id
 
-    def validate(self, record: DHTRecord) -> bool:
-        if record.key != self._key or len(record.value) > MAX_VALUE_BYTES or len(record.subkey) > 128:
-            return False
+    def owner(self, record: DHTRecord) -> bytes | None:
+        """The 38-byte peer id of the node that left this record; None if nobody's signature or no such record."""
+        if len(record.value) > MAX_VALUE_BYTES or len(record.subkey) > MAX_SUBKEY_BYTES:
+            return None
         if not time.time() - 60 < record.expiration_time <= time.time() + MAX_LIFETIME:
-            return False
+            return None
         try:
             owner = author_of(str(msgpack.unpackb(record.subkey)))
         except MSGPACK_ERRORS:
-            return False
+            return None
         value, signature = record.value[:-_SIGNATURE_BYTES], record.value[-_SIGNATURE_BYTES:]
-        return verify(owner, _message(record, value), signature)
+        if not verify(owner, _message(record, value), signature) or record.key not in keys_of(self._run_id, owner):
+            return None
+        return owner
+
+    def validate(self, record: DHTRecord) -> bool:
+        return self.owner(record) is not None
+
+    def sign(self, shard: str, addresses: Sequence[str], lifetime: float) -> DHTRecord:
+        """This node's own record, for so many seconds."""
+        key, subkey = key_bytes(self._run_id, shard), MSGPackSerializer.dumps(self._identity.peer_id)
+        value = MSGPackSerializer.dumps(pack_addresses(addresses))
+        unsigned = DHTRecord(key, subkey, value, time.time() + lifetime)
+        return DHTRecord(key, subkey, self.sign_value(unsigned), unsigned.expiration_time)
+
+    def addresses(self, record: DHTRecord) -> list[str]:
+        """The owner's own addresses in a record that was validated; others' in it are left out."""
+        try:
+            ends = f"/p2p/{msgpack.unpackb(record.subkey)}"
+            found = unpack_addresses(MSGPackSerializer.loads(self.strip_value(record)))
+        except MSGPACK_ERRORS:
+            return []
+        return [text for text in found if text.endswith(ends)]
 
     def sign_value(self, record: DHTRecord) -> bytes:
         return bytes(record.value + self._identity.sign(_message(record, record.value)))

@@ -15,7 +15,7 @@ from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.streams import Streams
 
 # Announcements that a node cannot read are held against who passes them on: another form of them is another major.
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
+PROTOCOL_MAJOR, PROTOCOL_MINOR = 2, 0
 STALL_SECONDS = 30.0
 FIRST_SECONDS = 10.0  # a node asks as soon as its stream is open
 # Of one peer's requests in streams: ten full ones a second, forty at once. One more waits for its turn.

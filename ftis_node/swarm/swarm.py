@@ -26,6 +26,7 @@ from ftis_node.swarm.fetch import Limit, Uploads
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.lookup import Answer
 from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
 from ftis_node.swarm.service import FtisSwarm
@@ -39,13 +40,12 @@ EXCHANGE_SECONDS = 5.0
 MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
-SETTLED_RECORD_SECONDS = 180.0  # all records lie under one key, so reading it costs more the more nodes there are
+SETTLED_RECORD_SECONDS = 180.0
+FIRST_LOOK_UP_SECONDS = 15.0  # in a large swarm those whom the first peers name are enough by then
 PEERS_TOLD = 2
 QUESTIONS = 2  # of one exchange: what is new on either side, and what either lacks of it
 ENOUGH_PEERS = 16
 CALLS_A_SECOND, CALLS_AT_ONCE = 50.0, 200.0
-ENOUGH_RECORDS = 64
-
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,13 @@ class Swarm:
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
         self._service = FtisSwarm(self)
-        self._directory = Directory(transport, identity, run_file.run.id)
+        self._directory = Directory(
+            transport,
+            identity,
+            run_file.run.id,
+            known=lambda peer: peer in self.membership.view,
+            doubted=self.membership.tellers.doubted,
+        )
         self.supervisor = Supervisor(transport, self._revive)
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: dict[bytes, asyncio.Task[None]] = {}
@@ -348,22 +354,26 @@ class Swarm:
         return met
 
     async def _record_loop(self) -> None:
-        """Leaves this node's addresses in the DHT and reads the others'."""
+        """Leaves this node's addresses in the DHT; reads the others' while it has few peers."""
+        first = self.has_peers()
         while True:
             await self._directory.join(self.membership.view)
-            others = await self._look_up()
-            addresses = await self.membership.refresh_addresses()
-            if addresses and others < ENOUGH_RECORDS:  # what lies under the key must not grow with the swarm
-                await self._directory.publish(addresses)
-            await self._wait(self._record, SETTLED_RECORD_SECONDS if self._settled() else RECORD_SECONDS)
+            if addresses := await self.membership.refresh_addresses():
+                await self._directory.publish(addresses, settled=self._settled())
+            if not first and not self._settled():
+                await self._look_up()
+            pause = SETTLED_RECORD_SECONDS if self._settled() else RECORD_SECONDS
+            await self._wait(self._record, FIRST_LOOK_UP_SECONDS if first else pause)
+            first = False
 
-    async def _look_up(self) -> int:
-        """Hears of the peers whose records the DHT has; returns how many there are."""
-        found = await self._directory.find()
-        for addresses in found:
-            if self.membership.hear(addresses) and not self._settled():
-                self._heard.set()
-        return len(found)
+    async def _look_up(self) -> None:
+        """Hears of the peers whose records the DHT has, from the peers that told of them."""
+        await self._directory.find(self._take)
+
+    def _take(self, answer: Answer) -> None:
+        addresses = [text for told in answer.addresses.values() for text in told[:ADDRESSES_TOLD]]
+        if self.membership.hear(addresses, answer.teller) and not self._settled():
+            self._heard.set()
 
     async def _revive(self) -> None:
         """After another p2pd took the old one's place: it knows no handler, no peer, no DHT."""

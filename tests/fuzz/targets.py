@@ -14,11 +14,10 @@ from types import SimpleNamespace
 import msgpack
 from google.protobuf.message import DecodeError
 from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.storage import DHTLocalStorage
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
-from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.errors import UsageError
 from ftis_node.packet import MAX_PACKET_BYTES, Group, PacketError, decode, encode, packet_digest
@@ -28,7 +27,8 @@ from ftis_node.swarm.addresses import parse_address, ranked
 from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Blame, Reason, Rejection, admit
 from ftis_node.swarm.announcement import AnnouncementError, decode_announcement
 from ftis_node.swarm.identity import author_of, peer_id, verify
-from ftis_node.swarm.records import MAX_LIFETIME, OwnerSigned, record_key, unpack_addresses
+from ftis_node.swarm.records import MAX_LIFETIME, OwnerSigned, keys_of
+from ftis_node.swarm.shelf import Shelf
 from tests.fuzz import messages, mutators, packed
 from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, require, run_async, stopped_clock
 
@@ -123,9 +123,10 @@ def store_record(data: bytes) -> None:
         return
     request.ClearField("peer")  # whom to ping, over a network
     dht = DHTProtocol(_initialized_with_create=True)
-    dht.storage, dht.cache = DHTLocalStorage(), DHTLocalStorage(maxsize=100)
+    dht.storage, dht.cache = DHTLocalStorage(), DHTLocalStorage()
     dht.node_info = dht_pb2.NodeInfo()
-    dht.record_validator = validator = OwnerSigned(OWN, RUN.id)
+    validator = OwnerSigned(OWN, RUN.id)
+    dht.shelf = shelf = Shelf(validator, lambda peer: False)
     with stopped_clock():
         try:
             run_async(dht.rpc_store(request, SimpleNamespace(remote_id=PeerID(_caller(request)))))
@@ -133,12 +134,10 @@ def store_record(data: bytes) -> None:
             raise
         except Exception:
             pass
-        for storage in (dht.storage, dht.cache):
-            for key, (value, _) in storage.items():
-                require(key == DHTID.generate(source=record_key(RUN.id)), "a record of another run was kept")
-                require(isinstance(value, DictionaryDHTValue), "a record without an owner was kept")
-                for subkey, (signed, expiration) in value.items():
-                    _check_record(validator, key.to_bytes(), subkey, signed, expiration)
+        require(not dht.storage and not dht.cache, "hivemind kept something")
+        for key in set(request.keys):
+            for record in shelf.records(key):
+                _check_record(validator, record)
 
 
 def _caller(request: dht_pb2.StoreRequest) -> bytes:
@@ -149,18 +148,16 @@ def _caller(request: dht_pb2.StoreRequest) -> bytes:
         return AUTHOR.author
 
 
-def _check_record(validator: OwnerSigned, key: bytes, subkey: object, signed: bytes, expiration: float) -> None:
-    require(NOW - 60 < expiration <= NOW + MAX_LIFETIME, "a record lives too long")
-    owner, value, signature = author_of(str(subkey)), signed[:-64], signed[-64:]
-    packed = MSGPackSerializer.dumps(subkey)
-    message = b"".join((b"ftis/record/1", key, packed, struct.pack(">d", expiration), value))
+def _check_record(validator: OwnerSigned, record: DHTRecord) -> None:
+    require(NOW - 60 < record.expiration_time <= NOW + MAX_LIFETIME, "a record lives too long")
+    owner, value, signature = author_of(msgpack.unpackb(record.subkey)), record.value[:-64], record.value[-64:]
+    packed = struct.pack(">d", record.expiration_time)
+    message = b"".join((b"ftis/record/1", record.key, record.subkey, packed, value))
     require(verify(owner, message, signature), "its owner did not sign it")
-    try:
-        stored = MSGPackSerializer.loads(value)  # as `Directory.find` gets it
-    except Exception:
-        return  # hivemind's, in `Directory.find`
-    addresses = unpack_addresses(stored)
+    require(record.key in keys_of(RUN.id, owner), "a record of another run, or of another's shard, was kept")
+    addresses = validator.addresses(record)
     require(len(addresses) <= 8 and all(len(address) <= 256 for address in addresses), "too many addresses")
+    require(all(address.endswith(peer_id(owner)) for address in addresses), "an address of somebody else")
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

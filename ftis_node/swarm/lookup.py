@@ -1,0 +1,85 @@
+"""One walk through the DHT towards a key: a bounded number of calls, and each record with the peer that told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hivemind.dht.routing import DHTID
+
+from ftis_node.swarm.dht_guard import ask
+from ftis_node.swarm.handshake import peer_at
+from ftis_node.swarm.records import OwnerSigned, unpack_answer
+
+OWN_NODES = 12  # of this node's routing table: they have answered it, or called it
+NAMED_NODES = 12  # that others name, of which each names four at most
+NAMED_BY_ONE = 4
+AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one peer said of a key. node, teller: its id in the DHT and its 38-byte peer id.
+
+    addresses: by the 38-byte peer id of the record's owner, who signed them and whose they are.
+    """
+
+    node: DHTID
+    teller: bytes
+    addresses: dict[bytes, list[str]]
+
+
+async def walk(dht: Any, key: bytes, validator: OwnerSigned, take: Callable[[Answer], bool]) -> None:
+    """Asks the nodes nearest to a key, nearest first, at most 24.
+
+    Those of the own routing table come first: made-up nodes that a peer names keep none of them from being asked.
+
+    Args:
+        dht: a `DHTProtocol`.
+        take: takes each answer; True: it is enough, and nobody more is asked.
+    """
+    target = DHTID.from_bytes(key)
+    own = dht.routing_table.get_nearest_neighbors(target, OWN_NODES, exclude=dht.node_id)
+    nodes = {node: peer.to_bytes() for node, peer in own}
+    named: dict[DHTID, bytes] = {}
+    asked = {dht.p2p.peer_id.to_bytes()}
+    left = OWN_NODES + NAMED_NODES
+    while left > 0 and (source := nodes or named):
+        nearest = sorted(source, key=target.xor_distance)[: min(AT_ONCE, left)]
+        batch = [(node, peer) for node in nearest if (peer := source.pop(node)) not in asked]
+        asked.update(peer for _, peer in batch)
+        left -= len(batch)
+        enough = False
+        for told in await asyncio.gather(*(_ask(dht, node, peer, key, validator) for node, peer in batch)):
+            if told is not None:
+                answer, others = told
+                enough |= take(answer)
+                fresh = [(node, peer) for node, peer in others if peer not in asked]
+                named.update(sorted(fresh, key=lambda one: target.xor_distance(one[0]))[:NAMED_BY_ONE])
+        if enough:
+            return
+
+
+async def _ask(
+    dht: Any, node: DHTID, peer: bytes, key: bytes, validator: OwnerSigned
+) -> tuple[Answer, list[tuple[DHTID, bytes]]] | None:
+    told = await ask(dht, peer, key)
+    if told is None:
+        return None
+    value, others = told
+    # Sixty-four signatures take some 10 ms, and the loop has others to serve.
+    addresses = await asyncio.to_thread(check, key, value, validator) if value else {}
+    return Answer(node, peer, addresses), others
+
+
+def check(key: bytes, value: bytes, validator: OwnerSigned) -> dict[bytes, list[str]]:
+    """The addresses in an answer, by owner: of records that their owners signed, and addresses that are theirs."""
+    found: dict[bytes, list[str]] = {}
+    for record in unpack_answer(key, value):
+        owner = validator.owner(record)
+        if owner is not None:
+            own = [text for text in validator.addresses(record) if peer_at(text) == owner]  # and remembers it parsed
+            found |= {owner: own} if own else {}
+    return found

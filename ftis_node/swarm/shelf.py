@@ -1,0 +1,71 @@
+"""The records that this node keeps as a part of the DHT: a few under each key, of which strangers' make room first."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from hivemind.dht.validation import DHTRecord
+
+from ftis_node.swarm.records import MAX_RECORDS, OwnerSigned
+
+MAX_KEYS = 128  # 64 records of at most 1.2 KB each: at most 10 MB
+
+
+class Shelf:
+    """Valid records by key and owner, until they expire.
+
+    Keys are free, so anybody can fill a key with records of peers that do nothing. A record of a peer in this node's
+    view displaces one of a stranger, and a stranger's displaces none of the view.
+    """
+
+    def __init__(self, validator: OwnerSigned, known: Callable[[bytes], bool]) -> None:
+        """
+        Args:
+            known: whether this 38-byte peer id shook hands with this node and is in its view.
+        """
+        self._validator = validator
+        self._known = known
+        self._shelves: dict[bytes, dict[bytes, DHTRecord]] = {}
+
+    def keep(self, record: DHTRecord, caller: bytes) -> bool:
+        """Takes a caller's own record. Returns whether the key had room: a full one may have taken it all the same."""
+        if self._validator.owner(record) != caller:
+            return False
+        if record.key not in self._shelves and len(self._shelves) >= MAX_KEYS:
+            del self._shelves[random.choice(list(self._shelves))]
+        shelf = self._shelves.setdefault(record.key, {})
+        _expire(shelf)
+        room = caller in shelf or len(shelf) < MAX_RECORDS
+        if room or self._make_room(shelf, caller):
+            shelf[caller] = record
+        return len(shelf) < MAX_RECORDS
+
+    def records(self, key: bytes) -> list[DHTRecord]:
+        """At most 64."""
+        shelf = self._shelves.get(key)
+        if shelf is None:
+            return []
+        _expire(shelf)
+        if not shelf:
+            del self._shelves[key]
+        return list(shelf.values())
+
+    def addresses(self) -> dict[bytes, list[str]]:
+        """Where those who left records here may be dialled, by their 38-byte peer ids."""
+        kept = {owner: record for shelf in self._shelves.values() for owner, record in shelf.items()}
+        return {owner: self._validator.addresses(record) for owner, record in kept.items()}
+
+    def _make_room(self, shelf: dict[bytes, DHTRecord], caller: bytes) -> bool:
+        strangers = [owner for owner in shelf if not self._known(owner)]
+        if not strangers and not self._known(caller):
+            return False
+        del shelf[random.choice(strangers or list(shelf))]
+        return True
+
+
+def _expire(shelf: dict[bytes, DHTRecord]) -> None:
+    now = time.time()
+    for owner in [owner for owner, record in shelf.items() if record.expiration_time < now]:
+        del shelf[owner]

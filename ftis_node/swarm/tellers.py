@@ -1,0 +1,46 @@
+"""What came of the peers that a peer named: those that made-up answers name never answer a greeting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftis_node.swarm.bounded import make_room
+
+TELLERS_MAX = 1024
+MISSED_MIN, MISSED_PART = 8, 0.75  # one that named so many in vain, and hardly another
+
+
+@dataclass
+class _Count:
+    met: int = 0
+    missed: int = 0
+
+
+class Tellers:
+    """Counts by teller, a 38-byte peer id. A doubted one is still heard: its answers are only never enough."""
+
+    def __init__(self) -> None:
+        self._counts: dict[bytes, _Count] = {}
+
+    def met(self, teller: bytes | None) -> None:
+        """Somebody that it named shook hands."""
+        if teller is not None:
+            self._count(teller).met += 1
+
+    def missed(self, teller: bytes | None) -> None:
+        """Somebody that it named did not answer the first greeting."""
+        if teller is not None:
+            self._count(teller).missed += 1
+
+    def doubted(self, teller: bytes) -> bool:
+        """Whether at least eight that it named, and three of four, did not answer."""
+        count = self._counts.get(teller)
+        return (
+            count is not None
+            and count.missed >= MISSED_MIN
+            and count.missed >= MISSED_PART * (count.met + count.missed)
+        )
+
+    def _count(self, teller: bytes) -> _Count:
+        make_room(self._counts, teller, TELLERS_MAX)
+        return self._counts.setdefault(teller, _Count())

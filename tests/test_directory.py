@@ -1,0 +1,307 @@
+"""Row 38: answers of the DHT are cut down, checked and known by their teller; honest nodes still find one another."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgpack
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.run import RunFile
+from ftis_node.swarm import directory as directories
+from ftis_node.swarm.dht_guard import NEAREST_MAX, NEW_IDS_AT_ONCE, ask
+from ftis_node.swarm.directory import Directory
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.lookup import NAMED_NODES, OWN_NODES, Answer, check
+from ftis_node.swarm.membership import DIALS_AT_ONCE, HEARD_SIZE, TELLER_PART, Membership
+from ftis_node.swarm.records import (
+    DEPTHS,
+    MAX_RECORDS,
+    OwnerSigned,
+    key_bytes,
+    keys_of,
+    pack_answer,
+    shard_of,
+    unpack_answer,
+)
+from ftis_node.swarm.shelf import MAX_KEYS, Shelf
+from ftis_node.swarm.tellers import MISSED_MIN, Tellers
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.transport import Transport
+from tests.helpers_swarm import (
+    OTHER_RUN,
+    RUN,
+    event_loop_policy,  # noqa: F401 - a fixture
+    identity,
+    transport,
+)
+from tests.hostile.directory import DHTProtocol, made_up, near, pack
+
+ALICE, BOB, MALLORY = (identity(number) for number in range(1, 4))
+KEY = key_bytes(RUN.id)
+VALIDATOR = OwnerSigned(ALICE, RUN.id)
+MADE_UP = made_up(RUN.id, "", 2 * MAX_RECORDS)
+
+
+def own(who: Identity) -> list[str]:
+    return [f"/ip4/8.8.4.4/tcp/4001/p2p/{who.peer_id}"]
+
+
+def of(who: Identity, shard: str = "", addresses: list[str] | None = None) -> DHTRecord:
+    return OwnerSigned(who, RUN.id).sign(shard, own(who) if addresses is None else addresses, 100.0)
+
+
+# --- one answer -------------------------------------------------------------------------------------------------------
+
+
+def test_row_38_an_answer_has_at_most_64_records() -> None:
+    assert len(check(KEY, pack_answer(MADE_UP), VALIDATOR)) == MAX_RECORDS
+    assert unpack_answer(KEY, pack(MADE_UP[: MAX_RECORDS + 1])) == []
+    assert check(KEY, pack(MADE_UP), VALIDATOR) == {}
+
+
+def test_row_38_of_a_record_only_its_owners_addresses_are_taken_and_only_if_it_signed_them() -> None:
+    signed = of(BOB, addresses=[*own(BOB), *own(ALICE), f"{own(BOB)[0]}/p2p-circuit{own(ALICE)[0]}"])
+    forged = of(MALLORY)
+    forged = DHTRecord(KEY, msgpack.packb(ALICE.peer_id), forged.value, forged.expiration_time)
+    only_others = of(MALLORY, addresses=own(BOB))
+    assert check(KEY, pack([signed, forged, only_others]), VALIDATOR) == {BOB.author: own(BOB)}
+
+
+def test_row_38_a_record_lies_under_its_owners_keys_only() -> None:
+    assert len(keys_of(RUN.id, BOB.author)) == len(DEPTHS)
+    for depth in DEPTHS[1:]:
+        shard = shard_of(BOB.author, depth)
+        another = f"{(int(shard, 16) + 1) % 16**depth:0{depth}x}"
+        assert VALIDATOR.owner(of(BOB, shard)) == BOB.author
+        assert VALIDATOR.owner(of(BOB, another)) is None
+    assert VALIDATOR.owner(OwnerSigned(BOB, OTHER_RUN.id).sign("", own(BOB), 100.0)) is None
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.recursive(
+            st.none() | st.integers() | st.floats() | st.binary(max_size=20),
+            lambda inner: st.lists(inner),
+            max_leaves=20,
+        ).map(
+            lambda value: b"\xc0" if isinstance(value, int) and abs(value) >= 2**63 else msgpack.packb(_small(value))
+        ),
+    )
+)
+def test_row_38_whatever_else_an_answer_is_gives_no_addresses(answer: bytes) -> None:
+    assert check(KEY, answer, VALIDATOR) == {}
+
+
+def _small(value: object) -> object:
+    if isinstance(value, list):
+        return [_small(one) for one in value]
+    return value % 2**63 if isinstance(value, int) else value
+
+
+# --- what a node keeps ------------------------------------------------------------------------------------------------
+
+
+def owner(record: DHTRecord) -> bytes:
+    found = VALIDATOR.owner(record)
+    assert found is not None
+    return found
+
+
+def filled(known: set[bytes]) -> Shelf:
+    shelf = Shelf(VALIDATOR, known.__contains__)
+    for record in MADE_UP:
+        shelf.keep(record, owner(record))
+    return shelf
+
+
+def test_row_38_strangers_fill_a_key_and_displace_no_peer_of_the_view() -> None:
+    known = {ALICE.author}
+    shelf = filled(known)
+    assert len(shelf.records(KEY)) == MAX_RECORDS
+    assert not shelf.keep(of(ALICE), ALICE.author), "the key is full, and says so"
+    assert own(ALICE) in shelf.addresses().values(), "but took a peer of the view all the same"
+    for record in MADE_UP * 3:
+        shelf.keep(record, owner(record))
+    assert own(ALICE) in shelf.addresses().values()
+    assert len(shelf.records(KEY)) == MAX_RECORDS
+
+
+def test_row_38_a_key_full_of_peers_of_the_view_takes_no_stranger() -> None:
+    shelf = filled({owner(record) for record in MADE_UP})
+    shelf.keep(of(BOB), BOB.author)
+    assert BOB.author not in shelf.addresses()
+
+
+def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = filled(set())
+    authors = [identity(number) for number in range(100, 100 + 2 * MAX_KEYS)]
+    for who in authors:
+        shelf.keep(of(who, shard_of(who.author, 3)), who.author)
+    keys = {key_bytes(RUN.id, shard_of(who.author, 3)) for who in authors} | {KEY}
+    assert sum(bool(shelf.records(key)) for key in keys) <= MAX_KEYS
+    later = time.time() + 500.0
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert not any(shelf.records(key) for key in keys)
+
+
+def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_its_do() -> None:
+    tellers = Tellers()
+    for _ in range(MISSED_MIN - 1):
+        tellers.missed(MALLORY.author)
+    assert not tellers.doubted(MALLORY.author)
+    tellers.missed(MALLORY.author)
+    tellers.missed(None)
+    assert tellers.doubted(MALLORY.author) and not tellers.doubted(BOB.author)
+    for _ in range(MISSED_MIN):
+        tellers.met(MALLORY.author)
+    assert not tellers.doubted(MALLORY.author)
+
+
+# --- nodes of the DHT -------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def joined(who: Identity, path: Path, *others: Transport) -> AsyncIterator[tuple[Directory, Transport]]:
+    async with transport(who, path / who.peer_id) as network:
+        for other in others:
+            await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
+        directory = Directory(network, who, RUN.id)
+        await directory.join([other.p2p.peer_id.to_bytes() for other in others])
+        yield directory, network
+        await directory.leave()
+
+
+@contextlib.asynccontextmanager
+async def liar(path: Path, answer: bytes) -> AsyncIterator[tuple[DHTProtocol, Transport]]:
+    """Mallory, nearer to the first key than anybody else, with this answer to everything."""
+    async with transport(MALLORY, path / "mallory") as network:
+        node = DHTProtocol(near(RUN.id), {}, answer)
+        await node.add_p2p_handlers(network.p2p)
+        yield node, network
+
+
+async def found(directory: Directory) -> list[Answer]:
+    answers: list[Answer] = []
+    await directory.find(answers.append)
+    return answers
+
+
+async def test_row_38_two_nodes_find_each_others_records_and_know_who_told(tmp_path: Path) -> None:
+    async with joined(ALICE, tmp_path) as (alice, at_alice), joined(BOB, tmp_path, at_alice) as (bob, _):
+        for settled in (False, True):
+            await alice.publish(own(ALICE), settled=settled)
+            await bob.publish(own(BOB), settled=settled)
+        for directory, other in ((alice, BOB), (bob, ALICE)):
+            told = {owner: one.addresses[owner] for one in await found(directory) for owner in one.addresses}
+            assert told[other.author] == own(other)
+        tellers = {one.teller for one in await found(alice)}
+        assert BOB.author in tellers
+
+
+@pytest.mark.parametrize("count", [MAX_RECORDS, 2000])
+async def test_row_38_beside_made_up_answers_a_node_publishes_and_finds_honest_records(
+    tmp_path: Path, count: int
+) -> None:
+    made = (MADE_UP * 16)[:count]
+    async with (
+        liar(tmp_path, pack(made)) as (mallory, at_mallory),
+        joined(BOB, tmp_path, at_mallory) as (bob, at_bob),
+        joined(ALICE, tmp_path, at_mallory, at_bob) as (alice, at_alice),
+    ):
+        await bob.publish(own(BOB), settled=False)
+        await alice.publish(own(ALICE), settled=False)
+        membership = Membership(at_alice, ALICE, RunFile(run=RUN), Traffic())
+        for answer in await found(alice):
+            for addresses in answer.addresses.values():
+                membership.hear(addresses, answer.teller)
+        assert mallory.calls > 0, "it was asked"
+        assert BOB.author in membership.strangers()
+        assert len(membership.strangers()) <= 1 + HEARD_SIZE // TELLER_PART
+        dialled = [text for peer in membership.strangers() for text in membership._to_dial(peer)]
+        assert len(dialled) <= 1 + DIALS_AT_ONCE
+        assert ALICE.author in {owner for one in await found(bob) for owner in one.addresses}
+
+
+async def test_row_38_an_answer_names_few_nodes_and_a_peer_has_few_ids(tmp_path: Path) -> None:
+    async with liar(tmp_path, b"") as (mallory, at_mallory), joined(ALICE, tmp_path, at_mallory) as (alice, _):
+        dht = alice._dht
+        assert dht is not None
+        for number in range(20):
+            mallory.node = DHTID(number).to_bytes()
+            told = await ask(dht, MALLORY.author, KEY)
+            assert told is not None and len(told[1]) == NEAREST_MAX
+            await dht.call_ping(PeerID(MALLORY.author), strict=False)
+        assert len(dht.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
+        before = mallory.calls
+        await alice._walk(KEY, lambda answer: False)
+        assert mallory.calls - before <= OWN_NODES + NAMED_NODES
+
+
+async def test_row_38_signatures_are_checked_in_another_thread(tmp_path: Path) -> None:
+    threads = set()
+
+    class Watched(OwnerSigned):
+        def owner(self, record: DHTRecord) -> bytes | None:
+            threads.add(threading.get_ident())
+            return super().owner(record)
+
+    async with (
+        liar(tmp_path, pack_answer(MADE_UP)) as (_, at_mallory),
+        joined(ALICE, tmp_path, at_mallory) as (alice, _),
+    ):
+        alice._validator = Watched(ALICE, RUN.id)
+        await found(alice)
+    assert threads and threading.get_ident() not in threads
+
+
+async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishes_everywhere_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "FULL_PART", 0.0)
+    async with (
+        liar(tmp_path, b"") as (_, at_mallory),
+        joined(BOB, tmp_path, at_mallory) as (bob, at_bob),
+        joined(ALICE, tmp_path, at_mallory, at_bob) as (alice, _),
+    ):
+        for record in MADE_UP:
+            bob._shelf.keep(record, owner(record))
+        for record in made_up(RUN.id, shard_of(ALICE.author, 1), MAX_RECORDS):
+            bob._shelf.keep(record, owner(record))
+        await alice.publish(own(ALICE), settled=False)
+        at = {
+            depth: ALICE.author in check(key, pack_answer(bob._shelf.records(key)), VALIDATOR)
+            for depth in DEPTHS
+            for key in [key_bytes(RUN.id, shard_of(ALICE.author, depth))]
+        }
+        assert at[0] and at[1], "under keys that are full too"
+        assert alice._full >= {0, 1}
+
+
+async def test_row_38_a_settled_node_leaves_a_full_key_alone_and_goes_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "FULL_PART", 0.0)
+    async with joined(BOB, tmp_path) as (bob, at_bob), joined(ALICE, tmp_path, at_bob) as (alice, _):
+        for directory in (alice, bob):
+            for record in MADE_UP:
+                directory._shelf.keep(record, owner(record))
+        await alice.publish(own(ALICE), settled=True)
+        assert alice._full == {0}
+        below = key_bytes(RUN.id, shard_of(ALICE.author, 1))
+        assert ALICE.author in check(below, pack_answer(bob._shelf.records(below)), VALIDATOR)
+        monkeypatch.setattr(directories, "FULL_PART", 1.0)
+        for directory in (alice, bob):
+            directory._shelf._shelves.clear()
+        await alice.publish(own(ALICE), settled=True)
+        assert alice._full == set(), "it has seen that there is room again"
