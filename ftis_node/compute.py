@@ -111,16 +111,14 @@ class ComputeProcess:
             self._saved_step, self._failures = step, 0
 
     def stepped(self, last: dict[str, Any], generation_batch: int) -> None:
-        """A step succeeded; what had to be made smaller for it is remembered.
+        """A step succeeded; what is smaller than the plan wanted it is remembered, and what has grown again is not.
 
         Args:
             last: the step's metrics.
         """
-        plan = self.facts["plan"]
-        if last["memory_retries"]:
-            self._learned.learn(plan["budget"], micro_batch_tokens=last["micro_batch_tokens"])
-        if generation_batch < plan["generation_batch"]:
-            self._learned.learn(plan["budget"], generation_batch=generation_batch)
+        sizes = {"micro_batch_tokens": last["micro_batch_tokens"], "generation_batch": generation_batch}
+        smaller = {name: size for name, size in sizes.items() if size < self.facts["sizes"][name]}
+        self._learned.learn(self.facts["plan"]["budget"], **smaller)
 
     async def failed(self, fault: FtisError) -> bool:
         """Ends what is left of it and lets some time pass; returns whether an older checkpoint should be tried.

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ftis_node.learner.memory import fitting
+from ftis_node.learner.memory import Room, fitting
 from ftis_node.packet import Completion
 from ftis_node.policy.context import refuse_prompts
 from ftis_node.policy.generate import Sampling, generate
@@ -134,6 +134,7 @@ def evaluate(
     sampling: Sampling,
     *,
     batch: int = LARGEST_BATCH,
+    room: Room | None = None,
     tell: Callable[[Sequence[Judged]], None] | None = None,
 ) -> Outcome:
     """One completion of every prompt, scored against its example.
@@ -142,16 +143,18 @@ def evaluate(
 
     Args:
         prompts: token ids, none empty.
-        batch: how many are generated side by side; halved when they do not fit into memory.
+        batch: how many are generated side by side, fewer when they do not fit into memory; `room` takes its place, and
+            remembers what fitted.
         tell: called with what became of each batch.
 
     Raises:
         FtisError: a single prompt does not fit into memory, or the weights have diverged.
     """
     began = time.perf_counter()
+    room = room or Room(batch)
     correct = formatted = lenient = finished = tokens = start = 0
     while start < len(prompts):
-        completions, batch = _sample(policy, prompts[start:], sampling, batch)
+        completions = _sample(policy, prompts[start:], sampling, room)
         judged = [
             judge(policy.tokenizer, completion, example, scorer)
             for completion, example in zip(completions, examples[start:], strict=False)
@@ -165,7 +168,7 @@ def evaluate(
         if tell is not None:
             tell(judged)
     seconds = time.perf_counter() - began
-    return Outcome(len(prompts), correct, formatted, lenient, finished, tokens, seconds, batch)
+    return Outcome(len(prompts), correct, formatted, lenient, finished, tokens, seconds, room.size)
 
 
 def judge(tokenizer: PreTrainedTokenizerBase, completion: Completion, example: Example, scorer: Scorer) -> Judged:
@@ -221,14 +224,12 @@ def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, 
     return batch
 
 
-def _sample(
-    policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: int
-) -> tuple[list[Completion], int]:
-    """Completions of the first prompts, as many as fit; and how many that may be."""
-    groups, batch = fitting(
+def _sample(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, room: Room) -> list[Completion]:
+    """Completions of the first prompts, as many as fit."""
+    groups = fitting(
         lambda some: generate(policy, prompts[:some], group=1, sampling=sampling, batch=some),
-        batch=batch,
-        most=len(prompts),
+        room,
+        there=len(prompts),
         least=1,
     )
-    return [group[0] for group in groups], batch
+    return [group[0] for group in groups]

@@ -249,8 +249,8 @@ class LearnedSizes:
         self.sizes = self._read()
 
     def learn(self, budget: int, **sizes: int) -> None:
-        """Keeps sizes that turned out to be all that fits into `budget` bytes."""
-        learned = {**self.sizes, "budget": budget, **sizes}
+        """Keeps sizes that turned out to be all that fits into `budget` bytes, and forgets others."""
+        learned = {"budget": budget, **sizes} if sizes else {}
         if learned != self.sizes:
             self.sizes = learned
             replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))

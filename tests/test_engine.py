@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.learner import memory
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import prompt_digest
 from ftis_node.policy.tokenizer import prompt_ids
@@ -188,7 +189,10 @@ def with_room_for(engine: Engine, rows: int) -> None:
     engine.policy.causal_lm.register_forward_pre_hook(refuse, with_kwargs=True)
 
 
-def test_generation_that_does_not_fit_goes_on_with_fewer_sequences_side_by_side() -> None:
+def test_generation_that_does_not_fit_goes_on_with_fewer_sequences_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "WAITS", ())
     engine = opened(generation_batch=64)
     with_room_for(engine, 20)
     answer = engine.generate(list(range(10)))
@@ -198,7 +202,8 @@ def test_generation_that_does_not_fit_goes_on_with_fewer_sequences_side_by_side(
     assert engine.evaluate()["prompts"] == 40
 
 
-def test_a_group_that_does_not_fit_by_itself_is_an_error() -> None:
+def test_a_group_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "WAITS", ())
     engine = opened()
     with_room_for(engine, 7)
     with pytest.raises(FtisError, match="single prompt"):

@@ -316,7 +316,9 @@ def test_an_unfinished_completion_is_wrong_but_may_be_lenient() -> None:
 
 def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     from ftis_node import evaluation
+    from ftis_node.learner import memory
 
+    monkeypatch.setattr(memory, "WAITS", ())
     policy, whole = tiny_policy(), evaluation.generate
     sizes: list[int] = []
 

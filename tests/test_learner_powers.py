@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.errors import FtisError
-from ftis_node.learner import Learner, Part, TrainingGroup
+from ftis_node.learner import Learner, Part, TrainingGroup, memory
 from ftis_node.learner.batch import Batch, micro_batches
 from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.objective import PRESETS
@@ -328,7 +328,8 @@ def with_room_for(subject: Learner, tokens: int) -> None:
     subject.policy.causal_lm.get_decoder().register_forward_pre_hook(refuse, with_kwargs=True)
 
 
-def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces() -> None:
+def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "WAITS", ())
     cramped, roomy = learner(), learner()
     with_room_for(cramped, 30)
     report, expected = cramped.step(BATCH), roomy.step(BATCH)
@@ -341,7 +342,10 @@ def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces() -> None:
     assert again.memory_retries == 0, "what was learned is kept"
 
 
-def test_a_sample_that_does_not_fit_by_itself_is_an_error_and_leaves_the_weights() -> None:
+def test_a_sample_that_does_not_fit_by_itself_is_an_error_and_leaves_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "WAITS", ())
     subject = learner()
     before = weights_of(subject)
     with_room_for(subject, 1)

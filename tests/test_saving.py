@@ -179,12 +179,16 @@ def plan_file(tmp_path: Path) -> Path:
 def test_what_was_learned_is_there_at_the_next_start(plan_file: Path) -> None:
     first = LearnedSizes(plan_file, "tiny-a")
     assert first.sizes == {} and not plan_file.exists()
-    first.learn(1 << 30, micro_batch_tokens=512)
-    first.learn(1 << 29, generation_batch=12)
+    first.learn(1 << 30, micro_batch_tokens=600)
+    first.learn(1 << 29, micro_batch_tokens=512, generation_batch=12)
     expected = {"budget": 1 << 29, "micro_batch_tokens": 512, "generation_batch": 12}
     assert LearnedSizes(plan_file, "tiny-a").sizes == expected
     assert LearnedSizes(plan_file, "tiny-b").sizes == {}, "another model learns anew"
     assert LearnedSizes(plan_file, "tiny-a").sizes == expected, "and until it has, nothing is lost"
+    first.learn(1 << 29, generation_batch=24)
+    assert LearnedSizes(plan_file, "tiny-a").sizes == {"budget": 1 << 29, "generation_batch": 24}
+    first.learn(1 << 29)
+    assert LearnedSizes(plan_file, "tiny-a").sizes == {}, "what fits again is forgotten"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ftis_node.errors import FtisError
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
-from ftis_node.learner.memory import free_memory, out_of_memory
+from ftis_node.learner.memory import Room, out_of_memory
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
@@ -27,8 +26,6 @@ from ftis_node.settings import Settings
 
 BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class StepReport:
@@ -38,7 +35,8 @@ class StepReport:
     bad_steps           how many steps in a row, up to this one, had no finite loss or gradient
     diverged            so many that an older checkpoint should come back
     warnings            what a person should know of a peer's samples, in words
-    micro_batch_tokens  the budget that was used in the end; `memory_retries` says how often it had to be halved
+    micro_batch_tokens  the budget that was used in the end
+    memory_retries      how often memory was short, so that the gradient was begun anew
     """
 
     loss: float
@@ -89,12 +87,21 @@ class Learner:
         self.gate: float | None = None  # see Objective.next_gate
         self.usual_length: float | None = None  # see trust.next_length
         self._defences = settings.defences
-        self.micro_batch_tokens = settings.micro_batch_tokens or MICRO_BATCH_TOKENS["cpu"]
+        self.room = Room(settings.micro_batch_tokens or MICRO_BATCH_TOKENS["cpu"])  # tokens of a micro-batch
         self.trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         rate = settings.effective_learning_rate(task, lora=policy.kind == "lora")
         self.optimiser = Optimiser(self.trainable, settings, rate)
         self._bad_steps = self._retries = 0
         self._watch = FilterWatch()
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens that are computed together; setting it sets how many they may be."""
+        return self.room.size
+
+    @micro_batch_tokens.setter
+    def micro_batch_tokens(self, tokens: int) -> None:
+        self.room = Room(tokens)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """Takes one step (`objective.inner_steps` updates) on `groups`.
@@ -103,7 +110,8 @@ class Learner:
         −1/N Σ_groups 1/G Σ_i value_i (paper, section 3.3), N counting every group of the batch, also those whose
         rewards are all equal: they carry no gradient and cost no forward pass.
         A loss or gradient that is not finite ends the step and leaves the weights as they are (at a second inner step:
-        as the first left them). What does not fit into memory is tried again in micro-batches of half the size.
+        as the first left them). What does not fit into memory is tried again, later or in smaller micro-batches: see
+        `Room`.
 
         Raises:
             FtisError: a single sample does not fit into memory.
@@ -113,7 +121,7 @@ class Learner:
         diagnostics = Diagnostics()
         for source, samples in batch.idle.items():
             diagnostics.add_idle(source, samples)
-        retries = self._retries
+        retries, used = self._retries, self.micro_batch_tokens
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
         gate, usual_length = self.gate, self.usual_length
@@ -131,6 +139,8 @@ class Learner:
         self.steps += 1
         if batch.computed:
             self._bad_steps = self._bad_steps + 1 if skipped else 0
+            used = self.micro_batch_tokens
+            self.room.fine()
         summary = diagnostics.summary()
         return StepReport(
             loss=loss,
@@ -141,7 +151,7 @@ class Learner:
             bad_steps=self._bad_steps,
             diverged=self._bad_steps >= BAD_STEPS,
             warnings=self._warnings(summary),
-            micro_batch_tokens=self.micro_batch_tokens,
+            micro_batch_tokens=used,
             memory_retries=self._retries - retries,
             diagnostics=summary,
         )
@@ -163,19 +173,18 @@ class Learner:
                 with self._training():
                     parts = micro_batches(batch.prompted, self.micro_batch_tokens)
                     return [self._backward(part, batch, start) for part in parts]
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-            self._halve(batch)  # out here: the error's traceback holds the tensors that were there
+            self._make_room(batch)  # out here: the error's traceback holds the tensors that were there
 
-    def _halve(self, batch: Batch) -> None:
-        """Half the budget, or of what the batch has if that is less, so that it is cut another way."""
-        free_memory()
-        self.micro_batch_tokens = min(self.micro_batch_tokens, sum(group.cost() for group in batch.prompted)) // 2
+    def _make_room(self, batch: Batch) -> None:
+        """Waits, or takes less at a time; never less than the longest sample, which has a micro-batch to itself."""
+        self.optimiser.drop_gradients()
         self._retries += 1
-        if self.micro_batch_tokens < min(len(group.prompt_ids) for group in batch.prompted):
+        longest = max(len(group.prompt_ids) + sample.tokens for group in batch.prompted for sample in group.samples)
+        if not self.room.short(sum(group.cost() for group in batch.prompted), longest):
             raise FtisError("A single completion with its prompt does not fit into memory.")
-        logger.warning("Out of memory: the micro-batch is now %d tokens.", self.micro_batch_tokens)
 
     def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
         """Adds the gradient of one micro-batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -16,9 +17,15 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-# How PyTorch and what it calls say that an allocation failed, in small letters: CUDA, ROCm, XPU and MPS, their libraries,
-# PyTorch's allocator for the CPU on Linux and elsewhere, C++. A library's handle takes memory too: where there is none
-# left, cuBLAS and cuDNN say "not initialized" when one is made (discuss.pytorch.org/t/125450).
+# Seconds between attempts of what did fit before: others may give back what they took. The first of them is also waited
+# where nothing has fitted yet, all of them where nothing smaller is left to try.
+WAITS = (1.0, 5.0, 15.0)
+# So many attempts must succeed before more is tried again; twice as many each time that this fails, up to the last.
+GROW_AFTER, GROW_AFTER_MOST = 10, 160
+
+# How PyTorch and what it calls say that an allocation failed, in small letters: CUDA, ROCm, XPU and MPS, their
+# libraries, PyTorch's allocator for the CPU on Linux and elsewhere, C++. A library's handle takes memory too: where
+# there is none left, cuBLAS and cuDNN say "not initialized" when one is made (discuss.pytorch.org/t/125450).
 _WORDS = re.compile(
     r"out of memory|can't allocate memory|not enough memory|bad_alloc|(cu|roc|hip)(blas|dnn)(lt)?_status_alloc_failed"
     r"|cublas_status_not_initialized when calling .?cublascreate|cudnn_status_not_initialized|out_of_memory"
@@ -35,13 +42,58 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_WORDS.search(words)) and not _BROKEN.search(words)
 
 
-def fitting(attempt: Callable[[int], T], *, batch: int, most: int, least: int) -> tuple[T, int]:
-    """What `attempt` gives with so many sequences side by side, and how many they were: where they do not fit into
-    memory, half as many are tried.
+class Room:
+    """How much is done at a time, in a memory that others use too: `size`, at most `most`. What is too much is waited
+    for, then halved; after enough successes twice as much is tried."""
+
+    def __init__(self, most: int, size: int | None = None) -> None:
+        self.most, self.size = most, min(most, size or most)
+        self._fitted = self._grown = False  # whether this size has ever fitted; whether it came of growing
+        self._waited = self._successes = 0  # since the last success; since the last change of size
+        self._grow_after = GROW_AFTER
+
+    def fine(self) -> None:
+        """It fitted."""
+        self._fitted, self._waited = True, 0
+        self._successes += 1
+        if self.size < self.most and self._successes >= self._grow_after:
+            self._change(min(self.most, 2 * self.size), grown=True)
+            logger.info("After %d successes %d at a time are tried again.", self._grow_after, self.size)
+
+    def short(self, there: int, least: int) -> bool:
+        """It did not fit: waits, or makes `size` smaller. Returns whether another attempt makes sense. Call it outside
+        the handler, for an exception holds what its frames held.
+
+        Args:
+            there: how much there was to be done; of less than `size`, a half is taken.
+            least: less than this is not tried, for it would save nothing.
+        """
+        free_memory()
+        smallest = min(self.size, there) <= least
+        patience = len(WAITS) if smallest or (self._fitted and not self._grown) else 0 if self._grown else 1
+        if self._waited < min(patience, len(WAITS)):
+            logger.warning("Out of memory: trying again in %.0f s.", WAITS[self._waited])
+            time.sleep(WAITS[self._waited])
+            self._waited += 1
+            return True
+        if smallest:
+            return False
+        if self._grown:
+            self._grow_after = min(2 * self._grow_after, GROW_AFTER_MOST)
+        self._change(max(least, min(self.size, there) // 2), grown=False)
+        logger.warning("Out of memory: %d at a time now, of %d.", self.size, self.most)
+        return True
+
+    def _change(self, size: int, *, grown: bool) -> None:
+        self.size, self._grown = size, grown
+        self._fitted, self._successes = False, 0
+
+
+def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) -> T:
+    """What `attempt` gives with as many sequences side by side as the room has space for.
 
     Args:
-        batch: how many are tried first.
-        most: how many there are at all.
+        there: how many there are at all.
         least: fewer are not tried.
 
     Raises:
@@ -49,15 +101,15 @@ def fitting(attempt: Callable[[int], T], *, batch: int, most: int, least: int) -
     """
     while True:
         try:
-            return attempt(batch), batch
-        except RuntimeError as error:
+            result = attempt(room.size)
+        except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-        free_memory()
-        if min(batch, most) <= least:
+        else:
+            room.fine()
+            return result
+        if not room.short(there, least):
             raise FtisError("The completions of a single prompt do not fit into memory side by side.")
-        batch = max(least, min(batch, most) // 2)
-        logger.warning("Out of memory: %d sequences are generated side by side now.", batch)
 
 
 def free_memory() -> None:

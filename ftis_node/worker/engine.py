@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from ftis_node import evaluation
 from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.learner import Learner, Part, TrainingGroup
-from ftis_node.learner.memory import fitting
+from ftis_node.learner.memory import Room, fitting
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
 from ftis_node.policy.context import refuse_prompts, refuse_run
@@ -35,7 +35,7 @@ from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_eval
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
-from ftis_node.worker.planning import refuse_unsaveable, settle, told
+from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle, told
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
 
@@ -73,7 +73,10 @@ class Engine:
         self.learner: Learner
         self.random: torch.Generator
         self.usage = Usage()
-        self._generation_batch: int
+        # Sequences side by side, each with a size of its own: what is too much for evaluation shrinks nothing else.
+        self._generating: Room
+        self._evaluating: Room
+        self._sizes: dict[str, int] = {}  # see `planning.ceilings`
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
         # Of the run's rule, one for each thread: some rules are processes, which can be asked by one at a time.
@@ -117,7 +120,9 @@ class Engine:
         if must_fit:
             refuse_shortage(asked, workload, remembered or {}, plan, shape)
         refuse_unsaveable(plan.optimiser, choose_device(asked.device))
-        self._generation_batch = plan.generation_batch
+        self._sizes = ceilings(asked, workload, remembered or {}, plan)
+        self._generating = Room(self._sizes["generation_batch"], plan.generation_batch)
+        self._evaluating = Room(self._sizes["generation_batch"], plan.generation_batch)
         self.policy = load_policy(self._settings)
         self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)
         tokenizer = self.policy.tokenizer
@@ -141,6 +146,7 @@ class Engine:
             "rows": len(self.task.train),
             "held_out": len(self.task.held_out),
             "plan": told(plan),
+            "sizes": self._sizes,
         }
 
     def _workload(self, settings: Settings, caps: dict[str, int]) -> Workload:
@@ -167,6 +173,7 @@ class Engine:
         self._exams[None] = _Exam(prompts, held_out, self.run.reward, self.run.completion_tokens, self.task.scorer)
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         self.learner = Learner(self.policy, objective, self._settings, self.run.temperature, OWN, task=self.run.task)
+        self.learner.room = Room(self._sizes["micro_batch_tokens"], self._settings.micro_batch_tokens)
         return {
             "prompt_digests": prompt_digests(self.prompts),
             "own_only": self.learner.objective.own_only,
@@ -185,7 +192,7 @@ class Engine:
             for row, completions, judged in zip(rows, groups, scores, strict=True)
         ]
         seconds = time.perf_counter() - began
-        return {"groups": answers, "seconds": seconds, "generation_batch": self._generation_batch}
+        return {"groups": answers, "seconds": seconds, "generation_batch": self._generating.size}
 
     def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
         """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own."""
@@ -248,9 +255,8 @@ class Engine:
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
         with self.usage.of("evaluate"), scoring(exam.reward, exam.scorer) as scorer:
             outcome = evaluation.evaluate(
-                self.policy, exam.prompts, exam.examples, scorer, sampling, batch=self._generation_batch
+                self.policy, exam.prompts, exam.examples, scorer, sampling, room=self._evaluating
             )
-        self._generation_batch = outcome.batch
         return outcome.figures()
 
     def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> dict[str, Any]:
@@ -350,21 +356,20 @@ class Engine:
         return Sampling(cap, self.run.temperature, self.run.eos, greedy=greedy)
 
     def _sample(self, prompts: Sequence[Sequence[int]], group: int) -> list[list[Completion]]:
-        """Generates; what does not fit into memory is tried again with half as many sequences side by side.
+        """Generates; what does not fit into memory is tried again, later or with fewer sequences side by side.
 
         Raises:
             FtisError: not even one group fits.
         """
         sampling = self._sampling(greedy=False, cap=self.run.completion_tokens)
-        groups, self._generation_batch = fitting(
+        return fitting(
             lambda batch: generate(
                 self.policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
             ),
-            batch=self._generation_batch,
-            most=group * len(prompts),
+            self._generating,
+            there=group * len(prompts),
             least=group,
         )
-        return groups
 
     def _scores(self, row: int, completions: Sequence[Completion], scorer: Scorer) -> list[Score]:
         example = self.task.train[row]

@@ -14,7 +14,7 @@ from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.load import choose_device
 from ftis_node.policy.memory import Device, OptimiserName, Workload
-from ftis_node.policy.plan import Plan, Wishes, plan
+from ftis_node.policy.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.settings import Settings
 from ftis_node.text import GB
 
@@ -43,12 +43,31 @@ def settle(
         UsageError: a setting cannot be had on this machine, or no checkpoint can hold the optimiser's state.
         UserError: the model's configuration cannot be loaded.
     """
-    asked = question(settings, workload, remembered, shape)
+    asked = question(settings, workload, _sensible(remembered, workload), shape)
     if asked.wishes.optimiser == "adamw8bit":  # by itself the plan chooses it only where it can be saved
         refuse_unsaveable("adamw8bit", asked.device)
     chosen = asked.answer()
     settled = {name: getattr(chosen, name) for name in _PLANNED}
     return settings.model_copy(update=settled), chosen
+
+
+def ceilings(
+    settings: Settings, workload: Workload, remembered: Mapping[str, Any], chosen: Plan, shape: Geometry | None = None
+) -> dict[str, int]:
+    """Sizes that the plan would have without what was learned of memory: to those they may grow again.
+
+    Args:
+        chosen: what `settle` chose for the same.
+    """
+    trained = {name: remembered[name] for name in _TRAINED if name in remembered}
+    plain = question(settings, workload, trained, shape).answer()
+    return {name: max(getattr(plain, name), getattr(chosen, name)) for name in _LEARNED}
+
+
+def _sensible(remembered: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
+    """Sizes below one sequence, or one group, save nothing."""
+    least = {"micro_batch_tokens": max(MIN_TOKENS, workload.longest), "generation_batch": workload.group}
+    return {name: max(value, least[name]) if name in least else value for name, value in remembered.items()}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ftis_node.errors import FtisError
 from ftis_node.lab.bench.model import Size, geometry, make_learner, own_work, random_policy, training_groups
 from ftis_node.lab.bench.train import Tell, device_name, held, peak_memory
 from ftis_node.learner import Learner
+from ftis_node.learner.memory import out_of_memory
 from ftis_node.policy.geometry import known_config
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.memory import Workload
@@ -52,7 +53,9 @@ def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: 
         tell("By the plan this does not fit: " + " ".join(chosen.reasons))
     try:
         return _measure(settings, chosen, size, random_weights, repeats, tell)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
         raise FtisError(f"{settings.model} does not fit into {chosen.budget / 1e6:,.0f} MB: {error}") from error
 
 
