@@ -48,7 +48,7 @@ class ComputeProcess:
         self.options = options
         self._home = home
         self._started = started
-        self._failures = self._saved_step = 0
+        self._failures = self._written = 0
         self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # when, and what was wrong
         self._learned: LearnedSizes
         self._watching: asyncio.Task[None] | None = None
@@ -105,10 +105,10 @@ class ComputeProcess:
             await asyncio.wait({watching})
         self.gpu = None
 
-    def saved(self, step: int) -> None:
-        """The newest checkpoint is of this step: if it is a new one, what failed before it is forgiven."""
-        if step > self._saved_step:
-            self._saved_step, self._failures = step, 0
+    def saved(self, written: int) -> None:
+        """So many checkpoints were written: if there is a new one, what failed before it is forgiven."""
+        if written > self._written:
+            self._written, self._failures = written, 0
 
     def stepped(self, last: dict[str, Any], generation_batch: int) -> None:
         """A step succeeded; what is smaller than the plan wanted it is remembered, and what has grown again is not.

@@ -36,8 +36,15 @@ class Exams:
 
     def recall(self, metrics: Path) -> None:
         """The curve of earlier starts, from their log."""
-        earlier = read_events(metrics, "evaluation", last_bytes=CURVE_BYTES)
-        self.curve.extend((event["step"], event["pass_at_1"]) for event in earlier)
+        for event in read_events(metrics, "evaluation", "started", last_bytes=CURVE_BYTES):
+            if event["event"] == "started":
+                self.went_back(event["step"])
+            else:
+                self.curve.append((event["step"], event["pass_at_1"]))
+
+    def went_back(self, step: int) -> None:
+        """The training goes on from the checkpoint of this step: evaluations of later ones were of weights now lost."""
+        self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
     def taken(self, step: int, found: Mapping[str, Any], *, code: bool = False) -> None:
         """One was taken. The time of the first, before any training, is not counted.

@@ -148,7 +148,9 @@ def furnish(
         context=context,
         store=store,
         metrics=metrics,
-        saving=Saving(home.checkpoints, model, facts["plan"]["optimiser"], metrics),
+        saving=Saving(
+            home.checkpoints, model, facts["plan"]["optimiser"], metrics, minutes=settings.checkpoint_minutes
+        ),
         books=Books(home.standing, standing),
         stepper=stepper,
         swarm=swarm,
@@ -167,6 +169,7 @@ def go_on_from(rooms: Rooms, restored: Progress | None, facts: dict[str, Any], o
         "started",
         step=rooms.stepper.progress.step,
         fresh=restored is None,
+        branch=rooms.saving.branch,
         directory=str(Path.cwd()),  # which relative paths in the settings are relative to
         task=options.task_of(rooms.run_file),
         **options.files(),

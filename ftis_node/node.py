@@ -331,7 +331,7 @@ class Node:
         )
         self._steps.tell(last)
         await rooms.saving.after_step(self._compute.worker, progress, last)
-        self._compute.saved(rooms.saving.saved_step)
+        self._compute.saved(rooms.saving.written)
         rooms.books.after_step()
         if progress.step % self.settings.eval_every == 0 and self._exams.due():
             await self._evaluate(rooms)
@@ -370,12 +370,7 @@ class Node:
                 await self._unless_stopped(self._revive(rooms, fault))
 
     async def _save_last(self, rooms: Rooms) -> None:
-        progress = rooms.stepper.progress
-        await rooms.saving.settle()
-        # Bad steps left the weights as they were, and those are in a checkpoint already, under their own step.
-        sound = not rooms.stepper.last.get("bad_steps")
-        if sound and progress.pass_at_1 is not None and rooms.saving.saved_step != progress.step:
-            await rooms.saving.checkpoint(self._compute.worker, progress)
+        await rooms.saving.save(self._compute.worker, rooms.stepper.progress)
         await rooms.saving.settle()
 
     async def _finish(self, rooms: Rooms) -> None:
@@ -416,6 +411,7 @@ class Node:
         while not self._stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
                 await rooms.saving.settle()
+            self._compute.saved(rooms.saving.written)
             older = await self._compute.failed(fault)
             try:
                 return await self._renew(rooms, older=older)
@@ -429,6 +425,7 @@ class Node:
         worker = self._compute.worker
         await worker.call("open", run=rooms.run_file.run.model_dump(mode="json"))
         go_on_from(rooms, await rooms.saving.restore(worker, older=older), self._compute.facts, self.options)
+        self._exams.went_back(rooms.stepper.progress.step)
         rooms.stepper.worker = worker  # only now: an engine without a run could score nothing
         rooms.stepper.resting = False
         refill_pool(rooms, self.settings.max_age)
@@ -497,7 +494,7 @@ class Node:
             "page": self._page.address if self._page is not None else None,
             "uptime": boot_seconds() - self._started,
             **self._compute.status(),
-        } | (training_status(rooms.stepper, rooms.swarm) if rooms is not None else {})
+        } | (training_status(rooms.stepper, rooms.swarm, rooms.saving) if rooms is not None else {})
 
     def peers(self) -> dict[str, Any]:
         """What `ftis-node peers --json` shows."""

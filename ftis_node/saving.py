@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +19,11 @@ from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import Checkpoints, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
 from ftis_node.swarm.standing import Standing
+from ftis_node.text import GB, duration, rounded
 from ftis_node.worker.client import Worker
 
-CHECKPOINT_EVERY_STEP_BELOW = 1 << 30  # bytes; larger checkpoints are written every ten minutes
-CHECKPOINT_SECONDS = 600.0
+CHECKPOINT_SECONDS, LONGEST_SECONDS = 300.0, 3600.0  # between checkpoints, by default
+CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # beyond which they come less often: a disk for 600 TB lasts six years and a half
 BOOKS_SECONDS = 60.0
 SETBACKS = 2  # returns to older checkpoints, until so many good steps in a row show that it goes on again
 RECOVERED_STEPS = 10
@@ -30,24 +31,64 @@ RECOVERED_STEPS = 10
 logger = logging.getLogger(__name__)
 
 
-class Saving:
-    """Writes checkpoints beside the training, and knows which of them can be trusted."""
+def checkpoint_seconds(minutes: float | None, size: int) -> float:
+    """Seconds between checkpoints of `size` bytes.
 
-    def __init__(self, path: Path, model: str, optimiser: str, metrics: MetricsLog) -> None:
+    Args:
+        minutes: the setting. None: five, longer where that would write more than 10 GB an hour, an hour at most.
+    """
+    if minutes is not None:
+        return 60 * minutes
+    return min(max(CHECKPOINT_SECONDS, 3600 * size / CHECKPOINT_BYTES_AN_HOUR), LONGEST_SECONDS)
+
+
+def wear(minutes: float | None, size: int) -> str:
+    """How often checkpoints of `size` bytes are written, and what that adds up to, for people."""
+    seconds = checkpoint_seconds(minutes, size)
+    if not seconds:
+        return f"a checkpoint of {rounded(size)} after every step"
+    return f"a checkpoint of {rounded(size)} every {duration(seconds)}, {rounded(size * 86400 / seconds)} a day"
+
+
+class Saving:
+    """Writes checkpoints beside the training, and knows which of them can be trusted.
+
+    A checkpoint is due after the first good step of every start and of every way back: that step shows that the weights
+    can be trained. From then on checkpoints come as often as `checkpoint_seconds` says. A start may go back some steps,
+    but it trains on none of their groups again: that they are used is on disk before any checkpoint of their step.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: str,
+        optimiser: str,
+        metrics: MetricsLog,
+        minutes: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             model: what a checkpoint must be of: the model's name and what of it is trained.
             optimiser: whose state it must hold.
+            minutes: between checkpoints, see `checkpoint_seconds`. clock: seconds.
         """
         self.saved_step = 0
+        self.written = 0  # checkpoints, by this process
+        self.branch = 1  # of the training since the latest start or way back, see `Checkpoints`
         self._path = path
         self._model = model
         self._optimiser = optimiser
         self._metrics = metrics
+        self._minutes = minutes
+        self._clock = clock
         self._checkpoints = Checkpoints(path)
         self._writing: asyncio.Task[None] | None = None
-        self._saved_at = 0.0
+        self._saved_at: float | None = None  # when the training was as the newest checkpoint is
+        self._begun_at = 0.0  # the latest one, which may still be written
         self._saved_bytes = 0
+        self._unsaved = False  # some good step is in no checkpoint
+        self._tried = False  # a step from these weights was good, and was saved
         self._good_step = 0  # the last one with a finite gradient
         self._good_steps = 0  # in a row
         self._setbacks = 0
@@ -66,6 +107,7 @@ class Saving:
         known_damaged = self._checkpoints.damaged()
         found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step) if older else None
         found = found or await asyncio.to_thread(self._checkpoints.latest)
+        self.branch = await asyncio.to_thread(self._checkpoints.next_branch)
         for path in set(self._checkpoints.damaged()) - set(known_damaged):
             logger.error(
                 "A checkpoint is damaged and was set aside as %s; an older one is used, if there is one.", path
@@ -77,14 +119,19 @@ class Saving:
         progress = Progress.from_facts(facts["progress"])
         if older:
             await asyncio.to_thread(self._checkpoints.set_aside, progress.step, "doubted")
-        await worker.call("restore", directory=str(directory), steps=progress.step)
+        await self._load(worker, directory, progress.step)
         self.saved_step = self._good_step = progress.step
         logger.info("Going on from step %d", progress.step)
-        self._metrics.write("resumed", step=progress.step)
+        self._metrics.write("resumed", step=progress.step, branch=facts.get("branch", 0))
         return progress
 
+    async def _load(self, worker: Worker, directory: Path, step: int) -> None:
+        await worker.call("restore", directory=str(directory), steps=step)
+        self._unsaved = self._tried = False
+        self._saved_at = self._clock()
+
     async def after_step(self, worker: Worker, progress: Progress, report: dict[str, Any]) -> None:
-        """Checkpoints if it is time to; after too many bad steps in a row, goes back to an older checkpoint.
+        """Checkpoints if one is due; after too many bad steps in a row, goes back to an older checkpoint.
 
         Args:
             report: the learner's `StepReport`, as a dictionary.
@@ -99,11 +146,27 @@ class Saving:
             self._good_steps += 1
             if self._good_steps >= RECOVERED_STEPS:
                 self._setbacks = 0
-            small = self._saved_bytes < CHECKPOINT_EVERY_STEP_BELOW
-            if small or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS:
+            self._unsaved = True
+            if self._due_in() <= 0:
                 await self.checkpoint(worker, progress)
+                self._tried = True
         elif report["diverged"]:  # no checkpoint of bad steps: the same weights again would push out older ones
             await self._go_back(worker, progress)
+
+    def _due_in(self) -> float:
+        """Seconds until the next good step is saved; 0 or less if it is due."""
+        if not self._tried:
+            return 0.0
+        return self._begun_at + checkpoint_seconds(self._minutes, self._saved_bytes) - self._clock()
+
+    async def save(self, worker: Worker, progress: Progress) -> None:
+        """Checkpoints at once what no checkpoint has yet; `settle` waits until it is on disk.
+
+        Steps that were not good left the weights as they were: if only such came, there is nothing to save.
+        """
+        await self.settle()
+        if self._unsaved:
+            await self.checkpoint(worker, progress)
 
     async def checkpoint(self, worker: Worker, progress: Progress) -> None:
         """Has the worker copy its state into main memory; writing it, checksums, fsync and rename go on beside the next
@@ -111,19 +174,32 @@ class Saving:
         await self.settle()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
         await worker.call("snapshot", directory=str(directory), size=self._saved_bytes)
-        self._saved_at = time.monotonic()
-        facts = {"model": self._model, "optimiser": self._optimiser, "progress": progress.facts()}
+        self._begun_at, self._unsaved = self._clock(), False
+        of = {"model": self._model, "optimiser": self._optimiser, "branch": self.branch}
+        facts = {**of, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: dict[str, Any]) -> None:
         await worker.call("write", directory=str(directory))
         self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
         await asyncio.to_thread(self._checkpoints.commit, directory, facts)
-        self.saved_step = step
+        self.saved_step, self._saved_at = step, self._begun_at
+        self.written += 1
 
     def next_bytes(self) -> int:
         """What the next checkpoint takes on disk, as far as known; it is written before an older one goes."""
         return self._saved_bytes
+
+    def status(self) -> dict[str, Any]:
+        """Of the newest checkpoint: its step, bytes (None: not known yet), how many seconds of training it lacks.
+
+        `due_seconds` is how long it is until a step is saved again, None while no step is unsaved; all are None before
+        the first checkpoint.
+        """
+        age = None if self._saved_at is None else self._clock() - self._saved_at
+        due = max(0.0, self._due_in()) if self._unsaved else None
+        step = None if age is None else self.saved_step
+        return {"step": step, "bytes": self._saved_bytes or None, "age_seconds": age, "due_seconds": due}
 
     @property
     def writing(self) -> bool:
@@ -161,9 +237,9 @@ class Saving:
         if found is None:
             raise self._hopeless()
         directory, facts = found
-        self._good_step = facts["progress"]["step"]
+        self.saved_step = self._good_step = facts["progress"]["step"]
         await asyncio.to_thread(self._checkpoints.set_aside, self._good_step)
-        await worker.call("restore", directory=str(directory), steps=progress.step)
+        await self._load(worker, directory, progress.step)
         logger.error("Too many steps without a finite gradient: back to the weights of step %d.", self._good_step)
         self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
 

@@ -174,6 +174,9 @@ class Settings(BaseModel):
     """Scheduling priority of all the node's processes; at 19 they give way to everything else."""
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
     """[GB] For checkpoints, packets and logs; damaged checkpoints come on top. Default: no limit."""
+    checkpoint_minutes: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """[min] Between checkpoints; a kill costs no more training than that and a step. 0: after every step. Default: 5,
+    for large ones longer, so that no more than 10 GB an hour are written, and 60 at most."""
 
     page: bool = True
     """Whether the node serves a page about itself and its metrics."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -33,11 +34,11 @@ while True:
 """
 
 
-def write(store: Checkpoints, step: int) -> Path:
+def write(store: Checkpoints, step: int, *, branch: int = 1) -> Path:
     directory = store.begin(step)
     (directory / "weights").write_bytes(bytes([step % 256]) * 1000)
     (directory / "optimiser").write_bytes(bytes([step % 256]) * 2000)
-    return store.commit(directory, {"step": step})
+    return store.commit(directory, {"step": step} if branch == 1 else {"step": step, "branch": branch})
 
 
 def steps(path: Path) -> list[str]:
@@ -168,6 +169,33 @@ def test_a_doubted_one_comes_back_when_it_was_not_to_blame_and_a_diverged_one_do
     assert not store.take_back() and Checkpoints(tmp_path).latest()[1]["step"] == 1  # type: ignore[index]
     store.set_aside(1)
     assert list(tmp_path.glob("*.diverged")), "it is kept until another takes its place"
+
+
+def test_a_doubted_one_does_not_come_back_over_newer_training(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    for step in (50, 100):
+        write(store, step)
+    store.set_aside(50, "doubted")
+    write(store, 60, branch=2)  # the training went on from 50
+    assert not store.take_back(), "a step from the older one succeeded: the doubt was right"
+    found = Checkpoints(tmp_path).latest()
+    assert found is not None and found[1]["step"] == 60
+    assert steps(tmp_path) == ["step-00000050", "step-00000060"]
+
+
+def test_a_kill_between_the_newer_ones_name_and_the_doubted_ones_end_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Checkpoints(tmp_path)
+    for step in (50, 100):
+        write(store, step)
+    store.set_aside(50, "doubted")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the process ends before any directory goes
+        write(store, 60, branch=2)
+    assert "step-00000100.doubted" in steps(tmp_path)
+    found = Checkpoints(tmp_path).latest()
+    assert found is not None and found[1]["step"] == 60
 
 
 def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_path: Path) -> None:

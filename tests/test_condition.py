@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ftis_node.errors import UsageError
 from ftis_node.evaluation import Outcome
 from ftis_node.exams import Exams
 from ftis_node.joining import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
+from ftis_node.observe.metrics import MetricsLog
 from ftis_node.report import StepLog
 from ftis_node.settings import Settings
 from ftis_node.swarm.membership import Reachability
@@ -103,6 +105,19 @@ def test_a_model_that_never_writes_the_form_is_told_of_once(
     for step in range(3):
         exams.taken(step, found, code=code)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told
+
+
+def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for event, step, score in (("evaluation", 0, 0.1), ("evaluation", 50, 0.2), ("evaluation", 90, 0.3)):
+        log.write(event, step=step, pass_at_1=score)
+    log.write("started", step=60)
+    log.write("evaluation", step=70, pass_at_1=0.4)
+    exams = Exams(0.1)
+    exams.recall(tmp_path / "metrics.jsonl")
+    assert list(exams.curve) == [(0, 0.1), (50, 0.2), (70, 0.4)]
+    exams.went_back(60)
+    assert list(exams.curve) == [(0, 0.1), (50, 0.2)]
 
 
 def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

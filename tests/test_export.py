@@ -52,8 +52,11 @@ def make_home(path: Path, *, lora: bool) -> Path:
     progress.foreign_groups_used.update({"12D3KooWa": 50, "12D3KooWb": 38})
     checkpoints.commit(directory, {"model": f"tiny-a ({facts['kind']})", "progress": progress.facts()})
     log = MetricsLog(path / "metrics.jsonl")
-    log.write("started", step=0, settings=facts["settings"], versions={"torch": "1.2.3"})
+    start = {"settings": facts["settings"], "versions": {"torch": "1.2.3"}}
+    log.write("started", step=0, **start)
     log.write("evaluation", step=0, **before)
+    log.write("evaluation", step=9, **before)
+    log.write("started", step=6, **start)  # a kill took the weights of step 9
     log.write("evaluation", step=12, **engine.evaluate())
     log.write("evaluation", step=99, **before)
     log.close()

@@ -44,7 +44,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 @pytest.fixture
 def saving(tmp_path: Path) -> Saving:
-    return Saving(tmp_path / "checkpoints", "tiny-a (full)", "adamw", MetricsLog(tmp_path / "metrics.jsonl"))
+    return Saving(tmp_path / "checkpoints", "tiny-a (full)", "adamw", MetricsLog(tmp_path / "metrics.jsonl"), 0)
 
 
 async def train(worker: Worker) -> None:

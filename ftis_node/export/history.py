@@ -43,9 +43,12 @@ def history_of(checkpoint: Checkpoint) -> History:
     events = [event for event in events if step is not None and event.get("step", step + 1) <= step]
     started = [event for event in events if event["event"] == "started"]
     last = started[-1] if started else {}
+    evaluations: list[Mapping[str, Any]] = []
+    for event in events:
+        if event["event"] == "evaluation":
+            evaluations.append(event)
+        else:  # what was evaluated after the step that it went on from was of weights that are lost
+            evaluations = [one for one in evaluations if one["step"] <= event["step"]]
     return History(
-        run=run,
-        settings=last.get("settings", {}),
-        versions=last.get("versions", {}),
-        evaluations=[event for event in events if event["event"] == "evaluation"],
+        run=run, settings=last.get("settings", {}), versions=last.get("versions", {}), evaluations=evaluations
     )

@@ -43,19 +43,28 @@ class CheckpointError(FtisError):
 
 
 class Checkpoints:
-    """The checkpoints under one directory. `begin`, fill the directory, `commit`; only then does it exist."""
+    """The checkpoints under one directory. `begin`, fill the directory, `commit`; only then does it exist.
+
+    A start takes the newest sound one (`latest`). "Newest" is by the branch that its facts name, then by step: every
+    start and every way back to an older checkpoint begins a branch, with a number above all before it (`next_branch`).
+    Checkpoints that `set_aside` took away are of two kinds:
+
+    * diverged: its weights led to no finite numbers. It never comes back.
+    * doubted: the compute process failed with it. It comes back (`take_back`, or the next start) as long as it is the
+      newest. Once a newer one is committed, the training has gone on without it, and it is removed.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         for leftover in path.glob("*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
-        self.take_back()
         for replaced in path.glob("*.replaced"):  # killed between the two renames of `commit`
             if replaced.with_suffix("").exists():
                 shutil.rmtree(replaced, ignore_errors=True)
             else:
                 replaced.rename(replaced.with_suffix(""))
+        self.take_back()
 
     def begin(self, step: int) -> Path:
         """An empty directory for the files of the checkpoint of `step`."""
@@ -83,9 +92,14 @@ class Checkpoints:
         directory.rename(final)
         sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in _complete(self.path)[:-KEPT]:
+        for old in [*self._outlived(), *_complete(self.path)[:-KEPT]]:
             shutil.rmtree(old, ignore_errors=True)
         return final
+
+    def next_branch(self) -> int:
+        """A number above the branches of all checkpoints that lie here, set aside or not; 1 at first."""
+        kinds = {entry.suffix for entry in self.path.iterdir()}
+        return 1 + max((_age(found)[0] for kind in kinds for found in _named(self.path, kind)), default=0)
 
     def latest(self, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
         """The newest sound checkpoint and its facts; damaged ones are set aside as ``*.damaged``.
@@ -111,18 +125,26 @@ class Checkpoints:
         later = [directory for directory in _complete(self.path) if _step(directory) > after]
         for forgotten in self.path.glob(f"*.{why}") if later else ():
             shutil.rmtree(forgotten, ignore_errors=True)
-        for directory in later:
+        for directory in reversed(later):  # a kill in between leaves no newer one in its place than those that went
             directory.rename(directory.with_suffix(f".{why}"))
 
     def take_back(self) -> bool:
-        """Makes checkpoints again of those that were set aside as doubted; returns whether there were any."""
-        aside = list(self.path.glob("*.doubted"))
+        """Makes checkpoints again of those that were set aside as doubted; returns whether there were any.
+
+        Those that a newer checkpoint has outlived are removed instead.
+        """
+        outlived = self._outlived()
+        for directory in outlived:
+            shutil.rmtree(directory, ignore_errors=True)
+        aside = [directory for directory in _named(self.path, ".doubted") if directory not in outlived]
         for directory in aside:
-            if directory.with_suffix("").exists():
-                shutil.rmtree(directory, ignore_errors=True)
-            else:
-                directory.rename(directory.with_suffix(""))
+            directory.rename(directory.with_suffix(""))
         return bool(aside)
+
+    def _outlived(self) -> list[Path]:
+        """Doubted checkpoints that are no newer than the newest of the others."""
+        newest = max(map(_age, _complete(self.path)), default=(0, -1))
+        return [directory for directory in _named(self.path, ".doubted") if _age(directory) <= newest]
 
     def damaged(self) -> list[Path]:
         """Checkpoints that `latest` found damaged and set aside."""
@@ -144,7 +166,12 @@ def newest_facts(path: Path) -> dict[str, Any] | None:
 
 
 def _complete(path: Path) -> list[Path]:
-    found = [entry for entry in path.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name)]
+    return _named(path, "")
+
+
+def _named(path: Path, suffix: str) -> list[Path]:
+    """Directories of checkpoints whose names end so, by step."""
+    found = [e for e in path.iterdir() if e.suffix == suffix and _NAME.fullmatch(e.stem) and e.is_dir()]
     return sorted(found, key=_step)
 
 
@@ -175,7 +202,16 @@ def _facts(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _step(directory: Path) -> int:
-    return int(directory.name.removeprefix("step-"))
+    return int(directory.stem.removeprefix("step-"))
+
+
+def _age(directory: Path) -> tuple[int, int]:
+    """Branch and step, by which checkpoints are ordered; the branch is 0 where none can be read."""
+    try:
+        branch = json.loads((directory / _MANIFEST).read_text())["facts"].get("branch", 0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        branch = 0
+    return branch if isinstance(branch, int) else 0, _step(directory)
 
 
 def _sha256(path: Path) -> str:

@@ -21,11 +21,15 @@ class _Line(BaseModel):
 
 
 class Start(_Line):
-    """What a compute process was started with. `fresh`: with the model's own weights, not a checkpoint's."""
+    """What a compute process was started with. `fresh`: with the model's own weights, not a checkpoint's.
+
+    `branch`: of the checkpoints that it writes, see `store.checkpoints`; 0 where the log does not say.
+    """
 
     event: Literal["started"]
     step: int = Field(ge=0)
     fresh: bool
+    branch: int = 0
     directory: str
     task: str
     data: str | None
@@ -44,10 +48,11 @@ class Start(_Line):
 
 
 class Resumed(_Line):
-    """The weights of a checkpoint came back, and so did its count of steps."""
+    """The weights of a checkpoint came back, and so did its count of steps. `branch`: that it was written in."""
 
     event: Literal["resumed"]
     step: int = Field(ge=0)
+    branch: int | None = None
 
 
 class Restored(_Line):
@@ -122,35 +127,35 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
         UserError: the log is of a version that did not write down what a replay needs, or lacks a step.
         UsageError: there is no step `until`.
     """
-    chain: list[tuple[int, int, Start, Mapping[str, Any] | None]] = []  # as `Link`, with lines that were not read yet
+    history = _History()
     start: Start | None = None
-    logged = 0
     for event in events:
         if event["event"] == "step":
-            logged += 1
+            history.logged += 1
             if start is not None:
                 count = _count(event)
-                chain.append((count, count - 1, start, {name: event[name] for name in _NEEDED & event.keys()}))
-            continue
-        if event["event"] == "started":
+                history.add(count, count - 1, start, {name: event[name] for name in _NEEDED & event.keys()})
+        elif event["event"] == "started":
             start = _read(Start, event)
-            keep = -1 if start.fresh else start.step
-            count = after = start.step
+            history.go_back(-1 if start.fresh else start.step)
+            history.add(start.step, start.step, start)
         elif event["event"] == "resumed":
-            keep = count = after = _read(Resumed, event).step
+            found = _read(Resumed, event)
+            history.go_back(found.step, found.branch)
+            if start is not None:
+                history.add(found.step, found.step, start)
         else:
-            line = _read(Restored, event)
-            keep = after = line.weights_of_step
-            count = line.step
-        chain = [link for link in chain if link[0] <= keep]
-        if start is not None:
-            chain.append((count, after, start, None))
+            back = _read(Restored, event)
+            history.go_back(back.weights_of_step)
+            if start is not None:
+                history.add(back.step, back.weights_of_step, start)
+    chain = history.chain()
     if not chain or not chain[0][2].fresh or any(event and "batch" not in event for *_, event in chain):
         raise UserError(
             "This home was written by a version that kept no step log.",
             "Homes that were begun with this version, or a later one, can be replayed.",
         )
-    void = logged - sum(event is not None for *_, event in chain)
+    void = history.logged - sum(event is not None for *_, event in chain)
     whole, chain = chain, _until(chain, until)
     for (before, *_), (_, after, *_) in itertools.pairwise(chain):
         if after != before:
@@ -164,8 +169,40 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
     return Lineage(links, void, len(chain) == len(whole))
 
 
-_Chain = list[tuple[int, int, Start, Mapping[str, Any] | None]]
+_Entry = tuple[int, int, Start, Mapping[str, Any] | None]  # as `Link`, with lines that were not read yet
+_Chain = list[_Entry]
 _Model = TypeVar("_Model", bound=_Line)
+
+
+class _History:
+    """All that a log tells of, as a tree: weights that were given up may come back with a checkpoint of theirs."""
+
+    def __init__(self) -> None:
+        self.logged = 0
+        self._entries: list[tuple[_Entry, int]] = []  # each with the place of the one before it, -1 for none
+        self._latest: dict[tuple[int, int], int] = {}  # by branch and step, which is how a checkpoint names its own
+        self._head = -1
+
+    def add(self, step: int, after: int, start: Start, event: Mapping[str, Any] | None = None) -> None:
+        """Something that followed from the present weights."""
+        self._entries.append(((step, after, start, event), self._head))
+        self._head = len(self._entries) - 1
+        self._latest[start.branch, step] = self._head
+
+    def go_back(self, step: int, branch: int | None = None) -> None:
+        """The present weights are those after `step`, on the way here or, if it is named, in a branch."""
+        if branch is not None:
+            self._head = self._latest.get((branch, step), self._head)
+        while self._head >= 0 and self._entries[self._head][0][0] > step:
+            self._head = self._entries[self._head][1]
+
+    def chain(self) -> _Chain:
+        """The way from the first to the present weights."""
+        found, place = [], self._head
+        while place >= 0:
+            entry, place = self._entries[place]
+            found.append(entry)
+        return found[::-1]
 
 
 def _until(chain: _Chain, until: int | None) -> _Chain:

@@ -1,0 +1,374 @@
+"""Which weights a node goes on from: after any sequence of saves, doubts, damage, kills and restarts it is the newest
+training that is left, and the log leads to exactly those weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ftis_node.errors import UserError
+from ftis_node.lab.replaying.lineage import EVENTS, lineage
+from ftis_node.observe.metrics import MetricsLog, each_event
+from ftis_node.progress import Progress
+from ftis_node.saving import Saving
+from ftis_node.settings import Settings
+from ftis_node.store.checkpoints import verify
+
+GOOD = {"bad_steps": 0, "diverged": False}
+DIVERGED = {"bad_steps": 5, "diverged": True}
+MACHINE = {"directory": "/", "task": "t", "data": None, "eval_data": None, "run": "00", "kind": "full", "versions": {}}
+MACHINE |= {"settings": Settings().model_dump(mode="json"), "device": "cpu", "threads": 1}
+FIGURES = {"loss": 0.0, "gradient_norm": 0.0, "own_reward": None, "foreign_reward": None, "skipped": None}
+
+
+class Killed(BaseException):
+    """kill -9, at the operation that raises it."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Marks:
+    """A compute process whose weights are the marks of all steps that made them."""
+
+    def __init__(self) -> None:
+        self.weights: list[int] = []
+        self._snapshot: list[int] = []
+
+    async def call(self, op: str, *, directory: str, **_: Any) -> dict[str, Any]:
+        file = Path(directory) / "weights"
+        if op == "snapshot":
+            self._snapshot = list(self.weights)
+        elif op == "write":
+            file.write_text(json.dumps(self._snapshot))
+        else:
+            self.weights = json.loads(file.read_text())
+        return {}
+
+
+class Node:
+    """What a daemon does with its checkpoints and its log, on a real directory."""
+
+    def __init__(self, path: Path, minutes: float | None, clock: Clock) -> None:
+        self.path = path
+        self.minutes = minutes
+        self.clock = clock
+        self.marks = 0  # a number of its own for every step there ever was
+        self.loop = asyncio.new_event_loop()
+        self.start()
+
+    def start(self) -> None:
+        """Another process on the same home."""
+        self.log = MetricsLog(self.path / "metrics.jsonl")
+        self.saving = Saving(self.path / "checkpoints", "m (full)", "adamw", self.log, self.minutes, self.clock)
+        self.revive()
+        if self.progress is None:
+            self.progress = Progress()
+            self.do(self.saving.checkpoint(self.compute, self.progress))  # type: ignore[arg-type]
+
+    def revive(self, *, older: bool = False) -> None:
+        """Another compute process, as `Node._renew` starts one."""
+        self.compute = Marks()
+        self.progress = self.do(self.saving.restore(self.compute, older=older))  # type: ignore[arg-type]
+        fresh, step = self.progress is None, self.progress.step if self.progress else 0
+        self.log.write("started", step=step, fresh=fresh, branch=self.saving.branch, **MACHINE)
+        if fresh and self.saving.written:
+            self.progress = Progress()
+
+    def step(self, report: dict[str, Any] = GOOD) -> None:
+        assert self.progress is not None
+        self.progress.step += 1
+        self.marks += 1
+        if report is GOOD:
+            self.compute.weights.append(self.marks)
+        batch = {"own": [f"{self.marks:08x}"], "foreign": []}
+        figures = FIGURES | {"skipped": None if report is GOOD else "not finite"}
+        self.log.write("step", step=self.progress.step, batch=batch, micro_batch_tokens=1, **figures)
+        self.do(self.saving.after_step(self.compute, self.progress, report))  # type: ignore[arg-type]
+
+    def settle(self) -> None:
+        self.do(self.saving.settle())
+
+    def save(self) -> None:
+        self.do(self.saving.save(self.compute, self.progress))  # type: ignore[arg-type]
+        self.settle()
+
+    def kill(self) -> None:
+        """Nothing is finished; what is on disk is all that is left."""
+        self.saving.abandon()
+        self.do(asyncio.sleep(0))
+        self.log.close()
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """To its end, with whatever it began."""
+
+        async def whole() -> Any:
+            result = await work
+            if self.saving._writing is not None:
+                await asyncio.wait({self.saving._writing})
+            return result
+
+        return self.loop.run_until_complete(whole())
+
+    def told(self) -> list[int]:
+        """The steps that made the present weights, by the log."""
+        line = lineage(each_event(self.path / "metrics.jsonl", *EVENTS))
+        return [int(one.logged.batch.own[0], 16) for one in line.links if one.logged and not one.logged.skipped]
+
+    def close(self) -> None:
+        self.kill()
+        self.loop.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path, 5, Clock())
+    yield node
+    node.close()
+
+
+def five_minutes_of_steps(node: Node, steps: int = 5) -> list[int]:
+    for _ in range(steps):
+        node.clock.now += 60
+        node.step()
+    return list(node.compute.weights)
+
+
+def restart(node: Node) -> None:
+    node.kill()
+    node.start()
+
+
+def test_a_start_after_newer_training_does_not_take_the_doubted_checkpoint_back(node: Node) -> None:
+    five_minutes_of_steps(node)
+    five_minutes_of_steps(node)
+    node.save()
+    node.revive(older=True)
+    newer = five_minutes_of_steps(node, 2)
+    node.save()
+    restart(node)
+    assert node.compute.weights == newer == node.told()
+
+
+def test_a_doubted_checkpoint_that_nothing_replaced_is_the_next_starts_and_the_log_leads_to_it(node: Node) -> None:
+    five_minutes_of_steps(node)
+    saved = five_minutes_of_steps(node)
+    node.save()
+    node.revive(older=True)
+    assert node.compute.weights != saved
+    restart(node)
+    assert node.compute.weights == saved == node.told()
+
+
+def test_five_steps_without_finite_numbers_and_a_restart_go_on_from_the_older_checkpoint(node: Node) -> None:
+    five_minutes_of_steps(node, 6)
+    older = node.compute.weights[:1]
+    node.step(DIVERGED)
+    assert node.compute.weights == older == node.told(), "the first good step of a start is saved at once"
+    restart(node)
+    assert node.compute.weights == older == node.told()
+
+
+def test_no_checkpoint_is_written_before_it_is_due(node: Node) -> None:
+    node.step()
+    first = node.saving.written
+    for _ in range(100):
+        node.clock.now += 2.9
+        node.step()
+    assert node.saving.written == first
+    node.clock.now += 10
+    node.step()
+    assert node.saving.written == first + 1
+
+
+def test_a_kill_costs_no_more_than_the_minutes_that_were_set_and_one_step(node: Node) -> None:
+    for _ in range(40):
+        node.clock.now += 70
+        node.step()
+        verified = [verify(path)["progress"]["step"] for path in (node.path / "checkpoints").glob("step-????????")]
+        assert node.progress is not None and 70 * (node.progress.step - max(verified)) <= 5 * 60 + 70
+
+
+def test_what_was_trained_since_the_last_checkpoint_is_saved_at_the_end_also_after_a_bad_step(node: Node) -> None:
+    trained = five_minutes_of_steps(node, 3)
+    node.step({"bad_steps": 1, "diverged": False})
+    node.save()
+    restart(node)
+    assert node.compute.weights == trained == node.told()
+
+
+def test_steps_that_changed_nothing_are_not_saved_at_the_end(node: Node) -> None:
+    five_minutes_of_steps(node, 3)
+    node.save()
+    written = node.saving.written
+    node.step({"bad_steps": 1, "diverged": False})
+    node.save()
+    assert node.saving.written == written
+
+
+def test_the_status_says_how_old_the_checkpoint_is_and_when_the_next_is_due(node: Node) -> None:
+    assert node.saving.status() == {"step": 0, "bytes": node.saving.next_bytes(), "age_seconds": 0, "due_seconds": None}
+    node.step()
+    node.clock.now += 100
+    node.step()
+    assert node.saving.status() | {"bytes": 0} == {"step": 1, "bytes": 0, "age_seconds": 100, "due_seconds": 200}
+    node.clock.now += 400
+    assert node.saving.status()["due_seconds"] == 0
+
+
+OPERATIONS = (
+    (Path, "rename"),
+    (Path, "mkdir"),
+    (Path, "write_text"),
+    (shutil, "rmtree"),
+    (os, "fsync"),
+    (MetricsLog, "write"),
+)
+
+
+@contextmanager
+def killed_at(number: int) -> Iterator[None]:
+    """The process ends before the operation on the disk of this number."""
+    left = [number]
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return call
+
+    patches = [mock.patch.object(place, name, dying(getattr(place, name))) for place, name in OPERATIONS]
+    try:
+        for patch in patches:
+            patch.start()
+        yield
+    finally:
+        for patch in reversed(patches):
+            patch.stop()
+
+
+class Life(RuleBasedStateMachine):
+    """A node's life. `order`: the weights of all checkpoints in the order in which they were committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="setbacks-")
+        self.node = Node(Path(self.folder.name), 1, Clock())
+        self.checkpoints = self.node.path / "checkpoints"
+
+    def newest(self) -> list[int] | None:
+        """The weights that a start has to take, found without the code under test: by when a file was written."""
+        found = [path for path in self.checkpoints.iterdir() if path.suffix in ("", ".doubted") and sound(path)]
+        newest = max(found, key=lambda path: (path / "checkpoint.json").stat().st_mtime_ns, default=None)
+        return None if newest is None else list(json.loads((newest / "weights").read_text()))
+
+    @rule(steps=st.integers(1, 3), seconds=st.sampled_from((1, 30, 100)))
+    def train(self, steps: int, seconds: int) -> None:
+        for _ in range(steps):
+            self.node.clock.now += seconds
+            self.node.step()
+
+    @rule()
+    def save(self) -> None:
+        unsaved = self.node.saving.status()["due_seconds"] is not None
+        self.node.save()
+        assert not unsaved or self.newest() == self.node.compute.weights
+
+    @rule()
+    def the_compute_process_fails(self) -> None:
+        self.node.revive()
+
+    @rule()
+    def it_fails_with_the_newest_again_and_again(self) -> None:
+        self.node.revive(older=True)
+
+    @rule()
+    def diverge(self) -> None:
+        try:
+            self.node.step(DIVERGED)
+        except UserError:  # there is nothing to go back to; the daemon ends
+            self.start_again()
+
+    @rule()
+    def restart(self) -> None:
+        self.start_again()
+
+    @rule(number=st.integers(0, 40), what=st.sampled_from(("train", "save", "older", "diverge", "start")))
+    def kill(self, number: int, what: str) -> None:
+        """At any operation on the disk; a start after that, too, may be killed."""
+        does: dict[str, Callable[[], Any]] = {
+            "train": lambda: self.train(2, 100),
+            "save": self.node.save,
+            "older": lambda: self.node.revive(older=True),
+            "diverge": self.diverge,
+            "start": self.node.start,
+        }
+        if what == "start":
+            self.node.kill()
+        try:
+            with killed_at(number):
+                does[what]()
+        except Killed:
+            pass
+        self.start_again()
+
+    @rule(which=st.integers(0, 2))
+    def damage(self, which: int) -> None:
+        """A file rots; at the next start the checkpoint is set aside."""
+        here = sorted(self.checkpoints.glob("step-????????*"))
+        if len(here) > 1:
+            (here[which % len(here)] / "weights").write_text("[")
+            self.start_again()
+
+    def start_again(self) -> None:
+        self.node.kill()
+        expected = self.newest()
+        self.node.start()
+        assert self.node.compute.weights == (expected or [])
+
+    @invariant()
+    def the_log_leads_to_the_weights(self) -> None:
+        assert self.node.told() == self.node.compute.weights
+
+    @invariant()
+    def few_checkpoints_lie_there(self) -> None:
+        names = sorted(path.name for path in self.checkpoints.glob("step-*") if path.suffix != ".damaged")
+        assert len([name for name in names if "." not in name]) <= 3, names
+        assert not [name for name in names if name.endswith((".partial", ".replaced"))], names
+
+    def teardown(self) -> None:
+        self.node.close()
+        self.folder.cleanup()
+
+
+def sound(path: Path) -> bool:
+    try:
+        verify(path)
+    except Exception:
+        return False
+    return True
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
