@@ -53,7 +53,10 @@ def age(home: Home) -> None:
         file.unlink(missing_ok=True)
     db = sqlite3.connect(home.store)
     db.executescript(
-        "DROP INDEX packets_by_age; CREATE INDEX packets_by_age ON packets (stored); PRAGMA user_version = 1;"
+        "DROP INDEX packets_by_age; CREATE INDEX packets_by_age ON packets (stored);"
+        "CREATE TABLE rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;"
+        "INSERT INTO rounds SELECT run, max(next) FROM used_rounds GROUP BY run; DROP TABLE used_rounds;"
+        "PRAGMA user_version = 1;"
     )
     db.close()
     for file in home.checkpoints.glob("*/checkpoint.json"):

@@ -21,6 +21,7 @@ from tests.helpers_swarm import OTHER_RUN, RUN, group, identity, packet, take_ro
 
 ALICE, BOB = identity(1).author, identity(2).author
 ROOMY = 1 << 30
+HOUR = 3_600_000  # in milliseconds
 
 ROUND_TAKER = """
 import sys
@@ -232,3 +233,53 @@ def test_a_full_disk_is_no_reason_to_move_the_database_away(tmp_path: Path, monk
     monkeypatch.setattr(PacketStore, "_make_room", full)
     with pytest.raises(UserError, match="Make room"):
         PacketStore(tmp_path / "store.sqlite", RUN.id, ROOMY)
+
+
+class Wall:
+    """A wall clock in hand, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.now = 1_760_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_row_36_rounds_begin_anew_at_the_clock_before_they_fall_out_of_others_fence() -> None:
+    wall = Wall()
+    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=wall)
+    first = take_round(store)
+    assert first == wall.now
+    wall.now += 2 * HOUR
+    assert take_round(store) == first + 1, "it counts on by one for two hours"
+    wall.now += 1000
+    assert take_round(store) == wall.now
+    assert take_round(store) == wall.now + 1
+
+
+def test_row_36_a_clock_that_was_days_ahead_or_behind_and_was_put_right_silences_nobody_and_repeats_no_round() -> None:
+    wall = Wall()
+    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=wall)
+    start = take_round(store)
+    for wrong in (3 * 24 * HOUR, -5 * 24 * HOUR):
+        wall.now += wrong
+        assert take_round(store) == wall.now
+        take_round(store)
+        wall.now -= wrong - 60_000
+        before = take_round(store)
+        assert start < before < start + 100, "near the clock it counts on where it was"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(-4 * 24, 4 * 24), st.integers(1, 6)), max_size=30), st.integers(0, 999))
+def test_row_36_no_round_is_used_twice_however_the_clock_is_set(moves: list[tuple[int, int]], odd: int) -> None:
+    wall, used = Wall(), set()
+    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=wall)
+    for hours, rounds in moves:
+        wall.now += hours * HOUR // 24 + odd - 500
+        for _ in range(rounds):
+            number = take_round(store)
+            assert number not in used
+            assert -2 * HOUR <= number - wall.now <= 3 * HOUR + 200, "and it lies within the fence of others"
+            used.add(number)
+        store.skip_round()

@@ -175,13 +175,13 @@ def test_an_old_database_goes_on_with_its_rounds_and_packets(tmp_path: Path) -> 
     assert old.read(bytes([1]) * 32) == (b"author", bytes(10)), "a replay reads it as it is"
     old.close()
     assert schema_of(path) == 1
-    store = PacketStore(path, RUN, quota_bytes=25)
+    store = PacketStore(path, RUN, quota_bytes=25, first_round=0)
     assert not store.holds(bytes(32)) and store.holds(bytes([2]) * 32), "the oldest made room"
     assert take_round(store) == 7
     plan = store._db.execute("EXPLAIN QUERY PLAN SELECT sum(size) FROM packets").fetchall()
     store.close()
     assert "packets_by_age" in str(plan), "packets are not read to know how much there is"
-    assert schema_of(path) == 2
+    assert schema_of(path) == 3
 
 
 def test_a_kill_while_a_database_is_upgraded_leaves_the_old_one(
@@ -194,13 +194,13 @@ def test_a_kill_while_a_database_is_upgraded_leaves_the_old_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
-        kill.setattr(packets_module, "SCHEMA", Schema({**packets_module.SCHEMA.steps, 2: killed}))
+        kill.setattr(packets_module, "SCHEMA", Schema({**packets_module.SCHEMA.steps, 3: killed}))
         PacketStore(path, RUN, 1 << 20)
     assert schema_of(path) == 1
-    store = PacketStore(path, RUN, 1 << 20)
+    store = PacketStore(path, RUN, 1 << 20, first_round=0)
     assert take_round(store) == 7
     store.close()
-    assert schema_of(path) == 2
+    assert schema_of(path) == 3
 
 
 def test_a_database_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_database_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     db.executescript("PRAGMA user_version = 0; DROP TABLE seen;")
     db.close()
-    store = PacketStore(path, RUN, 1 << 20)
+    store = PacketStore(path, RUN, 1 << 20, first_round=0)
     assert take_round(store) == 7 and not store.seen(b"author", 1, 1)
     store.close()
 
@@ -219,7 +219,7 @@ def test_a_database_of_a_newer_version_is_left_as_it_is(tmp_path: Path, opening:
     path = tmp_path / "store.sqlite"
     write_database(path, RUN)
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 3")
+    db.execute("PRAGMA user_version = 4")
     db.close()
     before = contents(tmp_path)
     with pytest.raises(UserError, match=NEWER):

@@ -14,6 +14,7 @@ from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UserError
 from ftis_node.packet import Group
 from ftis_node.store.migrations import Schema
+from ftis_node.store.rounds import RoundNumbers, keep_intervals, milliseconds
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
@@ -39,17 +40,25 @@ def _index_sizes(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX packets_by_age ON packets (stored, size)")
 
 
-SCHEMA = Schema[sqlite3.Connection]({1: _index_sizes})
+SCHEMA = Schema[sqlite3.Connection]({1: _index_sizes, 2: keep_intervals})
 
 
 class PacketStore:
     """One node's packets of one run. Rounds, and what is trained on, are on disk before their call returns."""
 
-    def __init__(self, path: Path, run_id: bytes, quota_bytes: int, first_round: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        run_id: bytes,
+        quota_bytes: int,
+        first_round: int | None = None,
+        clock: Callable[[], int] = milliseconds,
+    ) -> None:
         """
         Args:
-            first_round: where a new store begins to count; by default at the clock's milliseconds, so that a key
-                whose store was lost does not contradict what it once announced.
+            first_round: count this run's rounds from here, whatever the time; by default they are numbered near
+                `clock`, so that a key whose store was lost does not contradict what it once announced.
+            clock: milliseconds since 1970.
 
         Raises:
             UserError: the database cannot be opened, is damaged, or was written by a newer version.
@@ -58,9 +67,9 @@ class PacketStore:
         self._recent: dict[bytes, bytes] = {}
         self._recent_bytes = 0
         self.quota_bytes = quota_bytes
-        self._first_round = time.time_ns() // 1_000_000 if first_round is None else first_round
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
+            self._rounds = RoundNumbers(self._db, run_id, first_round, clock)
             self._bytes = 0
             steps = _pending(self._db, path)
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -94,26 +103,17 @@ class PacketStore:
 
     def upcoming_round(self) -> int:
         """The next round number, which nothing may be announced under before `take_round`."""
-        upcoming = self._upcoming()
-        return self._first_round if upcoming is None else upcoming
+        return self._rounds.upcoming()
 
     def take_round(self, number: int) -> None:
         """Makes sure that this number is never given again, also not after a restart."""
-        self._set_round(number + 1)
+        with self._durably():
+            self._rounds.use(number)
 
     def skip_round(self) -> None:
         """Leaves one round out, as a start does: a round announced just before a crash is then never contradicted."""
-        upcoming = self._upcoming()
-        if upcoming is not None:
-            self._set_round(upcoming + 1)
-
-    def _upcoming(self) -> int | None:
-        row = self._db.execute("SELECT next FROM rounds WHERE run = ?", (self.run_id,)).fetchone()
-        return int(row[0]) if row else None
-
-    def _set_round(self, number: int) -> None:
-        with self._durably():
-            self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", (self.run_id, number))
+        if self._rounds.any:
+            self.take_round(self._rounds.upcoming())
 
     def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
         """Keeps admitted packets with their bytes, the oldest making room once the quota is reached."""
@@ -287,6 +287,7 @@ def _make(db: sqlite3.Connection) -> None:
     db.execute("DROP INDEX IF EXISTS packets_by_age")
     for statement in _TABLES.split(";"):
         db.execute(statement)
+    keep_intervals(db)
 
 
 def _key(author: bytes, round: int, slot: int) -> tuple[bytes, int, int]:
