@@ -116,9 +116,7 @@ async def ask_ahead(writer: asyncio.StreamWriter) -> None:
             await asyncio.wait_for(P2P.send_protobuf(request(60, 100), writer), 1.0)
 
 
-async def test_row_33_a_stranger_who_never_reads_costs_no_socket(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "STALL_SECONDS", 1.0)
     scene.served._lookups = service.Budgets(time.monotonic, 1e6, 1e6)  # else it takes a while to fill all that buffers
     monkeypatch.setattr(streams, "LINGER_SECONDS", 0.5)
@@ -237,7 +235,7 @@ async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_fur
 async def test_row_41_a_ban_ends_the_peers_streams(tmp_path: Path) -> None:
     async with member(1, tmp_path) as bob, member(2, tmp_path, [bob.address]) as alice:
         await eventually(lambda: bob.met(alice) and alice.met(bob), "they meet")
-        reader, writer = await asyncio.wait_for(
+        _, reader, writer = await asyncio.wait_for(
             alice.transport.p2p.call_binary_stream_handler(PeerID(bob.author), FETCH), 10
         )
         await P2P.send_protobuf(request(2), writer)
@@ -247,5 +245,3 @@ async def test_row_41_a_ban_ends_the_peers_streams(tmp_path: Path) -> None:
         await eventually(lambda: not bob.swarm._service._streams, "the stream has ended", 60)
         await asyncio.wait_for(reader.read(), 20)
         writer.close()
-
-

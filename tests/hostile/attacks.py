@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile import content, identity, wire
+from tests.hostile import content, identity, streams, wire
 from tests.hostile.attack import Attack
 
 ATTACKS: tuple[type[Attack], ...] = (
@@ -31,6 +31,11 @@ ATTACKS: tuple[type[Attack], ...] = (
     identity.Row31Calls,
     identity.Row31Flood,
     content.Row32NoSignal,
+    streams.Row33NeverRead,
+    streams.Row33HalfOpen,
+    streams.Row39Relay,
+    streams.Row40Debug,
+    streams.Row41Requests,
 )
 
 
