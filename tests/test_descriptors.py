@@ -117,6 +117,5 @@ def test_row_33_a_daemon_outlives_a_time_without_files(tmp_path: Path) -> None:
         reached = alone.wait(lambda status: status.get("step"), "it answers again")["step"]
         alone.wait(lambda status: (status.get("step") or 0) > reached + 2, "it goes on")
         assert "Make room on its disk" not in alone.log()
-        assert alone.stop() == 0
     finally:
         alone.clean_up()
