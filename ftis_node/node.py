@@ -260,11 +260,7 @@ class Node:
         self._apart = None
         while not (self._stopping.is_set() or self._finishing or self._done(rooms)):
             try:
-                if self._pausing:
-                    await self._rest(rooms)
-                    continue
-                self._look_around()
-                await self._unless_stopped(self._go_on(rooms))
+                await (self._rest(rooms) if self._pausing else self._unless_stopped(self._go_on(rooms)))
             except (WorkerDied, WorkerFault) as fault:
                 await self._recover(rooms, fault)
             except (OSError, sqlite3.Error) as error:
@@ -296,6 +292,7 @@ class Node:
 
     async def _go_on(self, rooms: Rooms) -> None:
         """The first evaluation, or the next step."""
+        self._look_around()
         if rooms.stepper.progress.pass_at_1 is None:
             await self._evaluate(rooms)
             await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)

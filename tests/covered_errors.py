@@ -114,6 +114,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_errors_within.py::test_a_demo_whose_node_ends_says_its_last_words": {
         "demo.py": ("Node … ended by itself: …",),
     },
+    "test_descriptors.py::test_row_33_a_limit_too_low_to_start_with_is_not_called_a_full_disk": {
+        "store/home.py": ("The node needs more open files than the … that it may have.",),
+    },
     "test_errors_within.py::test_a_device_that_torch_has_and_a_node_does_not": {
         "policy/load.py": ("A node cannot train on the device ….",),
     },

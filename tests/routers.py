@@ -85,7 +85,7 @@ async def private_node(*, relays: bool) -> dict[str, Any]:
             public, private, newcomer = hosts[:4], hosts[4], hosts[5]
             addresses = []
             for number, host in enumerate(public):
-                setup = SETUP | {"host": f"{PUBLIC}.{number + 1}"}
+                setup = SETUP | {"host": f"{PUBLIC}.{number + 1}", "relay_for_others": relays}
                 addresses += (await host.do("start", numbers=[number], tokens=384, setup=setup))["addresses"]
             setup = SETUP | {"host": "0.0.0.0", "relays": addresses if relays else []}
             await private.do("start", numbers=[4], tokens=384, setup=setup)

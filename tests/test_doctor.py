@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
 import sys
 import threading
@@ -170,10 +169,10 @@ def test_the_memory_that_a_container_may_use(
 
 def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_limit", lambda: 3 << 30)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    monkeypatch.setattr(machine, "raise_limit", lambda: 256)
     found = list(machine.limits(a_case(tmp_path)))
     assert [one.verdict for one in found] == ["warn", "warn", "ok"]
-    assert "256" in found[0].text and "ulimit" in found[0].advice and "--vram 2.4" in found[1].advice
+    assert "256" in found[0].text and "hard limit" in found[0].advice and "--vram 2.4" in found[1].advice
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     assert failed(list(machine.limits(a_case(tmp_path))))
 

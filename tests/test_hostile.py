@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 from ftis_node.observe.metrics import read_events
+from ftis_node.swarm import service
 from ftis_node.swarm.identity import Identity, peer_id
 from tests.daemons import run_cli
-from tests.hostile import content, directory, identity, wire
+from tests.hostile import content, directory, identity, streams, wire
 from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
 from tests.hostile.stage import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+SOME_FILES = 8  # that a process has open now and then
 PATIENCE = 60.0  # until something has come about, however busy the machine is
 
 
@@ -138,7 +140,7 @@ async def test_row_02_nested_values_bad_records_and_odd_calls_in_the_dht_do_no_h
 async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(stage: Stage) -> None:
     async with attacked(stage, wire.Row03Oversize) as fight:
         await until(fight.heard("over the limits"), "what is over the limits was left unread")
-        await until(fight.refused("holder"), "who served too much was found out")
+        await until(fight.refused("wrong bytes"), "who served too much was found out")
 
 
 async def test_row_04_ids_lengths_and_ends_that_cannot_be_are_refused(stage: Stage) -> None:
@@ -155,7 +157,7 @@ async def test_row_05_log_probs_that_are_none_never_reach_the_learner(stage: Sta
 
 async def test_row_06_who_forges_or_alters_is_found_out_and_its_victims_are_not_blamed(stage: Stage) -> None:
     async with attacked(stage, identity.Row06Forged) as fight:
-        found_out = ("forged", "announcements"), ("other author", "refused_packets"), ("holder", "refused_packets")
+        found_out = ("forged", "announcements"), ("other author", "refused_packets"), ("wrong bytes", "refused_packets")
         await until(
             lambda: any(
                 status[what].get(reason, 0) > fight.before[name][what].get(reason, 0)
@@ -279,3 +281,44 @@ async def test_row_38_made_up_answers_of_the_dht_put_nobody_into_the_view_or_out
         listed = {peer["id"] for peer in report["peers"]}
         assert set(stage.ring.ids.values()) - {stage.ring.ids[name]} <= listed
         assert not listed & nobody
+
+
+@pytest.mark.parametrize("kind", [streams.Row33NeverRead, streams.Row33HalfOpen])
+async def test_row_33_streams_that_are_not_read_or_stay_half_open_leave_no_socket(
+    stage: Stage, kind: type[Attack]
+) -> None:
+    before = stage.ring.sample().files
+    async with attacked(stage, kind) as fight:
+        await until(lambda: fight.attack.strikes >= 4, "it has struck")
+        await fight.goes_on("the nodes go on with one another meanwhile")
+
+    def as_before() -> bool:
+        after = stage.ring.sample().files
+        return all(after[key] <= before[key] + SOME_FILES for key in before)
+
+    await until(as_before, "the nodes have let go of all its streams")
+
+
+async def test_row_39_no_node_passes_on_what_strangers_send_one_another(stage: Stage) -> None:
+    async with attacked(stage, streams.Row39Relay) as fight:
+        await until(lambda: fight.attack.strikes >= 2, "it has asked")
+    assert isinstance(fight.attack, streams.Row39Relay)
+    assert fight.attack.relays == 0
+
+
+async def test_row_40_no_local_port_has_debug_pages_of_p2pd(stage: Stage) -> None:
+    async with attacked(stage, streams.Row40Debug) as fight:
+        await until(lambda: fight.attack.strikes >= 2, "it has looked")
+    assert isinstance(fight.attack, streams.Row40Debug)
+    assert fight.attack.found == set()
+
+
+async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bounded_rate(stage: Stage) -> None:
+    began = time.monotonic()
+    async with attacked(stage, streams.Row41Requests) as fight:
+        await until(lambda: fight.attack.strikes >= 8, "it has asked for a while")
+        await fight.goes_on("the nodes go on with one another meanwhile")
+    seconds = time.monotonic() - began
+    assert isinstance(fight.attack, streams.Row41Requests)
+    most = service.LOOKUPS_AT_ONCE + service.LOOKUPS_A_SECOND * seconds
+    assert 0 < fight.attack.answered <= most * len(stage.ring.daemons)

@@ -107,8 +107,7 @@ TRAINING: dict[str, Any] = JOINING | {
         "p2pd_restarts": 1,
         "p2pd": {
             "reachability": "private",
-            "inbound": 1,
-            "outbound": 2,
+            "connections": 3,
             "memory_bytes": 2000,
             "cpu_seconds": 0.5,
             "open_files": 9,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.cli.keys import export, import_
@@ -18,10 +22,12 @@ from ftis_node.doctor.net import look_around, of_a_running_node
 from ftis_node.errors import UsageError
 from ftis_node.settings import Settings
 from ftis_node.store.home import Home
+from ftis_node.swarm import p2pd
 from ftis_node.swarm.handshake import somebody_else
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.p2pd import Health, Listening, listening_of
+from ftis_node.swarm.transport import Transport, Unreachable
 from tests.helpers_swarm import (
     event_loop_policy,  # noqa: F401 - a fixture
     eventually,
@@ -115,6 +121,71 @@ def test_a_relayed_address_is_written_as_p2pd_reads_it() -> None:
     assert str(Multiaddr(Multiaddr(text).to_bytes())) == text
 
 
+# --- what a node does not do for strangers ----------------------------------------------------------------------------
+
+HOP = "/libp2p/circuit/relay/0.2.0/hop"
+RESERVE, RESERVED = b"\x02\x08\x00", b"\x08\x02"  # circuit v2: HopMessage of type RESERVE; the answer's type, STATUS
+
+
+async def reached_through(relay: Transport, shy: Transport, caller: Transport) -> bool:
+    """Whether `caller` gets at `shy` through `relay`, which all that listen may be asked for."""
+    where = (await relay.addresses())[0]
+    for one in (shy, caller):
+        await one.connect(relay.p2p.peer_id.to_bytes(), [where])
+    with contextlib.suppress(ControlFailure):  # such a stream is not spoken there
+        _, reader, writer = await shy.p2p._client.stream_open(relay.p2p.peer_id, (HOP,))
+        writer.write(RESERVE)
+        assert RESERVED in await asyncio.wait_for(reader.read(1000), 20)
+        writer.close()
+    try:
+        await caller.connect(shy.p2p.peer_id.to_bytes(), [f"{where}/p2p-circuit/p2p/{shy.p2p.peer_id}"])
+    except Unreachable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_row_39_others_are_reached_through_a_public_node_only_if_its_owner_asked_for_that(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = p2pd._relaying
+
+    def public(how: Listening) -> list[str]:  # AutoNAT does not call a loopback address so
+        return [*flags(how), "-forceReachabilityPublic=1"]
+
+    monkeypatch.setattr(p2pd, "_relaying", public)
+    async with (
+        transport(identity(1), tmp_path / "a", relay_for_others=asked) as relay,
+        transport(identity(2), tmp_path / "b", listen=False) as shy,
+        transport(identity(3), tmp_path / "c") as caller,
+    ):
+        assert await reached_through(relay, shy, caller) is asked
+
+
+async def test_row_40_p2pd_listens_for_peers_and_for_nobody_else(tmp_path: Path) -> None:
+    async with transport(identity(1), tmp_path, quic=True) as network:
+        held = psutil.Process(network.pid).net_connections("inet")
+        assert {one.laddr.port for one in held if one.status == psutil.CONN_LISTEN} == {network.port}
+        assert {one.laddr.port for one in held if one.type == socket.SOCK_DGRAM} <= {network.port}
+
+
+async def test_what_autonat_finds_is_read_from_p2pds_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with transport(identity(1), tmp_path) as network:
+        take = network.p2p._take
+        for line, finding in (
+            ('{"logger":"autonat","msg":"NAT status is private"}', "private"),
+            ('{"logger":"autonat","msg":"dialback failed: NAT status is public"}', "private"),
+            ('{"logger":"swarm2","msg":"NAT status is public"}', "private"),
+            ('["NAT status is public"]', "private"),
+            ('{"logger":"autonat","msg":"NAT status is public"}', "public"),
+            ('{"logger":"autonat","msg":["NAT status is unknown"]}', "public"),
+            ('{"logger":"autonat","msg":"NAT status is unknown"}', "unknown"),
+        ):
+            take(line)
+            health = await network.health()
+            assert health is not None and health.reachability == finding, line
+
+
 # --- one key, one node ------------------------------------------------------------------------------------------------
 
 
@@ -192,11 +263,11 @@ def test_the_doctor_reads_a_running_nodes_status(
     network: tuple[str, Any, int], peers: int, verdicts: dict[str, str]
 ) -> None:
     how, autonat, restarts = network
-    p2pd = dataclasses.asdict(Health(autonat, 0, 0, 0.0, 0))
+    told = dataclasses.asdict(Health(autonat, 0, 0, 0.0, 0))
     status = {
         "addresses": ["/ip4/8.8.4.4/tcp/1/p2p/x"],
         "peers": peers,
-        "network": {"reachability": how, "p2pd_restarts": restarts, "p2pd": p2pd},
+        "network": {"reachability": how, "p2pd_restarts": restarts, "p2pd": told},
     }
     found = {finding.subject: finding.verdict for finding in of_a_running_node(status)}
     assert found == {"addresses": "ok", **verdicts}

@@ -235,7 +235,7 @@ async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_fur
 async def test_row_41_a_ban_ends_the_peers_streams(tmp_path: Path) -> None:
     async with member(1, tmp_path) as bob, member(2, tmp_path, [bob.address]) as alice:
         await eventually(lambda: bob.met(alice) and alice.met(bob), "they meet")
-        reader, writer = await asyncio.wait_for(
+        _, reader, writer = await asyncio.wait_for(
             alice.transport.p2p.call_binary_stream_handler(PeerID(bob.author), FETCH), 10
         )
         await P2P.send_protobuf(request(2), writer)

@@ -38,6 +38,7 @@ MAX_ERROR_BYTES = 4 << 10
 MAX_CALL_BYTES = 512 << 10  # of a call that is no stream, and of its answer
 CALLS_OF_ONE_PEER = 8  # at once, of those that are no streams
 _NO_KADEMLIA, _KADEMLIA_CLIENT = "none", "client"
+_HOP = "/libp2p/circuit/relay/0.2.0/hop"  # circuit v2: by this a node asks another to pass on what others send it
 
 Reachable = Literal["unknown", "public", "private"]
 # AutoNAT's finding is in p2pd's log and in its metrics. The latter come with Go's profiler, on a port that every local
@@ -236,7 +237,7 @@ class _Child(P2P):  # type: ignore[misc]
 
     def _take(self, line: str) -> None:
         """One line of p2pd's log."""
-        with suppress(ValueError, AttributeError):
+        with suppress(ValueError, AttributeError, TypeError):
             said = json.loads(line)
             if said.get("logger") == _AUTONAT:
                 self.reachability = _FINDINGS.get(said.get("msg"), self.reachability)
@@ -260,7 +261,7 @@ def _private(sockets: Path, *more: str) -> Any:
 
 
 def _relaying(how: Listening) -> list[str]:
-    """Whether p2pd passes on what others send one another, and within which limits; on is its own default."""
+    """Whether p2pd passes on what others send one another, and within which limits, once AutoNAT calls it public."""
     if not how.relay_for_others:
         return ["-relayService=0"]
     return [
@@ -272,10 +273,25 @@ def _relaying(how: Listening) -> list[str]:
     ]
 
 
+async def _relay_for_nobody(p2p: Any) -> None:
+    """Takes the protocol away by which others ask for it.
+
+    p2pd speaks it whatever -relayService says, as long as -relay is on, without which no relayed node can be reached. A
+    handler of one's own replaces p2pd's, and none is left when that is removed.
+    """
+
+    async def refuse(_: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    await p2p.add_binary_stream_handler(_HOP, refuse)
+    await p2p.remove_binary_stream_handler(_HOP)
+
+
 async def launch(how: Listening, port: int) -> Any:
     """A running p2pd. Raises UserError if the port is taken, or p2pd does not start."""
     if how.listen:
         check_port(how.host, port)
+    p2p = None
     try:
         p2p = await _private(how.sockets, *_relaying(how)).create(
             host_maddrs=listen_addresses(how.host, port, quic=how.quic),
@@ -290,7 +306,11 @@ async def launch(how: Listening, port: int) -> Any:
             startup_timeout=START_SECONDS,
             persistent_conn_max_msg_size=MAX_CALL_BYTES,
         )
-    except P2PDaemonError as error:
+        if not how.relay_for_others:
+            await asyncio.wait_for(_relay_for_nobody(p2p), START_SECONDS)
+    except (P2PDaemonError, TimeoutError) as error:
+        if p2p is not None:
+            await kill(p2p, how.sockets)
         message = str(error)
         if "address already in use" in message or "failed to listen" in message:
             raise port_error(how.host, port) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile import content, directory, identity, wire
+from tests.hostile import content, directory, identity, streams, wire
 from tests.hostile.attack import Attack
 
 ATTACKS: tuple[type[Attack], ...] = (
@@ -32,6 +32,11 @@ ATTACKS: tuple[type[Attack], ...] = (
     identity.Row31Flood,
     content.Row32NoSignal,
     directory.Row38MadeUp,
+    streams.Row33NeverRead,
+    streams.Row33HalfOpen,
+    streams.Row39Relay,
+    streams.Row40Debug,
+    streams.Row41Requests,
 )
 
 

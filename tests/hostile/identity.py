@@ -32,7 +32,7 @@ class Row06Forged(Honest):
     honest authors with other bytes in them."""
 
     row = 6
-    refusals = frozenset({"forged", "other author", "other run", "holder"})
+    refusals = frozenset({"forged", "other author", "other run", "wrong bytes"})
 
     async def prepare(self) -> None:
         self.peer.serve = self._altered

@@ -86,7 +86,8 @@ class BenchNode:
         """Starts p2pd; returns its address.
 
         Args:
-            setup: host, quic, exchange_peers, interval; ports and announce by the nodes' numbers, or None; relays.
+            setup: host, quic, exchange_peers, interval; ports and announce by the nodes' numbers, or None; relays;
+                relay_for_others.
         """
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis-")))
         self.identity.keep(scratch / "key")
@@ -98,6 +99,7 @@ class BenchNode:
             quic=setup["quic"],
             announce=(setup["announce"][self.number],) if setup["announce"] else (),
             relays=tuple(setup.get("relays", ())),
+            relay_for_others=bool(setup.get("relay_for_others")),
         )
         self.transport = await Transport.start(listening)
         stack.push_async_callback(self.transport.close)

@@ -1,0 +1,190 @@
+"""Attacks on what carries the calls: rows 33, 39, 40 and 41."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import psutil
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+
+from ftis_node.swarm import ftis_pb2
+from tests.hostile.attack import Attack, Crowd
+from tests.hostile.peer import Hostile, Target
+from tests.hostile.wire import FETCH
+
+OPEN_SECONDS = 5.0
+STREAMS = 4  # of one peer that a node keeps
+HOP, RESERVE = "/libp2p/circuit/relay/0.2.0/hop", b"\x02\x08\x00"  # circuit v2, a HopMessage of type RESERVE
+DEBUG = ("/debug/pprof/cmdline", "/debug/vars", "/metrics")
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def open_stream(caller: Hostile, target: Target, *protocols: str) -> Stream:
+    """Dials anew where the connection was cut."""
+    await caller.transport.connect(target.author, [target.address])
+    calling = caller.transport.p2p._client.stream_open(PeerID(target.author), protocols or (FETCH,))
+    _, reader, writer = await asyncio.wait_for(calling, OPEN_SECONDS)
+    return reader, writer
+
+
+class Row33NeverRead(Crowd):
+    """As many streams as a node keeps, requests sent ahead on each, and no answer read."""
+
+    row = 33
+    rate = 1.0
+    PEERS = 3
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self._held: list[asyncio.StreamWriter] = []
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def strike(self) -> None:
+        self._held = [writer for writer in self._held if not writer.is_closing()]
+        for caller in self.peers:
+            for target in self.peer.targets:
+                for _ in range(STREAMS):
+                    await self._try(self._hold(caller, target))
+
+    async def end(self) -> None:
+        for task in self._asking:
+            task.cancel()
+        for writer in self._held:
+            writer.transport.abort()
+        await super().end()
+
+    async def _hold(self, caller: Hostile, target: Target) -> None:
+        _, writer = await open_stream(caller, target)
+        self._held.append(writer)
+        task = asyncio.create_task(self._ahead(writer))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ahead(self, writer: asyncio.StreamWriter) -> None:
+        request = ftis_pb2.FetchRequest(digests=[self.rng.randbytes(100) for _ in range(64)])
+        with contextlib.suppress(OSError):  # until the node, or p2pd, has had enough
+            while True:
+                await P2P.send_protobuf(request, writer)
+
+
+class Row33HalfOpen(Attack):
+    """Streams on which nothing or half a message comes; the caller of some vanishes, of others stays."""
+
+    row = 33
+    rate = 4.0
+    KEPT = 256
+
+    async def prepare(self) -> None:
+        self._held: list[asyncio.StreamWriter] = []
+
+    async def strike(self) -> None:
+        half = P2P.MESSAGE_MARKER + (1000).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + b"x"
+        for target in self.peer.targets:
+            for sent in (b"", half, P2P.MESSAGE_MARKER):
+                _, writer = await open_stream(self.peer, target)
+                writer.write(sent)
+                if self.rng.random() < 0.5:
+                    writer.transport.abort()
+                else:
+                    self._held.append(writer)
+        for writer in self._held[: -self.KEPT]:
+            writer.transport.abort()
+        self._held = self._held[-self.KEPT :]
+
+    async def end(self) -> None:
+        for writer in self._held:
+            writer.transport.abort()
+
+
+class Row39Relay(Attack):
+    """Asks each node to pass on what others send to it. `relays`: how often one agreed."""
+
+    row = 39
+    rate = 2.0
+
+    async def prepare(self) -> None:
+        self.relays = 0
+
+    async def strike(self) -> None:
+        for target in self.peer.targets:
+            with contextlib.suppress(ControlFailure):  # it does not speak that
+                reader, writer = await open_stream(self.peer, target, HOP)
+                writer.write(RESERVE)
+                self.relays += bool(await asyncio.wait_for(reader.read(1000), OPEN_SECONDS))
+                writer.close()
+
+
+class Row40Debug(Attack):
+    """Another user of the machine, or a web page by DNS rebinding, looks for p2pd's debug pages. `found`: where."""
+
+    row = 40
+    rate = 1.0
+
+    async def prepare(self) -> None:
+        self.found: set[str] = set()
+
+    async def strike(self) -> None:
+        for target in self.peer.targets:
+            for port in await asyncio.to_thread(self._ports, int(target.address.split("/tcp/")[1].split("/")[0])):
+                for page in DEBUG:
+                    await self._try(self._get(port, page))
+
+    @staticmethod
+    def _ports(known: int) -> set[int]:
+        """All on which the process listens that listens on the one that is known."""
+        listening = [
+            (one.pid, one.laddr.port)
+            for one in psutil.net_connections("tcp")
+            if one.laddr and one.status == psutil.CONN_LISTEN
+        ]
+        pids = {pid for pid, port in listening if port == known}
+        return {port for pid, port in listening if pid in pids}
+
+    async def _get(self, port: int, page: str) -> None:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), OPEN_SECONDS)
+        try:
+            writer.write(f"GET {page} HTTP/1.0\r\nHost: page.example\r\n\r\n".encode())
+            if (await asyncio.wait_for(reader.read(100), OPEN_SECONDS)).startswith(b"HTTP/"):
+                self.found.add(f"{port}{page}")
+        finally:
+            writer.close()
+
+
+class Row41Requests(Attack):
+    """Requests without end in one stream, all answers read. `answered`: digests, of all nodes together."""
+
+    row = 41
+    rate = 1.0
+
+    async def prepare(self) -> None:
+        self.answered = 0
+        self._tasks: dict[Target, asyncio.Task[None]] = {}
+
+    async def strike(self) -> None:
+        for target in self.peer.targets:
+            if target not in self._tasks or self._tasks[target].done():
+                self._tasks[target] = asyncio.create_task(self._try(self._ask(target)))
+
+    async def end(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _ask(self, target: Target) -> None:
+        reader, writer = await open_stream(self.peer, target)
+        asking = asyncio.create_task(self._ahead(writer))
+        try:
+            while True:
+                await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
+                self.answered += 1
+        finally:
+            asking.cancel()
+            writer.transport.abort()
+
+    async def _ahead(self, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                digests = [self.rng.randbytes(32) for _ in range(64)]
+                await P2P.send_protobuf(ftis_pb2.FetchRequest(digests=digests), writer)

@@ -1,0 +1,121 @@
+"""Too many open files are no fault of a disk, and end nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import uvloop
+
+from ftis_node import node as daemon
+from ftis_node.descriptors import OutOfFiles, limit, raise_limit, ran_out, wait_for_room
+from ftis_node.errors import UserError
+from ftis_node.options import JoinOptions
+from ftis_node.settings import collect
+from ftis_node.store.home import Home
+from tests.daemons import Daemon
+
+NONE_LEFT = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@contextlib.contextmanager
+def no_file_left() -> Iterator[None]:
+    """This process may open none until the block ends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_row_33_a_node_raises_the_limit_of_open_files_as_far_as_it_may() -> None:
+    code = (
+        "import resource; from ftis_node.descriptors import raise_limit; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(__import__('sys').argv[1]))); print(raise_limit())"
+    )
+    for hard in (64, 300):
+        told = subprocess.run([sys.executable, "-c", code, str(hard)], capture_output=True, text=True, check=True)
+        assert int(told.stdout) == hard
+    assert raise_limit() == limit()
+
+
+def test_running_out_of_files_is_told_from_other_errors(tmp_path: Path) -> None:
+    assert ran_out(NONE_LEFT) and ran_out(OSError(errno.ENFILE, ""))
+    assert not ran_out(OSError(errno.ENOSPC, "")) and not ran_out(ValueError("x"))
+
+    def unreadable(path: Path) -> sqlite3.Error:
+        with pytest.raises(sqlite3.Error) as error:
+            sqlite3.connect(path)
+        return error.value
+
+    assert not ran_out(unreadable(tmp_path / "no folder" / "store.sqlite"))
+    with no_file_left():
+        assert ran_out(unreadable(tmp_path / "store.sqlite"))
+
+
+async def test_who_runs_out_of_files_waits_until_some_are_closed_or_it_is_to_stop() -> None:
+    stopping = asyncio.Event()
+    with pytest.raises(FileNotFoundError):
+        await wait_for_room(FileNotFoundError("x"), stopping)
+    assert isinstance(await wait_for_room(NONE_LEFT, stopping), OutOfFiles)
+    with no_file_left():
+        waiting = asyncio.create_task(wait_for_room(NONE_LEFT, stopping))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        stopping.set()
+        assert isinstance(await waiting, OutOfFiles)
+
+
+def test_row_33_a_limit_too_low_to_start_with_is_not_called_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_: Home) -> Path:
+        raise NONE_LEFT
+
+    monkeypatch.setattr(Home, "make_runtime", none_left)
+    settings = {"host": "127.0.0.1", "device": "cpu", "model": "tiny-a"}
+    node = daemon.Node(JoinOptions(home=Home(tmp_path)), lambda task: collect(task=task, flags=settings)[0])
+    with pytest.raises(UserError, match=r"more open files than the \d+ that it may have.*ulimit -n"):
+        uvloop.run(node.run())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_row_33_a_daemon_outlives_a_time_without_files(tmp_path: Path) -> None:
+    alone = Daemon(
+        tmp_path / "home", "--model", "tiny-a", "--set", "batch_groups=6", "--set", "eval_prompts=16",
+        *("--set", "eval_every=1000", "--set", "page=false", "--set", "quic=false"),
+    )  # fmt: skip
+    try:
+        alone.start().wait(lambda status: (status.get("step") or 0) >= 2, "it trains")
+        assert alone.process is not None
+        process = psutil.Process(alone.process.pid)
+        soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+        assert soft == min(hard, 65_536)
+        process.rlimit(psutil.RLIMIT_NOFILE, (3, hard))
+        before = alone.log()
+        deadline = 60
+        for _ in range(10 * deadline):
+            if "Too many files are open" in alone.log()[len(before) :]:
+                break
+            alone.process.poll()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                alone.process.wait(0.1)
+        assert alone.process.poll() is None, alone.log()[-2000:]
+        process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        reached = alone.wait(lambda status: status.get("step"), "it answers again")["step"]
+        alone.wait(lambda status: (status.get("step") or 0) > reached + 2, "it goes on")
+        assert "Make room on its disk" not in alone.log()
+    finally:
+        alone.clean_up()
