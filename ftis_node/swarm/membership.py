@@ -321,7 +321,7 @@ class Membership:
             if entry.failures >= GIVE_UP_AFTER and time.monotonic() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
-                if peer not in self._heard:  # else others may have named a newer address
+                if entry.addresses and peer not in self._heard:  # else others may have named a newer address
                     self._hear_claims(peer, entry.addresses)
 
     def limits(self, peer: bytes) -> Limits | None:
