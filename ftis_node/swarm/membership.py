@@ -110,7 +110,6 @@ class Membership:
         self._dials = Budgets(time.monotonic, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
         self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
-        self._sought: frozenset[bytes] = frozenset()  # those and the run file's
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
@@ -210,11 +209,10 @@ class Membership:
         return found
 
     def look_for(self, addresses: Sequence[str]) -> None:
-        """Hears of peers that are sought as long as this node runs; one that is alone greets them without a pause."""
+        """Hears of bootstraps again; a node that is alone greets them without a pause."""
         self.hear(addresses)
-        self._sought = frozenset(peer for text in addresses if (peer := peer_at(text)) is not None)
         if not self.view:
-            for peer in self._sought:
+            for peer in filter(None, map(peer_at, addresses)):
                 self._retries.forget(peer)
 
     def patience(self) -> float:
@@ -274,7 +272,7 @@ class Membership:
         if peer not in self._heard:
             return
         times = self._retries.failed(peer)
-        if peer not in self._sought and times >= (TRIES_OF_MET if peer in self._met else GIVE_UP_AFTER):
+        if peer not in self._owners and times >= (TRIES_OF_MET if peer in self._met else GIVE_UP_AFTER):
             self._forget(peer)
         if peer not in self.view and times % HALF_DEAD_AFTER == 0:
             # p2pd takes a connection for alive on which nothing arrives any more; without it, p2pd dials anew.
