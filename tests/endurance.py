@@ -31,7 +31,7 @@ from ftis_node.observe.metrics import read_events
 from tests.daemons import Daemon, gone, kind_of
 from tests.views import Observer, halves
 
-PORT = 4001
+PORT, ANY = 4001, "0.0.0.0"
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
 GAP_SECONDS, GAP_MEDIANS = 15.0, 3.0
 APART_SECONDS = 60.0
@@ -56,7 +56,7 @@ class Member:
 
 
 class Swarm:
-    """Daemons in namespaces; the first is everybody's bootstrap."""
+    """Daemons in namespaces; the first is everybody's bootstrap, and like a public one it dials nobody in a LAN."""
 
     def __init__(self, path: Path, places: Sequence[tuple[str, str]], flags: Sequence[str]) -> None:
         self.members: list[Member] = []
@@ -68,7 +68,7 @@ class Swarm:
                 path / f"node-{number}",
                 *("--model", MODELS[number % len(MODELS)], "--port", str(PORT), *peers, *flags),
                 prefix=("ip", "netns", "exec", namespace),
-                host=address,
+                host=address if self.members else ANY,
             )
             member = Member(daemon, f"node-{number}", "")
             self.members.append(member)

@@ -175,6 +175,7 @@ def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run() -> None:
 
 async def test_the_peers_of_the_owner_are_never_given_up_and_nobody_is_remembered_for_ever(tmp_path: Path) -> None:
     async with clocked(tmp_path) as (alice, _):
+        alice.trust([NOWHERE])
         alice.look_for([NOWHERE])
         for _ in range(2 * TRIES_OF_MET):
             await alice.greet(BOB.author)

@@ -123,7 +123,6 @@ class Membership:
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
         self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
-        self._sought: frozenset[bytes] = frozenset()  # those and the run file's
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
@@ -223,11 +222,10 @@ class Membership:
         return found
 
     def look_for(self, addresses: Sequence[str]) -> None:
-        """Hears of peers that are sought as long as this node runs; one that is alone greets them without a pause."""
+        """Hears of bootstraps again; a node that is alone greets them without a pause."""
         self.hear(addresses)
-        self._sought = frozenset(peer for text in addresses if (peer := peer_at(text)) is not None)
         if not self.view:
-            for peer in self._sought:
+            for peer in filter(None, map(peer_at, addresses)):
                 self._retries.forget(peer)
 
     def patience(self) -> float:
@@ -293,7 +291,7 @@ class Membership:
         times = self._retries.failed(peer)
         if times == 1 and self._transport.up:
             self.tellers.missed(self._tellers.get(peer))
-        if peer not in self._sought and times >= (TRIES_OF_MET if peer in self._met else GIVE_UP_AFTER):
+        if peer not in self._owners and times >= (TRIES_OF_MET if peer in self._met else GIVE_UP_AFTER):
             self._forget(peer)
         if peer not in self.view and times % HALF_DEAD_AFTER == 0:
             # p2pd takes a connection for alive on which nothing arrives any more; without it, p2pd dials anew.
@@ -341,7 +339,7 @@ class Membership:
             if entry.failures >= GIVE_UP_AFTER and boot_seconds() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
-                if peer not in self._heard:  # else others may have named a newer address
+                if entry.addresses and peer not in self._heard:  # else others may have named a newer address
                     self._hear_claims(peer, entry.addresses)
 
     def limits(self, peer: bytes) -> Limits | None:

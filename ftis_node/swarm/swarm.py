@@ -137,9 +137,9 @@ class Swarm:
             await self._serve()
         await self.membership.refresh_addresses()
         self.membership.load_cache()
-        self._bootstraps = [*bootstraps, *hints]
+        self._bootstraps, self._hints = bootstraps, hints
         self.membership.trust(bootstraps)
-        self.membership.look_for(self._bootstraps)
+        self.membership.look_for([*bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
         await self._directory.join(self.membership.view)
         self._meet_more()
@@ -318,6 +318,7 @@ class Swarm:
             if not self._settled():
                 self.membership.look_for(self._bootstraps)
             if not self.membership.view:
+                self.membership.look_for(self._hints)
                 self.membership.load_cache()
                 await self._look_up()
             strangers = [peer for peer in self.membership.strangers() if self.standing.shunned(peer) is None]

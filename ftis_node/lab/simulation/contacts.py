@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from ftis_node.swarm.membership import (
     PEERS_IN_A_HANDSHAKE,
     VIEW_SIZE,
 )
+from ftis_node.swarm.retries import TRIES_OF_MET, Retries
 from ftis_node.swarm.swarm import (
     ALONE_SECONDS,
     ENOUGH_PEERS,
@@ -74,7 +74,7 @@ class Contacts:
         self._hello_bytes = self._hello.ByteSize()
         self._heard: dict[bytes, None] = {}
         self._met: dict[bytes, None] = {}
-        self._missed: Counter[bytes] = Counter()
+        self._retries = Retries(lambda: network.scheduler.now)
         self._bootstraps: list[bytes] = []
         self._alarm = Alarm(line.after, self._maintain)
 
@@ -95,6 +95,7 @@ class Contacts:
         """Remembers peers that somebody mentioned; returns whether any was not known at all."""
         news = False
         for peer in peers:
+            self._retries.named(peer)
             if peer == self._line.id or peer in self._heard:
                 continue
             if len(self._heard) >= HEARD_SIZE:
@@ -121,14 +122,25 @@ class Contacts:
         else:
             self.greet(peer, then)
 
-    def lonely(self) -> None:
-        """The last peer may have been lost."""
-        if not self.view:
+    def lost(self, peer: bytes) -> None:
+        """A call failed; the peer may have left the view with it."""
+        if peer not in self.view:
+            self._alarm.set()
+
+    def called(self, peer: bytes) -> None:
+        """As `Membership.called`: a peer that was met, and lost since, calls."""
+        if self.settled or peer in self.view or peer not in self._met:
+            return
+        self.hear([peer])
+        if not self._retries.seconds(peer):
             self._alarm.set()
 
     def strangers(self, count: int) -> list[bytes]:
-        found = [peer for peer in self._heard if peer not in self.view]
-        return self._rng.sample(found, min(count, len(found)))
+        """As `Membership.strangers`."""
+        found = [peer for peer in self._heard if peer not in self.view and not self._retries.seconds(peer)]
+        self._rng.shuffle(found)
+        found.sort(key=lambda peer: (peer not in self._bootstraps, peer not in self._met, self._retries.times(peer)))
+        return found[:count]
 
     def greet(self, peer: bytes, then: Callable[[bool], None]) -> None:
         """Dials a peer if there is no connection, and shakes hands; tells `then` whether it is now in the view."""
@@ -160,6 +172,8 @@ class Contacts:
         self._line.meter.counts["handshakes"] += 1
         if self._network.connected(self._line, peer):
             shake()
+        elif not self._network.addresses[peer]:
+            late()
         elif self._network.dial(self._line, peer):
             self._line.after(self._network.dial_seconds(), shake)
         else:
@@ -184,6 +198,8 @@ class Contacts:
             contact.failures += 1
             if contact.failures >= GIVE_UP_AFTER and self._network.scheduler.now - contact.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
+                if self._network.addresses[peer]:
+                    self.hear([peer])
 
     def answered(self, peer: bytes) -> None:
         contact = self.view.get(peer)
@@ -203,7 +219,7 @@ class Contacts:
         return peer in self._met
 
     def _admit(self, peer: bytes) -> None:
-        self._missed.pop(peer, None)
+        self._retries.forget(peer)
         self._met.pop(peer, None)
         while len(self._met) >= MET_SIZE:
             del self._met[next(met for met in self._met if met not in self.view)]
@@ -216,13 +232,15 @@ class Contacts:
             self.hear([peer])
 
     def _in_vain(self, peer: bytes) -> None:
-        self._missed[peer] += 1
-        if self._missed[peer] >= GIVE_UP_AFTER:
+        if peer not in self._heard:
+            return
+        times = self._retries.failed(peer)
+        if peer not in self._bootstraps and times >= (TRIES_OF_MET if peer in self._met else GIVE_UP_AFTER):
             self._forget(peer)
 
     def _forget(self, peer: bytes) -> None:
         self._heard.pop(peer, None)
-        self._missed.pop(peer, None)
+        self._retries.forget(peer)
 
     def _greet_all(self, peers: list[bytes], then: Callable[[bool], None]) -> None:
         """Greets them at once; tells `then`, when all have answered or not, whether any was met."""
@@ -240,8 +258,11 @@ class Contacts:
             self.greet(peer, one)
 
     def _maintain(self) -> None:
-        if not self.view:
+        if not self.settled:
             self.hear(self._bootstraps)
+        if not self.view:
+            for peer in self._bootstraps:
+                self._retries.forget(peer)
             self.hear(self._network.some_dialable(HEARD_SIZE))
         self._greet_all(self.strangers(1 if self.settled else self._at_once), self._maintained)
 
@@ -252,7 +273,10 @@ class Contacts:
         self._line.after(AFTER_GREETING_SECONDS, self._wait)
 
     def _wait(self) -> None:
-        self._alarm.wait(MAINTAIN_SECONDS if self.view else ALONE_SECONDS)
+        """As `Swarm._leisure`."""
+        waits = (self._retries.seconds(peer) for peer in self._heard if not self.settled and peer not in self.view)
+        patience = min(filter(None, waits), default=MAINTAIN_SECONDS)
+        self._alarm.wait(min(MAINTAIN_SECONDS, patience) if self.view else ALONE_SECONDS)
 
     def _meet_more(self) -> None:
         if len(self.view) < ENOUGH_PEERS and self.strangers(1):

@@ -90,7 +90,7 @@ class Exchanging:
                 self._line.meter.counts["exchanges failed"] += 1
                 self._gossip.failed(request, peer)
                 self._contacts.failed(peer)
-                self._contacts.lonely()
+                self._contacts.lost(peer)
                 self._asked(peer)
 
         def answered(answer: ftis_pb2.ExchangeResponse, told: list[bytes]) -> None:
@@ -140,6 +140,7 @@ class Exchanging:
         if not self._contacts.has_met(peer):
             answer = ftis_pb2.ExchangeResponse(stranger=True)
         else:
+            self._contacts.called(peer)
             before = self._gossip.counts["new"]
             answer = self._gossip.answer(request, peer)
             self._count(request.entries, before)
