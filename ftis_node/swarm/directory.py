@@ -83,14 +83,19 @@ class Directory:
         with suppress(Exception):
             await asyncio.wait_for(self._publish(addresses, settled), DHT_SECONDS * len(DEPTHS))
 
-    async def find(self, take: Callable[[Answer], None]) -> None:
+    async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
         """Looks under the run's first key, and below full ones under random shards.
 
         Every answer comes with its teller, and is a hint: a handshake decides who is met.
+
+        Args:
+            alone: whether this node has no peers: then it looks at each depth. Else it looks at one, which it draws of
+                those where it would publish, so that the first key's few replicas do not serve all newcomers.
         """
         for owner, addresses in self._shelf.addresses().items():  # each left them itself
             take(Answer(DHTID(0), owner, {owner: addresses}))
-        for depth in DEPTHS:
+        deepest = min(1 + max(self._full, default=-1), DEPTHS[-1])
+        for depth in DEPTHS if alone else [random.randint(0, deepest)]:
             shard = f"{random.getrandbits(4 * depth):0{depth}x}" if depth else ""
             if not await self._find_under(key_bytes(self._run_id, shard), take):
                 return
