@@ -17,7 +17,7 @@ from hivemind.p2p import PeerID
 
 from ftis_node.swarm.dht_guard import leave_record
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.lookup import Answer, walk
+from ftis_node.swarm.lookup import OWN_NODES, Answer, walk
 from ftis_node.swarm.records import DEPTHS, MAX_RECORDS, OwnerSigned, key_bytes, shard_of
 from ftis_node.swarm.shelf import Shelf
 from ftis_node.swarm.transport import Transport
@@ -131,7 +131,7 @@ class Directory:
     async def _meet(self, dht: DHTProtocol, peers: Collection[bytes]) -> None:
         some = random.sample(list(peers), min(NEIGHBOURS, len(peers)))
         met = await asyncio.gather(*(dht.call_ping(PeerID(peer), strict=False) for peer in some))
-        if any(met):
+        if any(met) and len(dht.routing_table.uid_to_peer_id) < OWN_NODES:
             await walk(dht, dht.node_id.to_bytes(), self._validator, lambda answer: False)
 
     async def _walk(self, key: bytes, take: Callable[[Answer], bool]) -> None:
