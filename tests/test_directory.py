@@ -193,7 +193,7 @@ async def liar(path: Path, answer: bytes) -> AsyncIterator[tuple[DHTProtocol, Tr
 
 async def found(directory: Directory) -> list[Answer]:
     answers: list[Answer] = []
-    await directory.find(answers.append)
+    await directory.find(answers.append, alone=True)
     return answers
 
 

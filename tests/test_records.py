@@ -191,7 +191,7 @@ async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_a
         assert len(alice._dht.routing_table.uid_to_peer_id) <= 1 + NEW_IDS_AT_ONCE
 
         found: list[Answer] = []
-        await bob.find(found.append)
+        await bob.find(found.append, alone=False)
         assert {owner: one.addresses[owner] for one in found for owner in one.addresses} == {ALICE.author: ADDRESSES}
         pings = [asking.rpc_ping(dht_pb2.PingRequest()) for _ in range(2 * int(CALLS_AT_ONCE))]
         answers = await asyncio.wait_for(asyncio.gather(*pings, return_exceptions=True), 30)

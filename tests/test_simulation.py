@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.errors import UsageError
+from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import KINDS
 from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.scenario import Scenario
@@ -147,3 +148,16 @@ def test_the_table_has_a_column_for_each_simulation() -> None:
 def test_the_command_refuses_what_is_no_list_of_numbers() -> None:
     result = CliRunner().invoke(app, ["lab", "simulate", "--nodes", "10;100"])
     assert isinstance(result.exception, UsageError)
+
+
+def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the_swarm() -> None:
+    """When all records lay under one key it sent 504 bytes for each of 64 records to each node every three minutes."""
+    few, many = (directory_figures(Scenario(nodes=nodes)) for nodes in (100, 2000))
+    under_one_key = 2000 / 180 * 64 * 504
+    assert many["directory_busiest_bytes_out_s"] < under_one_key / 20
+    assert many["directory_bytes_out_per_node_s"] < 2 * few["directory_bytes_out_per_node_s"]
+
+
+def test_row_38_nodes_with_peers_enough_hardly_look_up() -> None:
+    figures = Simulation(Scenario(nodes=24, seconds=60.0, arrival_seconds=5.0, session_seconds=1e9)).run()
+    assert figures["look_ups_per_node_hour"] == 0

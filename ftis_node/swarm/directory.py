@@ -17,7 +17,7 @@ from hivemind.p2p import PeerID
 
 from ftis_node.swarm.dht_guard import leave_record
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.lookup import Answer, walk
+from ftis_node.swarm.lookup import OWN_NODES, Answer, walk
 from ftis_node.swarm.records import DEPTHS, MAX_RECORDS, OwnerSigned, key_bytes, shard_of
 from ftis_node.swarm.shelf import Shelf
 from ftis_node.swarm.transport import Transport
@@ -83,14 +83,19 @@ class Directory:
         with suppress(Exception):
             await asyncio.wait_for(self._publish(addresses, settled), DHT_SECONDS * len(DEPTHS))
 
-    async def find(self, take: Callable[[Answer], None]) -> None:
+    async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
         """Looks under the run's first key, and below full ones under random shards.
 
         Every answer comes with its teller, and is a hint: a handshake decides who is met.
+
+        Args:
+            alone: whether this node has no peers: then it looks at each depth. Else it looks at one, which it draws of
+                those where it would publish, so that the first key's few replicas do not serve all newcomers.
         """
         for owner, addresses in self._shelf.addresses().items():  # each left them itself
             take(Answer(DHTID(0), owner, {owner: addresses}))
-        for depth in DEPTHS:
+        deepest = min(1 + max(self._full, default=-1), DEPTHS[-1])
+        for depth in DEPTHS if alone else [random.randint(0, deepest)]:
             shard = f"{random.getrandbits(4 * depth):0{depth}x}" if depth else ""
             if not await self._find_under(key_bytes(self._run_id, shard), take):
                 return
@@ -126,7 +131,7 @@ class Directory:
     async def _meet(self, dht: DHTProtocol, peers: Collection[bytes]) -> None:
         some = random.sample(list(peers), min(NEIGHBOURS, len(peers)))
         met = await asyncio.gather(*(dht.call_ping(PeerID(peer), strict=False) for peer in some))
-        if any(met):
+        if any(met) and len(dht.routing_table.uid_to_peer_id) < OWN_NODES:
             await walk(dht, dht.node_id.to_bytes(), self._validator, lambda answer: False)
 
     async def _walk(self, key: bytes, take: Callable[[Answer], bool]) -> None:

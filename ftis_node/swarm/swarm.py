@@ -369,7 +369,7 @@ class Swarm:
 
     async def _look_up(self) -> None:
         """Hears of the peers whose records the DHT has, from the peers that told of them."""
-        await self._directory.find(self._take)
+        await self._directory.find(self._take, alone=not self.has_peers())
 
     def _take(self, answer: Answer) -> None:
         addresses = [text for told in answer.addresses.values() for text in told[:ADDRESSES_TOLD]]

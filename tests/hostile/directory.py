@@ -48,6 +48,7 @@ class DHTProtocol(ServicerBase):  # type: ignore[misc]
     def __init__(self, node: bytes, answers: dict[bytes, bytes], otherwise: bytes = b"", nodes: int = 1000) -> None:
         self.node, self.answers, self.otherwise, self.nodes = node, answers, otherwise, nodes
         self.calls = 0
+        self._nobody = [Identity(os.urandom(32)).author for _ in range(nodes)]
 
     def info(self) -> dht_pb2.NodeInfo:
         return dht_pb2.NodeInfo(node_id=self.node)
@@ -70,7 +71,7 @@ class DHTProtocol(ServicerBase):  # type: ignore[misc]
             value=self.answers.get(key, self.otherwise),
             expiration_time=time.time() + 10 * 365 * 86400,
             nearest_node_ids=near,
-            nearest_peer_ids=[Identity(os.urandom(32)).author for _ in near],
+            nearest_peer_ids=self._nobody,
         )
 
 

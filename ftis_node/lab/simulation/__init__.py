@@ -9,12 +9,13 @@ Restated as events, because they are coroutines on libp2p, the event loop or the
 * `swarm.swarm.Swarm`: _exchange_loop, _exchange, _call, on_exchange (`exchanging`), _pull_loop, _pull, _hand_over,
   _admit, _holders, _pulled, on_fetch (`pulling`), start, _maintain_loop, _settled, _meet_more, _greet, on_handshake,
   _record_loop without its bytes (`contacts`);
+* `swarm.directory.Directory`: publish and find, apart from the rest and for longer: what the DHT costs (`directory`);
 * `swarm.membership.Membership`: hear, strangers, greet, on_handshake, _admit, limits, failed, answered, some_addresses
   (`contacts`);
 * `swarm.fetch`: Uploads, fetch (`uploads`, `pulling`);
 * `stepping.Stepper`: step, generate, train, _gather (`rhythm`).
 
 Not simulated: signatures are made but not verified; packets are names and sizes, so admission has nothing to refuse;
-scoring takes no time; libp2p's framing and the DHT's own traffic count for nothing; downlinks are wide enough. A peer
+scoring takes no time; libp2p's framing counts for nothing; downlinks are wide enough. A peer
 that left is noticed by timeouts only, as if its machine had been switched off.
 """

@@ -25,6 +25,7 @@ from ftis_node.swarm.retries import TRIES_OF_MET, Retries
 from ftis_node.swarm.swarm import (
     ALONE_SECONDS,
     ENOUGH_PEERS,
+    FIRST_LOOK_UP_SECONDS,
     MAINTAIN_SECONDS,
     RECORD_SECONDS,
     SETTLED_RECORD_SECONDS,
@@ -86,7 +87,7 @@ class Contacts:
         def loops(_: bool) -> None:
             self._meet_more()
             then()
-            self._look_up()
+            self._line.after(FIRST_LOOK_UP_SECONDS if self.view else 0.0, self._look_up)
             self._alarm.wait(MAINTAIN_SECONDS if self.view else ALONE_SECONDS)
 
         self._greet_all(self.strangers(HEARD_SIZE), loops)
@@ -260,6 +261,7 @@ class Contacts:
     def _maintain(self) -> None:
         if not self.settled:
             self.hear(self._bootstraps)
+            self._line.meter.counts["look_ups"] += 1
         if not self.view:
             for peer in self._bootstraps:
                 self._retries.forget(peer)
@@ -283,6 +285,8 @@ class Contacts:
             self._alarm.set()
 
     def _look_up(self) -> None:
-        """The DHT has everybody's record; more than `HEARD_SIZE` of them displace one another."""
-        self.hear_told(self._network.some_dialable(HEARD_SIZE))
+        """As `Swarm._record_loop`; what it costs those who answer is in `lab.simulation.directory`."""
+        if not self.settled:
+            self._line.meter.counts["look_ups"] += 1
+            self.hear_told(self._network.some_dialable(HEARD_SIZE))
         self._line.after(SETTLED_RECORD_SECONDS if self.settled else RECORD_SECONDS, self._look_up)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ftis_node.lab.simulation.directory import directory_figures
 from ftis_node.lab.simulation.network import GOSSIP, KINDS, MEMBERSHIP, PACKETS, Line, Meter
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.stepping import OWN_SHARE_FLOOR
@@ -98,6 +99,8 @@ def figures(tally: Tally, lines: Sequence[Line], first: Sequence[Machine], now: 
         **_hot_spots(presences),
         **_batches(tally),
         **_pace(tally, first),
+        "look_ups_per_node_hour": 3600 * counts["look_ups"] / node_seconds,
+        **directory_figures(scenario),
     }
     return {name: None if value != value else value for name, value in found.items()}  # JSON knows no NaN
 
@@ -198,6 +201,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         ("messages a node and second", plain("messages_per_node_s")),
         ("handshakes begun a node and second", plain("handshakes_per_node_s", ".3f")),
         ("connections opened a node and hour", plain("connections_per_node_hour", ".0f")),
+        ("look-ups in the DHT a node and hour", plain("look_ups_per_node_hour")),
+        ("busiest node of the DHT, KB/s out", [f"{r['directory_busiest_bytes_out_s'] / 1000:.2f}" for r in results]),
+        ("mean node of the DHT, KB/s out", [f"{r['directory_bytes_out_per_node_s'] / 1000:.2f}" for r in results]),
         ("exchanges begun a node and second", plain("exchanges_per_node_s", ".3f")),
         ("exchanges refused as strangers'", percent("exchanges_with_strangers")),
         ("exchanges failed", percent("exchanges_failed")),
