@@ -29,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 NODES = ("a", "b", "c")
 VICTIM = "b"
+PROFILES = ("gpu", "monitoring")  # of the Compose file; without them `down` leaves their containers and the network
 LOCAL_BASE, LOCAL_PROMETHEUS = "ftis-test-base", "ftis-test-prometheus"
 PATIENCE = 300.0
 SELDOM = ("packets_refused", "left_out")  # in a sound swarm there is nothing to show
@@ -57,6 +58,11 @@ class Swarm:
     def compose(self, *arguments: str, echo: bool = True) -> str:
         file = str(ROOT / "deploy" / "compose.yaml")
         return self.run(*self._compose, "--project-name", self.project, "--file", file, *arguments, echo=echo)
+
+    def down(self) -> None:
+        """Takes everything away: containers, those of every profile too, the network and the volumes."""
+        profiles = [word for name in sorted(PROFILES) for word in ("--profile", name)]
+        self.compose(*profiles, "down", "--volumes", "--remove-orphans", "--timeout", "60")
 
     def container(self, service: str) -> str:
         return self.compose("ps", "--quiet", service, echo=False).strip()
@@ -104,7 +110,7 @@ def main() -> None:
             swarm.compose("logs", "--tail", "40")
             raise
         finally:
-            swarm.compose("down", "--volumes", "--timeout", "60")
+            swarm.down()
         print(json.dumps(told, indent=1), flush=True)  # before an engine's folder is removed, which takes minutes
 
 

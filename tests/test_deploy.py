@@ -15,6 +15,7 @@ import yaml
 from ftis_node.run import load_run_file
 from ftis_node.settings import Settings
 from tests.command_lines import parsed
+from tests.compose import PROFILES, Swarm
 from tests.documented import metrics
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -130,3 +131,27 @@ def test_the_published_run_is_whole() -> None:
     run = load_run_file(DEPLOY / "runs" / "gsm8k.toml").run
     assert run.id.hex() == "e68e5b651c7d066d89a9a6d8007909db", "another id is another run, and its peers do not meet"
     assert (run.task, run.reward, run.collaboration) == ("gsm8k", "integer", "vertical")
+
+
+def profiles() -> set[str]:
+    return {profile for service in services().values() for profile in service.get("profiles", ())}
+
+
+def test_what_is_documented_takes_down_what_any_profile_started() -> None:
+    text = (DEPLOY.parent / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if re.search(r"docker compose .*\bdown\b", line)]
+    assert set(re.findall(r"--profile (\w+)", line)) == profiles()
+
+
+def test_the_test_of_the_swarm_leaves_no_container_network_or_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    Swarm({}).down()
+    line = told.read_text().splitlines()[-1]
+    assert " down --volumes " in line
+    assert set(re.findall(r"--profile (\w+)", line.partition(" down ")[0])) == profiles() == set(PROFILES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import logging
 import shutil
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from ftis_node.cli import main
 from ftis_node.observe.api import Api
 from ftis_node.observe.live import node_view
+from ftis_node.observe.logs import JsonFormatter, TextFormatter
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.terminal import column, console, words
 from ftis_node.observe.view import nodes_view
@@ -190,6 +192,13 @@ def test_row_45_json_is_printable_ascii_and_reads_back() -> None:
     text = in_json({"name": HOSTILE})
     assert text.isascii() and plain(text)
     assert json.loads(text) == {"name": HOSTILE}
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
+def test_row_45_an_event_of_the_log_is_one_printable_line(formatter: type[logging.Formatter]) -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "Met %s", (HOSTILE,), None)
+    line = formatter().format(record)
+    assert "\n" not in line and plain(line), repr(line)
 
 
 def test_row_45_a_line_that_is_said_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from ftis_node.options import JoinOptions
 from ftis_node.settings import collect
 from ftis_node.store.checkpoints import newest_facts
 from ftis_node.store.home import Home
+from ftis_node.swarm.identity import Identity
 from tests.daemons import STILL, Daemon, gone, run_cli
 
 pytestmark = pytest.mark.timeout(240)
@@ -41,6 +42,21 @@ def test_a_node_that_is_to_finish_before_it_has_anything_to_lose_ends_at_once(tm
     node.finish()
     assert node.condition().state is State.STOPPING
     assert uvloop.run(node.run()) == 0
+
+
+def test_a_node_in_the_background_says_which_named_peer_does_not_answer(node: Daemon) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen: a peer that is dead
+        dead = f"/ip4/127.0.0.1/tcp/{nobody.getsockname()[1]}/p2p/{Identity(bytes(32)).peer_id}"
+        begun = run_cli(
+            *("join", "--detach", "--home", str(node.home.path), *PLACE, *STILL, "--model", "tiny-a"),
+            *("--peers", dead, "--set", "patience=3"),
+            timeout=180,
+        )
+    assert begun.returncode == 1 and "None of the peers gave their run" in begun.stderr
+    told = begun.stderr.partition("error: ")[0].splitlines()
+    assert any("Asking the peers for their run" in line for line in told), told
+    assert any(line.startswith(dead) and "it is asked again" in line for line in told), told
 
 
 def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftis_node.errors import UsageError
-from ftis_node.text import in_json, say
+from ftis_node.text import escaped, in_json, say
 
 if TYPE_CHECKING:
     from ftis_node.settings import Settings
@@ -68,6 +71,39 @@ def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[s
             f"The checkpoint does not say LoRA's alpha; {settings.lora_alpha} is taken ({origins['lora_alpha']}). "
             "For another: --set lora_alpha=…"
         )
+
+
+QUIET_SECONDS = 2.0  # what takes no longer needs no progress
+
+
+@contextmanager
+def waiting(first: str, *, silent: bool = False) -> Iterator[Callable[[str], None]]:
+    """Says on stderr what a command does, and on a terminal, once it has taken long, for how long it has been at it.
+
+    Args:
+        silent: only the first sentence, as for scripts.
+
+    Gives what is called with the next thing that is done.
+    """
+    say(f"{first}.", error=True, flush=True)
+    if silent or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.progress import Progress, TimeElapsedColumn
+
+    from ftis_node.observe.terminal import column, console
+
+    shown = Progress(column("{task.description}"), TimeElapsedColumn(), console=console(stderr=True), transient=True)
+    task = shown.add_task(escaped(first))
+    timer = threading.Timer(QUIET_SECONDS, shown.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda text: shown.update(task, description=escaped(text))
+    finally:
+        timer.cancel()
+        timer.join()
+        shown.stop()
 
 
 def addresses_in(text: str) -> tuple[str, ...]:

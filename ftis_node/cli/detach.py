@@ -5,26 +5,31 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
-from ftis_node.observe.logs import begin_output
+from ftis_node.observe.logs import as_object, begin_output
 from ftis_node.store.home import Home
 
 POLL_SECONDS = 0.3
+SILENT_SECONDS = 1.5
+ALARMING = ("WARNING", "ERROR", "CRITICAL")
 ERROR_LINES = 2
 
 
-def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+def detach(
+    home: Path, arguments: Sequence[str], tell: Callable[[str], None], peers: Sequence[str] = ()
+) -> dict[str, Any]:
     """Starts a daemon that outlives this process and waits until it has its model, however long that takes.
 
     Args:
         arguments: of ``ftis-node``, without ``--detach``.
-        tell: given each sentence of what it is doing.
+        tell: given each sentence of what it is doing, and what its log says of `peers`, whose addresses its owner
+            named: that one does not answer, first of all.
 
     Returns the daemon's status; `pid` is None if it had nothing to do and has ended.
 
@@ -37,6 +42,7 @@ def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
     home.mkdir(parents=True, exist_ok=True)
     output = begin_output(home)
     before = output.stat().st_size if output.exists() else 0
+    news = _News(place.log, [address.rpartition("/")[2] for address in peers])
     with output.open("ab") as log:
         daemon = subprocess.Popen(
             [sys.executable, "-m", "ftis_node", *arguments],
@@ -45,7 +51,7 @@ def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
             stderr=log,
             start_new_session=True,
         )
-    told = ""
+    told, began = "", time.monotonic()
     try:
         while daemon.poll() is None:
             status = _status(place, daemon.pid)
@@ -54,6 +60,11 @@ def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
             if status is not None and status["reason"] != told:
                 told = status["reason"]
                 tell(told)
+            elif not told and time.monotonic() - began > SILENT_SECONDS:
+                told = f"The daemon starts as process {daemon.pid}; it loads its libraries first."
+                tell(told)
+            for line in news.lines():
+                tell(line)
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         tell(f"The daemon goes on starting as process {daemon.pid}; `kill {daemon.pid}` ends it.")
@@ -61,6 +72,28 @@ def detach(home: Path, arguments: Sequence[str], tell: Callable[[str], None]) ->
     if daemon.returncode == 0:
         return {"state": "STOPPED", "reason": "It has taken its steps already.", "pid": None}
     raise _its_own(output, before, daemon.returncode)
+
+
+class _News:
+    """What is added to a log that its owner should know at once: warnings, and all about the peers that were named."""
+
+    def __init__(self, log: Path, names: Sequence[str]) -> None:
+        self._log = log
+        self._names = names
+        self._read = log.stat().st_size if log.exists() else 0
+
+    def lines(self) -> Iterator[str]:
+        """Those since the last call."""
+        with suppress(OSError), self._log.open("rb") as file:
+            if self._log.stat().st_size < self._read:
+                self._read = 0  # it was rotated
+            file.seek(self._read)
+            *complete, rest = file.read().split(b"\n")
+            self._read = file.tell() - len(rest)
+            for event in (as_object(line.decode(errors="replace")) for line in complete):
+                message = str(event.get("message", ""))
+                if event.get("level") in ALARMING or any(name in message for name in self._names):
+                    yield message
 
 
 def _status(home: Home, pid: int) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.cli.common import JsonOption, print_json, waiting
 from ftis_node.errors import UsageError
 from ftis_node.policy.memory import Workload
 from ftis_node.policy.plan import Plan, Wishes, plan
@@ -68,11 +68,13 @@ def fit(
     from ftis_node.policy.names import resolve
 
     resolve(model)  # a wrong name is told before anything heavy is imported
-    say(f"Reading the configuration of {model}.", error=True, flush=True)  # which imports PyTorch first
-    from ftis_node.policy.geometry import geometry
+    with waiting(f"Reading the configuration of {model}", silent=json) as now:
+        now("Loading PyTorch")
+        from ftis_node.policy.geometry import geometry
 
-    budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))
-    shape = geometry(model)
+        budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))
+        now(f"Reading the configuration of {model}")
+        shape = geometry(model)
     wishes = Wishes(
         lora=lora,
         dtype=dtype,

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -159,7 +160,7 @@ def join(
     if background and not dry_run:
         if first:
             say(NOTICE % home, error=True)
-        _detach(home)
+        _detach(home, options.peers)
         return
     shown = sys.stderr.isatty() if view is None else view
     tail = Tail(LINES)
@@ -186,11 +187,11 @@ def join(
     sys.exit(uvloop.run(_watched(node, tail) if shown else node.run()))
 
 
-def _detach(home: Path) -> None:
+def _detach(home: Path, peers: Sequence[str]) -> None:
     from ftis_node.cli.detach import detach
 
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
-    status = detach(home, arguments, lambda line: say(line, error=True))
+    status = detach(home, arguments, lambda line: say(line, error=True, flush=True), peers)
     say(f"{status['state']}: {status['reason']}")
     if status["pid"] is not None:
         say(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop{Home(home).flag}`.")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.files import end_of
-from ftis_node.text import escaped
+from ftis_node.text import escaped, in_json
 
 LOG = "node.log"
 LOG_BYTES = 10 << 20
@@ -114,7 +114,7 @@ class JsonFormatter(logging.Formatter):
         }
         if text := _traceback(self, record):
             told["exception"] = text
-        return json.dumps(told)
+        return in_json(told)
 
 
 def _level(record: logging.LogRecord) -> str:

@@ -1,0 +1,54 @@
+"""A command that takes long says what it does."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+CODE = """
+import sys
+from ftis_node.cli import common
+common.QUIET_SECONDS = {quiet}
+sys.argv[1:] = {arguments}
+from ftis_node.__main__ import main
+main()
+"""
+FIT = ["fit", "--model", "tiny-a", "--vram", "24", "--task", "arithmetic"]
+
+
+def on_a_terminal(arguments: list[str], quiet: float) -> str:
+    """What it writes to stderr, which is a terminal."""
+    ours, its = pty.openpty()
+    command = [sys.executable, "-c", CODE.format(quiet=quiet, arguments=arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=its, env=os.environ | {"TERM": "xterm"})
+    os.close(its)
+    said = b""
+    try:
+        while block := os.read(ours, 1 << 16):
+            said += block
+    except OSError:  # EIO: the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0, said
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
+
+
+def test_fit_says_on_a_terminal_what_it_is_at_once_it_takes_long() -> None:
+    said = on_a_terminal(FIT, 0.0)
+    assert said.startswith("Reading the configuration of tiny-a.")
+    assert "Loading PyTorch 0:00:" in said
+
+
+def test_fit_that_is_quick_or_for_a_script_says_one_line() -> None:
+    for arguments, quiet in ((FIT, 600.0), ([*FIT, "--json"], 0.0)):
+        said = on_a_terminal(arguments, quiet)
+        assert said.startswith("Reading the configuration of tiny-a.") and "0:00" not in said
+
+
+def test_fit_without_a_terminal_says_one_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "ftis_node", *FIT], capture_output=True, text=True)
+    assert done.stderr.startswith("Reading the configuration of tiny-a.\n") and "0:00" not in done.stderr
+    assert "It fits" in done.stdout
