@@ -69,10 +69,12 @@ def fit(
 
     resolve(model)  # a wrong name is told before anything heavy is imported
     print(f"Reading the configuration of {model}.", file=sys.stderr, flush=True)  # which imports PyTorch first
+    from ftis_node.policy.context import refuse_run
     from ftis_node.policy.geometry import geometry
 
     budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))
     shape = geometry(model)
+    refuse_run(model, shape.context, caps[1])
     wishes = Wishes(
         lora=lora,
         dtype=dtype,
