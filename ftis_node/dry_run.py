@@ -14,11 +14,12 @@ from ftis_node.doctor.place import checkpoint_bytes
 from ftis_node.early import Early, run_report, told
 from ftis_node.errors import UserError
 from ftis_node.joining import quotas
-from ftis_node.policy.geometry import geometry
+from ftis_node.policy.context import refuse_prompts, refuse_run
+from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.hub import ask_hub, described
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.policy.memory import Workload
-from ftis_node.policy.tokenizer import end_ids, fingerprint
+from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids
 from ftis_node.run import RUN_DEFAULTS, RunFile, check_fit, run_for
 from ftis_node.saving import LearnedSizes, refuse_other_model, settled
 from ftis_node.settings import Settings
@@ -107,6 +108,7 @@ class DryRun:
         remembered = LearnedSizes(home.plan, settings.model).sizes | settled(home.checkpoints, settings.model)
         with self._early.noting():
             choose_objective(settings, task.name if task else "", self._workload().completion_tokens)
+            refuse_run(settings.model, shape.context, self._workload().completion_tokens)
         _, plan = plan_memory(settings, self._workload(), remembered, shape)
         kind = "lora" if plan.lora else "full"
         self.report["model"] = {"name": settings.model, "parameters": shape.parameters, "kind": kind, **told_plan(plan)}
@@ -119,7 +121,27 @@ class DryRun:
             if facts is not None:
                 refuse_other_model(home.checkpoints, facts["model"], labelled(settings.model, kind))
         with described(settings.model, hub, tokenizer=True) as folder:
-            self._compare(load_tokenizer(folder))
+            tokenizer = load_tokenizer(folder)
+        self._compare(tokenizer)
+        with self._early.noting():
+            self._look_at_rows(shape, tokenizer)
+
+    def _look_at_rows(self, shape: Geometry, tokenizer: Any) -> None:
+        """Whether the model has room for every row that a run could ask; nothing where the task is not known yet."""
+        task, caps = self._early.task, self._workload()
+        if task is None:
+            return
+        template = task.template if self._early.run_file is None else self._early.run_file.run.template
+        questions = [example.question for example in task.train]
+        refuse_prompts(
+            self._settings.model,
+            shape.context,
+            [prompt_ids(tokenizer, template, question) for question in questions],
+            questions,
+            "the training data",
+            completion_tokens=caps.completion_tokens,
+            prompt_tokens=caps.prompt_tokens,
+        )
 
     def _workload(self) -> Workload:
         group = RUN_DEFAULTS["group"]

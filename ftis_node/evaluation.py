@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ftis_node.learner.memory import Room, fitting
 from ftis_node.packet import Completion
-from ftis_node.policy.context import refuse_prompts
+from ftis_node.policy.context import context_of, refuse_prompts
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.geometry import geometry_of
 from ftis_node.policy.memory import FRAGMENTATION, Device, Setup, Workload, estimate
@@ -188,7 +188,8 @@ def tokenised(policy: Policy, task: Task, examples: Sequence[Example], completio
     """
     prompts = [prompt_ids(policy.tokenizer, task.template, example.question) for example in examples]
     refuse_prompts(
-        policy,
+        policy.name,
+        context_of(policy.causal_lm.config),
         prompts,
         [example.question for example in examples],
         task.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -198,3 +199,18 @@ def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path)
     ended = run_cli(*line, timeout=PATIENCE)
     assert ended.returncode == 2 and "has room for 20" in ended.stderr, ended.stderr
     assert not (home / "run.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("context", "line", "told"),
+    [
+        (16, "fit --model {model} --vram 8 --task arithmetic", "completions of up to 16 tokens, but .* room for 16"),
+        (16, "join --dry-run --model {model} --home {home} --host 127.0.0.1", "up to 16 tokens, but .* room for 16"),
+        (20, "join --dry-run --model {model} --home {home} --host 127.0.0.1", "6 tokens and a completion may have 16"),
+    ],
+)
+def test_it_is_foreseen_before_anything_is_started(context: int, line: str, told: str, tmp_path: Path) -> None:
+    name = model_in(tmp_path / "short", max_position_embeddings=context)
+    words = [word.format(model=name, home=tmp_path / "home") for word in line.split()]
+    ended = run_cli(*words, timeout=PATIENCE)
+    assert ended.returncode != 0 and re.search(told, " ".join((ended.stdout + ended.stderr).split())), ended

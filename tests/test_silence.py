@@ -21,6 +21,7 @@ from tests.daemons import PATIENCE, STILL, command
 from tests.silence import COMMIT, Hub, hub_of, listening_in, tried
 
 MODEL = {path.name: path.read_bytes() for path in (BUILT_IN_DIR / "tiny-a").iterdir()}
+SMALL = (*STILL, "--set", "eval_prompts=4", "--set", "batch_groups=4")
 LOAD = textwrap.dedent(
     """
     from ftis_node.worker.engine import Engine
@@ -47,7 +48,9 @@ def strangers(folder: Path) -> list[tuple[str, str, str]]:
 
 
 def ran(line: list[str], known: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(line, env=known, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        line, env=known, capture_output=True, text=True, timeout=10 * PATIENCE, stdin=subprocess.DEVNULL
+    )
 
 
 def test_the_list_of_what_is_tried_is_complete(tmp_path: Path) -> None:
@@ -63,7 +66,7 @@ def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last
     """A daemon, its compute process and what they start, with a model from the hub; the libraries send no reports."""
     line = command("join", "--home", str(tmp_path / "home"), "--model", "someone/tiny", "--host", "127.0.0.1")
     with hub_of(MODEL) as hub:
-        ended = ran([*line, "--device", "cpu", "--steps", "2", *STILL], environment(tmp_path, hub))
+        ended = ran([*line, "--device", "cpu", "--steps", "2", *SMALL], environment(tmp_path, hub))
     assert ended.returncode == 0, ended.stderr
     assert len({process for *_, process in tried(tmp_path / "listening")}) >= 2, "the compute process is among them"
     assert strangers(tmp_path) == []
@@ -101,19 +104,30 @@ ip addr add 45.33.7.2/24 dev d0
 ip link set d0 up
 ip route add default via 45.33.7.1
 ip neigh add 45.33.7.1 lladdr 02:00:00:00:00:01 dev d0
-exec strace -f -qq -e signal=none -e trace=connect,sendto,sendmsg,sendmmsg -o "$0" "$@"
+exec strace -f --seccomp-bpf -qq -e signal=none -e trace=connect,sendto,sendmsg,sendmmsg -o "$0" "$@"
 """
 NETWORKS = shutil.which("strace") and not subprocess.call(
-    ["unshare", "-n", "sh", "-c", "ip link add d0 type veth peer name d1 && strace -qq true"],
+    [
+        "unshare",
+        "-n",
+        "sh",
+        "-c",
+        "ip link add d0 type veth peer name d1 && strace -f --seccomp-bpf -qq -e trace=connect true",
+    ],
     stdout=subprocess.DEVNULL,
     stderr=subprocess.DEVNULL,
 )
 
 
+RELAY = "/ip4/45.33.7.9/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+
+
 @pytest.mark.skipif(not NETWORKS, reason="needs root, ip and strace")
-def test_the_network_daemon_asks_the_router_for_a_way_in_and_nobody_for_anything_else(tmp_path: Path) -> None:
-    """With a public address, the default host and no peers; loopback is its own metrics."""
-    line = command("join", "--home", str(tmp_path / "home"), "--device", "cpu", "--steps", "3", *STILL)
+@pytest.mark.parametrize("relays", [(), (RELAY,)], ids=["alone", "with-a-relay"])
+def test_the_network_daemon_dials_its_router_and_peers_and_nobody_else(relays: tuple[str, ...], tmp_path: Path) -> None:
+    """With a public address, the default host and no peers, or one that never answers; loopback is its own metrics."""
+    line = command("join", "--home", str(tmp_path / "home"), "--device", "cpu", "--steps", "3", *SMALL)
+    line += [part for relay in relays for part in ("--relay", relay)]
     trace = tmp_path / "trace"
     ended = ran(["unshare", "-n", "sh", "-c", ALONE, str(trace), *line], dict(os.environ) | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode == 0, ended.stderr
@@ -121,4 +135,5 @@ def test_the_network_daemon_asks_the_router_for_a_way_in_and_nobody_for_anything
     dialled = [re.search(r"htons\((\d+)\).*?(?:inet_addr|inet_pton)\((?:AF_INET6, )?\"([^\"]+)", line) for line in told]
     assert told and all(dialled)
     abroad = {found.group(2, 1) for found in dialled if found and found.group(2) not in ("127.0.0.1", "::1")}
-    assert abroad == {("239.255.255.250", "1900"), ("45.33.7.1", "5351")}
+    router = {("239.255.255.250", "1900"), ("45.33.7.1", "5351")}
+    assert abroad <= router | ({("45.33.7.9", "4001")} if relays else set())

@@ -70,11 +70,13 @@ def fit(
     resolve(model)  # a wrong name is told before anything heavy is imported
     with waiting(f"Reading the configuration of {model}", silent=json) as now:
         now("Loading PyTorch")
+        from ftis_node.policy.context import refuse_run
         from ftis_node.policy.geometry import geometry
 
         budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))
         now(f"Reading the configuration of {model}")
         shape = geometry(model)
+    refuse_run(model, shape.context, caps[1])
     wishes = Wishes(
         lora=lora,
         dtype=dtype,

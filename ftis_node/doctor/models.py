@@ -65,6 +65,7 @@ def clock(case: Case) -> Iterator[Finding]:
 
 def memory(case: Case) -> Iterator[Finding]:
     """Whether the model can be trained in the memory that there is: the plan that `join` would make."""
+    from ftis_node.policy.context import refuse_run
     from ftis_node.policy.geometry import geometry
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import choose_device
@@ -77,6 +78,7 @@ def memory(case: Case) -> Iterator[Finding]:
     device = choose_device(settings.device)
     with described(settings.model, _hub(case)) as folder:
         case.shape = replace(geometry(folder), name=settings.model)
+    refuse_run(settings.model, case.shape.context, workload(case).completion_tokens)
     remembered = LearnedSizes(home.plan, settings.model).sizes | settled(home.checkpoints, settings.model)
     _, case.plan = settle(settings, workload(case), remembered, case.shape)
     chosen = case.plan

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis_node.errors import UsageError
-from ftis_node.policy.policy import Policy
 
 _BEGINNING = 80  # letters of a question, to know it by
 
@@ -59,7 +58,8 @@ def refuse_run(name: str, context: Context, completion_tokens: int) -> None:
 
 
 def refuse_prompts(
-    policy: Policy,
+    name: str,
+    context: Context,
     prompts: Sequence[Sequence[int]],
     questions: Sequence[str],
     data: str,
@@ -71,6 +71,7 @@ def refuse_prompts(
     """Refuses prompts that cannot be answered; none is cut or left out, for rows are the same on every node.
 
     Args:
+        name, context: of the model.
         prompts: token ids; questions: what they were made of; data: where they are from, in words.
         completion_tokens, prompt_tokens: caps.
         shorter: what to do about prompts that have no room in the context.
@@ -87,7 +88,7 @@ def refuse_prompts(
     told = repr(asked if len(asked) <= _BEGINNING else asked[:_BEGINNING] + "…")
     if longest == 0:
         raise UsageError(
-            f"{named} has no token in the tokenizer of {policy.name}: {told}.",
+            f"{named} has no token in the tokenizer of {name}: {told}.",
             "Take such rows out of the data, or use a model with another tokenizer.",
         )
     if longest > prompt_tokens:
@@ -95,10 +96,9 @@ def refuse_prompts(
             f"{named} is a prompt of {longest} tokens, and the run allows {prompt_tokens}: {told}.",
             "Start a run with a larger prompt_tokens, or take the long rows out of the data.",
         )
-    context = context_of(policy.causal_lm.config)
     if longest + completion_tokens > context.tokens:
         raise UsageError(
             f"{named} is a prompt of {longest} tokens and a completion may have {completion_tokens}, but "
-            f"{policy.name} {context.why}: {told}.",
+            f"{name} {context.why}: {told}.",
             shorter,
         )

@@ -22,7 +22,7 @@ from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.memory import Room, fitting
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
-from ftis_node.policy.context import refuse_prompts, refuse_run
+from ftis_node.policy.context import Context, refuse_prompts, refuse_run
 from ftis_node.policy.generate import Sampling, generate
 from ftis_node.policy.geometry import geometry
 from ftis_node.policy.load import choose_device, load_policy
@@ -73,6 +73,7 @@ class Engine:
         self.learner: Learner
         self.random: torch.Generator
         self.usage = Usage()
+        self._context: Context
         # Sequences side by side, each with a size of its own: what is too much for evaluation shrinks nothing else.
         self._generating: Room
         self._evaluating: Room
@@ -115,6 +116,7 @@ class Engine:
         # Told before a model is loaded, and before a home belongs to a run.
         choose_objective(asked, self.task.name, workload.completion_tokens)
         shape = geometry(asked.model)
+        self._context = shape.context
         refuse_run(asked.model, shape.context, workload.completion_tokens)
         self._settings, plan = settle(asked, workload, remembered or {}, shape)
         if must_fit:
@@ -266,7 +268,7 @@ class Engine:
         cap = max(loaded.completion_tokens, self.run.completion_tokens)
         ids = [prompt_ids(self.policy.tokenizer, loaded.template, example.question) for example in examples]
         questions = [example.question for example in examples]
-        refuse_prompts(self.policy, ids, questions, name, completion_tokens=cap)
+        refuse_prompts(self.policy.name, self._context, ids, questions, name, completion_tokens=cap)
         self._exams[name] = _Exam(ids, examples, loaded.reward, cap, loaded.scorer)
         return {"prompts": len(examples)}
 
@@ -343,7 +345,8 @@ class Engine:
         """Token ids of these examples. Raises UsageError as `refuse_prompts` does, which `data` is for."""
         prompts = [prompt_ids(self.policy.tokenizer, template, example.question) for example in examples]
         refuse_prompts(
-            self.policy,
+            self.policy.name,
+            self._context,
             prompts,
             [example.question for example in examples],
             data,
