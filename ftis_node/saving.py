@@ -109,7 +109,7 @@ class Saving:
         step."""
         await self.settle()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await worker.call("snapshot", directory=str(directory), size=self._saved_bytes)
+        await worker.call("snapshot", directory=str(directory))
         self._saved_at = time.monotonic()
         facts = {"model": self._model, "optimiser": self._optimiser, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
