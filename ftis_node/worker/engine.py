@@ -146,7 +146,7 @@ class Engine:
             "completion_tokens": self.task.completion_tokens,
             "rows": len(self.task.train),
             "held_out": len(self.task.held_out),
-            "plan": told(plan),
+            "plan": {**told(plan), "reasons": [*plan.reasons, self.policy.way]},
             "sizes": self._sizes,
         }
 
