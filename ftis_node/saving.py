@@ -173,7 +173,7 @@ class Saving:
         step."""
         await self.settle()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await worker.call("snapshot", directory=str(directory), size=self._saved_bytes)
+        await worker.call("snapshot", directory=str(directory))
         self._begun_at, self._unsaved = self._clock(), False
         of = {"model": self._model, "optimiser": self._optimiser, "branch": self.branch}
         facts = {**of, "progress": progress.facts()}

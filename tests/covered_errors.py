@@ -16,7 +16,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_shortage.py::test_the_higher_limit_that_is_named_is_enough": {
         "worker/shortage.py": ("what",),
     },
-    "test_engine.py::test_a_full_disk_is_a_persons_business_and_another_fault_is_not": {
+    "test_snapshot.py::test_a_full_disk_is_a_persons_business_and_another_fault_is_not": {
         "worker/engine.py": ("There is no room for a checkpoint in …",),
     },
     "test_errors_within.py::test_waiting_for_a_pause_ends_when_something_else_was_asked_for": {

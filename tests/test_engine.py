@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,6 @@ import msgpack
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.learner import memory
@@ -293,43 +290,6 @@ def test_after_restore_everything_goes_on_as_it_would_have(lora: bool, tmp_path:
     assert (again["loss"], again["gradient_norm"]) == (report["loss"], report["gradient_norm"])
     for name, value in original.learner.state()[0].items():
         assert torch.equal(value, resumed.learner.state()[0][name]), name
-
-
-def test_a_snapshot_is_of_its_moment_and_is_written_later_or_at_once(tmp_path: Path) -> None:
-    engine = opened()
-    then = {name: value.clone() for name, value in engine.learner.state()[0].items()}
-    later, at_once = tmp_path / "later", tmp_path / "at once"
-    for directory, size in ((later, 0), (at_once, 1 << 60)):  # there is not that much memory
-        directory.mkdir()
-        engine.snapshot(str(directory), size)
-        assert any(directory.iterdir()) == (size > 0)
-    engine.snapshot(str(later), 0)
-    engine.step(uneven(engine, [1, 2, 3]))
-    engine.write(str(later))
-    for directory in (later, at_once):
-        written = load_file(directory / "trainable.safetensors")
-        assert all(torch.equal(written[name], value) for name, value in then.items())
-    assert not all(torch.equal(engine.learner.state()[0][name], value) for name, value in then.items())
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (SafetensorError("I/O error: No space left on device (os error 28)"), UserError),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), UserError),
-        (SafetensorError("I/O error: File too large (os error 27)"), SafetensorError),
-    ],
-)
-def test_a_full_disk_is_a_persons_business_and_another_fault_is_not(
-    error: Exception, told: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    engine = opened()
-    monkeypatch.setattr("ftis_node.worker.engine.save_file", fail)
-    with pytest.raises(told, match=r"No space|quota|too large"):
-        engine.save(str(tmp_path))
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:

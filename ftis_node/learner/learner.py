@@ -283,9 +283,13 @@ class Learner:
 
     # --- what outlives the process --------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Copies of the trainable weights by name, and of everything else that the next step depends on, on the CPU."""
-        weights, state = self.optimiser.state()
+    def state(self, *, live: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Copies of the trainable weights by name, and of everything else that the next step depends on, on the CPU.
+
+        Args:
+            live: no copies, but what the next step will change, wherever it is.
+        """
+        weights, state = self.optimiser.state(live=live)
         return weights, {**state, _GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Tensor], steps: int) -> None:

@@ -72,8 +72,11 @@ class Optimiser:
         for parameter in self._trainable.values():
             parameter.grad = None
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def state(self, *, live: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU.
+
+        Args:
+            live: no copies, but what the next step will change.
 
         Raises:
             FtisError: the optimiser keeps something that no checkpoint can hold, which is named.
@@ -84,7 +87,8 @@ class Optimiser:
             for name, master in self._masters.items()
             for key, value in flattened(self._adam.state.get(master, {})).items()
         }
-        return {name: _copy(master) for name, master in self._masters.items()}, state
+        weights = {name: master.detach() for name, master in self._masters.items()}
+        return (weights, state) if live else (_copies(weights), _copies(state))
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Puts back what `state` gave.
@@ -150,5 +154,5 @@ def _eight_bit() -> Any:
     return AdamW8bit
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

@@ -17,7 +17,7 @@ _VALUES = (bool, int, float, str, type(None))
 
 
 def flattened(entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copies on the CPU, by name: tensors, numbers, text and None, and dictionaries of those.
+    """By name: its tensors themselves, and numbers, text and None as tensors; from dictionaries within, too.
 
     Raises:
         FtisError: it holds something else, which is named.
@@ -44,7 +44,7 @@ def _leaves(entry: Mapping[Any, Any], above: str) -> Iterator[tuple[str, Tensor]
         if not isinstance(key, str) or _WITHIN in key or "/" in key or key.endswith(_PLAIN):
             raise FtisError(f"The optimiser's state {name} has a name that a checkpoint cannot hold.")
         if isinstance(value, Tensor):
-            yield name, value.detach().to("cpu", copy=True).contiguous()
+            yield name, value.detach()
         elif isinstance(value, dict) and value:
             yield from _leaves(value, name + _WITHIN)
         elif type(value) in _VALUES or value == {}:

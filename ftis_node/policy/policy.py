@@ -20,6 +20,7 @@ class Policy:
     packed: sequences are scored in one row without padding (`packing`); else padded, one row each.
     lean: `decoder` generates with it; else transformers' modules do.
     engine: what generates, see `generate`.
+    way: how sequences are scored and generated and why, in words.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Policy:
     packed: bool = False
     lean: bool = False
     engine: Engine = "native"
+    way: str = ""
 
     @property
     def causal_lm(self) -> Any:

@@ -20,6 +20,13 @@ from ftis_node.policy.score import completion_logprobs
 
 _OTHER_MODEL = "Use a model of another family, for example Qwen2.5 or Llama."
 
+# How far log-probs of one model may lie apart, on average, in layouts that mean the same: in fp32; and in fewer digits
+# as a multiple of what rounding alone makes, between bounds. Random Qwen2 of 2 to 28 layers, sharp and not, needed 1.3
+# of it at most; positions shifted by one made more than 7 of it where they changed a log-prob by a tenth or more.
+_EXACT = 1e-3
+_NOISE, _LEAST, _MOST = 2.5, 0.01, 1.0
+_UNKNOWN = 0.1  # where rounding cannot be measured
+
 logger = logging.getLogger(__name__)
 
 
@@ -28,7 +35,7 @@ def ready(policy: Policy) -> Policy:
 
     Without dropout, for log-probs of training must be those of sampling. Packed, if its attention goes through
     transformers' interface, has no window, and gives what padding gives. Lean, if `decoder` knows it and gives that
-    too.
+    too. `way` says which it is, and why.
 
     Raises:
         UsageError: its log-probs are not those of its hidden states and head, or it keeps some dropout.
@@ -47,12 +54,14 @@ def ready(policy: Policy) -> Policy:
         raise UsageError(f"{policy.name} cannot be scored: {line}", _OTHER_MODEL) from error
     finally:
         policy.model.eval()
-    if not _alike(policy, padded, plain):
+    tolerance = _tolerance(policy, probe, plain)
+    if not _apart(padded, plain) <= tolerance:
         raise UsageError(f"{policy.name} changes its logits in a way that scoring does not know.", _OTHER_MODEL)
-    if not _alike(policy, padded, training):
+    if not _apart(padded, training) <= tolerance:
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", _OTHER_MODEL)
-    policy = _packed(policy, probe, padded)
-    return replace(policy, lean=_lean(policy, probe, padded))
+    policy, layout = _packed(policy, probe, padded, tolerance)
+    lean, engine = _lean(policy, probe, padded, tolerance)
+    return replace(policy, lean=lean, way=f"Sequences are {layout}. {policy.name} {engine}.")
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:
@@ -65,29 +74,69 @@ def _remove_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor) -> Policy:
+def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[Policy, str]:
+    """The policy, and how its sequences are laid out, in words."""
     model, config = policy.causal_lm, policy.causal_lm.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if not model._supports_attention_backend or kinds != {"full_attention"} or window is not None:
-        return policy
+    if not model._supports_attention_backend:
+        return policy, "padded, for the model's attention is its own"
+    if kinds != {"full_attention"} or window is not None:
+        return policy, "padded, for the model's attention has a window, or is of several kinds"
     model.set_attn_implementation(ATTENTION)
     packed = replace(policy, packed=True)
     try:
-        if _alike(policy, padded, _logprobs(packed, probe)):
-            return packed
-    except Exception:  # a model's code that takes no such arguments: then it is padded
-        pass
+        apart = _apart(padded, _logprobs(packed, probe))
+        why = _compared(apart, tolerance)
+    except Exception as error:  # a model's code that takes no such arguments: then it is padded
+        apart, why = float("inf"), _in_short(error)
+    if apart <= tolerance:
+        return packed, f"packed ({why})"
     model.set_attn_implementation("sdpa")
-    return policy
+    return policy, f"padded, which takes longer, for packing gives something else ({why})"
 
 
-def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor) -> bool:
+def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[bool, str]:
+    """Whether `decoder` generates, and that in words."""
+    slow = "generates by transformers' modules, which takes longer"
+    if not understood(policy.causal_lm):
+        return False, f"{slow}, for the native decoder does not know them all"
     try:
-        return understood(policy.causal_lm) and _alike(policy, padded, decoder_logprobs(policy, probe))
+        apart = _apart(padded, decoder_logprobs(policy, probe))
     except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
         logger.warning("%s is generated with by transformers' modules, which takes longer: %r", policy.name, error)
-        return False
+        return False, f"{slow}, for the native decoder failed ({_in_short(error)})"
+    if apart <= tolerance:
+        return True, f"generates by the native decoder ({_compared(apart, tolerance)})"
+    return False, f"{slow}, for the native decoder gives something else ({_compared(apart, tolerance)})"
+
+
+def _compared(apart: float, tolerance: float) -> str:
+    return f"log-probs differ by {apart:.2g}, {tolerance:.2g} is allowed"
+
+
+def _in_short(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:100]
+
+
+def _tolerance(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:
+    """How far log-probs may lie apart, by `_EXACT` and what follows it.
+
+    Rounding is measured by the same passes of the model's own code with another attention kernel, which sums in another
+    order; nothing of this project's layouts is in it.
+    """
+    if policy.dtype == torch.float32:
+        return _EXACT
+    model = policy.causal_lm
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("eager")
+        noise = _apart(plain, _plain_logprobs(policy, probe))
+    except Exception:  # as many kinds as there are architectures, and some have no other kernel
+        noise = 0.0
+    finally:
+        model.set_attn_implementation(before)
+    return min(max(_NOISE * noise, _LEAST), _MOST) if noise > 0 else _UNKNOWN
 
 
 def _probe(policy: Policy) -> list[Prefixed]:
@@ -112,5 +161,6 @@ def _plain_logprobs(policy: Policy, probe: list[Prefixed]) -> Tensor:
     return torch.cat(out)
 
 
-def _alike(policy: Policy, one: Tensor, other: Tensor) -> bool:
-    return float((one - other).abs().mean()) < (1e-3 if policy.dtype == torch.float32 else 0.1)
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The mean distance of log-probs; nan where some are none, which is no distance within any tolerance."""
+    return float((one - other).abs().mean())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ftis_node import evaluation
 from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.learner import Learner, Part, TrainingGroup
-from ftis_node.learner.memory import Room, fitting
+from ftis_node.learner.memory import Room, fitting, out_of_memory
+from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
 from ftis_node.policy.context import Context, refuse_prompts, refuse_run
@@ -33,6 +34,7 @@ from ftis_node.run import RUN_DEFAULTS, Run
 from ftis_node.settings import Settings
 from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.rewards import TAGS
+from ftis_node.text import rounded
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle, told
@@ -45,6 +47,8 @@ _RANDOM = "random.safetensors"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SPARE = 1.2  # of a checkpoint's size must be free in main memory for it to lie there beside the next step
 TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # of one completion, for people to read
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +84,7 @@ class Engine:
         self._sizes: dict[str, int] = {}  # see `planning.ceilings`
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
+        self._told_no_room = False
         # Of the run's rule, one for each thread: some rules are processes, which can be asked by one at a time.
         self._scorer: Scorer
         self._side_scorer: Scorer
@@ -147,7 +152,7 @@ class Engine:
             "completion_tokens": self.task.completion_tokens,
             "rows": len(self.task.train),
             "held_out": len(self.task.held_out),
-            "plan": told(plan),
+            "plan": {**told(plan), "reasons": [*plan.reasons, self.policy.way]},
             "sizes": self._sizes,
         }
 
@@ -278,21 +283,39 @@ class Engine:
 
     def save(self, directory: str) -> dict[str, Any]:
         """Writes trainable weights, optimiser and random states into an existing directory."""
-        self._write(self._state(), directory)
+        self._write(self._state(live=True), directory)
         return {"steps": self.learner.steps}
 
-    def snapshot(self, directory: str, size: int) -> dict[str, Any]:
+    def snapshot(self, directory: str) -> dict[str, Any]:
         """Copies all that `write` writes into main memory; where that has no room for it beside the next step, it is
-        written at once.
+        written at once and without a copy, while training waits.
 
-        Args:
-            size: about how many bytes it is.
+        Raises:
+            UserError: the disk is full.
         """
-        if psutil.virtual_memory().available < SPARE * size:
+        self._snapshot = self._copy()
+        if not self._snapshot:
             self.save(directory)
-        else:
-            self._snapshot = self._state()
         return {"steps": self.learner.steps}
+
+    def _copy(self) -> dict[str, dict[str, torch.Tensor]]:
+        """A copy of the state; nothing where main memory has no room for it."""
+        size = sum(tensor.nbytes for tensors in self._state(live=True).values() for tensor in tensors.values())
+        free = psutil.virtual_memory().available
+        if free >= SPARE * size:
+            try:
+                return self._state()
+            except (RuntimeError, MemoryError) as error:  # what counts as available is an estimate
+                if not out_of_memory(error):
+                    raise
+        if not self._told_no_room:
+            self._told_no_room = True
+            logger.warning(
+                "Main memory (%s free) cannot hold a copy of a checkpoint (%s): training waits while it is written.",
+                rounded(free),
+                rounded(size),
+            )
+        return {}
 
     def write(self, directory: str) -> dict[str, Any]:
         """Writes the latest snapshot, once, into an existing directory; from any thread.
@@ -304,9 +327,9 @@ class Engine:
         self._write(snapshot, directory)
         return {}
 
-    def _state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of everything that the next step depends on, by the name of their file."""
-        weights, optimiser = self.learner.state()
+    def _state(self, *, live: bool = False) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of everything that the next step depends on, by the name of their file; `live`: no copies."""
+        weights, optimiser = self.learner.state(live=live)
         random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state().cpu()}
         return {WEIGHTS: weights, OPTIMISER: optimiser, _RANDOM: random}
 
@@ -314,9 +337,9 @@ class Engine:
         told = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
         try:
             for name, tensors in state.items():
-                save_file(tensors, Path(directory) / name, metadata=told if name == WEIGHTS else None)
-        except (OSError, SafetensorError) as error:
-            if any(f"os error {code}" in str(error) or getattr(error, "errno", 0) == code for code in _NO_ROOM):
+                write_tensors(Path(directory) / name, tensors, told if name == WEIGHTS else None)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
                 raise UserError(
                     f"There is no room for a checkpoint in {Path(directory).parent}: {error}.",
                     "Make room on its disk and start the same command again; it goes on from the last checkpoint.",

@@ -167,7 +167,7 @@ def peak_memory(call: Callable[[], object], before: int) -> float:
 
 def held(learner: Learner) -> int:
     """Bytes that are there between steps: weights, their masters where those are others, and the optimiser's state."""
-    masters, optimiser = learner.state()
+    masters, optimiser = learner.state(live=True)
     apart = [master for name, master in masters.items() if master.dtype != learner.trainable[name].dtype]
     return sum(tensor.nbytes for tensor in [*learner.policy.model.parameters(), *apart, *optimiser.values()])
 

@@ -1,0 +1,145 @@
+"""Packing and the native decoder are used where they are right, in bf16 too, and refused where they are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.errors import UsageError
+from ftis_node.policy import packing, score
+from ftis_node.policy import ready as readiness
+from ftis_node.policy.packing import Packing, pack
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.ready import ready
+from ftis_node.worker.engine import Engine
+from tests.helpers_models import arithmetic_settings, tiny_policy, tiny_tokenizer
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def model(spread: float, dtype: torch.dtype, layers: int = 28, kind: type[Qwen2ForCausalLM] = Qwen2ForCausalLM) -> Any:
+    """As deep as real ones, and with as sharp logits where `spread` is large."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 26, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+    return kind(Qwen2Config(**sizes, **heads, initializer_range=spread, eos_token_id=1, pad_token_id=0)).to(dtype)
+
+
+def made(*args: Any, **kwargs: Any) -> Policy:
+    return ready(Policy("deep", model(*args, **kwargs), tiny_tokenizer(), torch.device("cpu")))
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_deep_models_with_sharp_logits_are_packed_and_decoded_natively_in_bf16_too(
+    spread: float, dtype: torch.dtype
+) -> None:
+    policy = made(spread, dtype)
+    assert policy.packed and policy.lean, policy.way
+    assert "Sequences are packed (log-probs differ by" in policy.way
+    assert "deep generates by the native decoder (log-probs differ by" in policy.way
+
+
+def shifted(*args: Any) -> Packing:
+    """Completions begin one position too late."""
+    packed = pack(*args)
+    positions = packed.positions.clone()
+    positions[int(packed.prompts.filled.sum()) :] += 1
+    return replace(packed, positions=positions)
+
+
+def of_the_neighbour(*args: Any) -> Packing:
+    """The last completion sees the first prompt in place of its own."""
+    packed = pack(*args)
+    owner = packed.owner.clone()
+    owner[-1] = 0
+    return replace(packed, owner=owner)
+
+
+def with_a_leak(*args: Any) -> Packing:
+    """Each token sees the next one of its completion."""
+
+    class Leaking(Packing):
+        @cached_property
+        def mask(self) -> Tensor:
+            mask = super().mask.clone()
+            width = self.completions.filled.shape[1]
+            mask[..., -width:] |= torch.ones(width, width, dtype=torch.bool).tril(1)
+            return mask
+
+    packed = pack(*args)
+    return Leaking(**{name: getattr(packed, name) for name in packed.__dataclass_fields__})
+
+
+@pytest.mark.parametrize("broken", [shifted, of_the_neighbour, with_a_leak])
+@pytest.mark.parametrize("spread", [0.1, 0.2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_layout_that_is_wrong_is_refused_in_bf16_too(
+    broken: Any, spread: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "pack", broken)
+    policy = made(spread, dtype)
+    assert not policy.packed and policy.lean
+    assert "padded, which takes longer, for packing gives something else (log-probs differ by" in policy.way
+    assert policy.causal_lm.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_decoder_that_is_wrong_is_refused_in_bf16_too(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = readiness.decoder_logprobs
+    monkeypatch.setattr(readiness, "decoder_logprobs", lambda policy, groups: right(policy, groups).roll(1))
+    policy = made(0.2, dtype)
+    assert policy.packed and not policy.lean
+    assert "transformers' modules, which takes longer, for the native decoder gives something else" in policy.way
+
+
+class Neighbourly(Qwen2ForCausalLM):
+    """A model whose tokens look at those next to them in the row, whichever sequence they are of."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+
+        def mix(module: Any, args: Any, out: Tensor) -> Tensor:
+            return out + 0.5 * out.roll(1, 1) * (torch.arange(out.shape[1]) > 0)[:, None]
+
+        self.model.embed_tokens.register_forward_hook(mix)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_model_that_depends_on_neighbours_in_the_row_is_padded(dtype: torch.dtype) -> None:
+    policy = made(0.2, dtype, 4, Neighbourly)
+    assert not policy.packed, policy.way
+
+
+class Scaled(Qwen2ForCausalLM):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits * 0.5
+        return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too(dtype: torch.dtype) -> None:
+    with pytest.raises(UsageError, match="changes its logits"):
+        made(0.1, dtype, 28, Scaled)
+
+
+def test_the_way_is_told_when_a_model_is_loaded() -> None:
+    plan = Engine().load(arithmetic_settings(), "arithmetic", None, None)["plan"]
+    assert plan["reasons"][-1].startswith("Sequences are packed (") and "native decoder" in plan["reasons"][-1]
+
+
+def test_why_a_model_is_padded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise TypeError("forward() got an unexpected keyword argument 'packing'")
+
+    monkeypatch.setattr(packing.Packing, "attend", fail)
+    assert "(forward() got an unexpected keyword argument" in ready(replace(policy, packed=False)).way
