@@ -180,6 +180,12 @@ function gpu({ utilization, used_bytes: used, total_bytes: total }) {
   return `${busy}${bytes(used)} of ${bytes(total)}`;
 }
 
+function saved(checkpoint) {
+  if (checkpoint?.step == null) return "nothing yet";
+  const due = checkpoint.due_seconds == null ? "" : `, next in ${lasting(checkpoint.due_seconds)}`;
+  return `step ${number(checkpoint.step)}, ${lasting(checkpoint.age_seconds)} ago${due}`;
+}
+
 function showNetwork(status) {
   const rows = [
     ["Addresses", status.addresses?.length ? status.addresses.map((address) => el("code", null, address)) : "none yet"],
@@ -188,6 +194,7 @@ function showNetwork(status) {
     ["Own groups refused", number(status.own_groups_refused)],
     ["Announcements", counts(status.announcements)],
     ["Pool", status.pool ? counts(status.pool) : "–"],
+    ["Saved", saved(status.checkpoint)],
     ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
     ["Memory", bytes(status.process?.memory_bytes)],
     ...(status.gpu ? [["GPU", gpu(status.gpu)]] : []),
