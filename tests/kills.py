@@ -145,7 +145,8 @@ def moment(node: Daemon, rng: random.Random) -> str:
     if rng.random() < 0.1:  # anywhere in the start
         time.sleep(rng.uniform(0.0, 6.0))
         return node.status().get("state", "starting")
-    node.wait(lambda s: s.get("step") is not None and s["state"] not in ("LOADING", "JOINING"), "it trains")
+    node.wait(lambda s: s.get("checkpoint", {}).get("step") is not None, "it trains")
+    node.wait(lambda s: s["state"] not in ("LOADING", "JOINING"), "it trains")
     until = time.monotonic() + rng.uniform(0.0, STEPS_SECONDS)
     chosen = rng.choice(("any", "partial"))
     while time.monotonic() < until:
