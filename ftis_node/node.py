@@ -491,7 +491,7 @@ class Node:
             "page": self._page.address if self._page is not None else None,
             "uptime": boot_seconds() - self._started,
             **self._compute.status(),
-        } | (training_status(rooms.stepper, rooms.swarm, rooms.saving) if rooms is not None else {})
+        } | (training_status(rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else {})
 
     def peers(self) -> dict[str, Any]:
         """What `ftis-node peers --json` shows."""

@@ -13,7 +13,6 @@ import psutil
 
 from ftis_node.clocks import boot_seconds
 from ftis_node.observe.view import number
-from ftis_node.saving import Saving
 from ftis_node.stepping import Stepper
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.swarm import Swarm
@@ -46,13 +45,13 @@ class StepLog:
         )
 
 
-def training_status(stepper: Stepper, swarm: Swarm, saving: Saving) -> dict[str, Any]:
+def training_status(stepper: Stepper, swarm: Swarm, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """How far the training is, what it used, what of it is saved, and what went over the wire."""
     progress, last, pool = stepper.progress, stepper.last, stepper.pool
     overall = last.get("diagnostics", {}).get("overall", {})
     return {
         "step": progress.step,
-        "checkpoint": saving.status(),
+        "checkpoint": checkpoint,
         "pass_at_1_before": progress.pass_at_1_before,
         "pass_at_1": progress.pass_at_1,
         "pass_at_1_step": progress.pass_at_1_step,

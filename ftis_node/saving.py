@@ -19,7 +19,7 @@ from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import Checkpoints, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
 from ftis_node.swarm.standing import Standing
-from ftis_node.text import GB, duration, rounded
+from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 300.0, 3600.0  # between checkpoints, by default
@@ -47,7 +47,7 @@ def wear(minutes: float | None, size: int) -> str:
     seconds = checkpoint_seconds(minutes, size)
     if not seconds:
         return f"a checkpoint of {rounded(size)} after every step"
-    return f"a checkpoint of {rounded(size)} every {duration(seconds)}, {rounded(size * 86400 / seconds)} a day"
+    return f"a checkpoint of {rounded(size)} every {seconds / 60:.3g} min, {rounded(size * 86400 / seconds)} a day"
 
 
 class Saving:

@@ -29,10 +29,12 @@ import psutil
 from ftis_node.lab.bench.namespaces import namespaces, partition
 from ftis_node.observe.metrics import read_events
 from tests.daemons import Daemon, gone, kind_of
+from tests.kills import Loss, loss
 from tests.views import Observer, halves
 
 PORT, ANY = 4001, "0.0.0.0"
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
+MINUTES = (0.0, 0.1)  # between checkpoints, of every other node
 GAP_SECONDS, GAP_MEDIANS = 15.0, 3.0
 APART_SECONDS = 60.0
 SAMPLE_SECONDS = 10.0
@@ -67,6 +69,7 @@ class Swarm:
             daemon = Daemon(
                 path / f"node-{number}",
                 *("--model", MODELS[number % len(MODELS)], "--port", str(PORT), *peers, *flags),
+                *("--set", f"checkpoint_minutes={MINUTES[number % len(MINUTES)]}"),
                 prefix=("ip", "netns", "exec", namespace),
                 host=address if self.members else ANY,
             )
@@ -200,12 +203,8 @@ def examine(member: Member) -> dict[str, Any]:
     events = read_events(member.daemon.home.metrics, "step", "started")
     steps = [event for event in events if event["event"] == "step"]
     foreign = [digest for event in steps for digest in event["batch"]["foreign"]]
-    lost = []
-    last = 0
-    for event in events:  # how many finished steps each start had to take again
-        if event["event"] == "started":
-            lost.append(last - event["step"])
-        last = event["step"]
+    number = int(member.name.removeprefix("node-"))
+    lost = _lost(events, MINUTES[number % len(MINUTES)])
     times = [event["time"] for event in steps]
     gaps = [(a, b) for a, b in itertools.pairwise(times) if not _down(member, a, b, events)]
     lengths = [b - a for a, b in gaps]
@@ -216,12 +215,26 @@ def examine(member: Member) -> dict[str, Any]:
         "longest_gap": max(lengths),
         "gap_limit": max(GAP_SECONDS, GAP_MEDIANS * median),
         "kills": member.killed,
-        "steps_lost_per_start": lost[1:],
+        "steps_lost_per_start": [one.steps for one in lost],
+        "lost_too_much": [problem for one in lost if (problem := one.problem()) is not None],
         "foreign_groups": len(foreign),
         "trained_twice": len(foreign) - len(set(foreign)),
         "files": sorted(path.name for path in member.daemon.home.path.iterdir()),
         "checkpoints": sorted(path.name for path in member.daemon.home.checkpoints.iterdir()),
     }
+
+
+def _lost(events: Sequence[dict[str, Any]], minutes: float) -> list[Loss]:
+    """What every start after the first had to take again."""
+    found, life = [], list[dict[str, Any]]()
+    for event in events:
+        if event["event"] == "step":
+            life.append(event)
+            continue
+        if life:
+            found.append(loss(life, event["step"], minutes))
+        life = []
+    return found
 
 
 def _down(member: Member, a: float, b: float, events: Sequence[dict[str, Any]]) -> bool:
@@ -263,8 +276,7 @@ def chaos(nodes: int, seconds: float, seed: int) -> dict[str, Any]:
             problems.append(f"{name}: {found['longest_gap']:.1f} s between two steps")
         if found["trained_twice"]:
             problems.append(f"{name}: {found['trained_twice']} groups trained on twice")
-        if any(steps > 1 for steps in found["steps_lost_per_start"]):
-            problems.append(f"{name}: a start lost {max(found['steps_lost_per_start'])} steps")
+        problems += [f"{name}: {problem}" for problem in found["lost_too_much"]]
         if len(found["checkpoints"]) > 3:
             problems.append(f"{name}: checkpoints {found['checkpoints']}")
     meetings = {

@@ -20,6 +20,7 @@ from tests.documented import check, check_daemon
 pytestmark = pytest.mark.timeout(600)
 
 # Nobody listens there; a connection is refused at once.
+EVERY_STEP = ("--set", "checkpoint_minutes=0")
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 
 
@@ -45,7 +46,7 @@ def used(author: Daemon, groups: int = 1):
 def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
     tmp_path: Path, daemons: dict[str, Daemon]
 ) -> None:
-    a = daemons["a"] = Daemon(tmp_path / "a", "--model", "tiny-a", "--name", "A").start()
+    a = daemons["a"] = Daemon(tmp_path / "a", "--model", "tiny-a", "--name", "A", *EVERY_STEP).start()
     address = a.address()
     a.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "A trains alone, and says so")
     b = daemons["b"] = Daemon(tmp_path / "b", "--model", "tiny-b", "--peers", address).start()
@@ -120,7 +121,8 @@ def forbid_writing(worker: psutil.Process) -> None:
 def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoint(
     harm: Callable[[psutil.Process], None], tmp_path: Path, daemons: dict[str, Daemon]
 ) -> None:
-    node = daemons["node"] = Daemon(tmp_path / "node", "--model", "tiny-a", "--name", "my secret").start()
+    flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
+    node = daemons["node"] = Daemon(tmp_path / "node", *flags).start()
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
     harm(worker)

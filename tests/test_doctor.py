@@ -403,7 +403,8 @@ def test_a_disk_that_is_too_small_or_far_away_is_told(tmp_path: Path, monkeypatc
 def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path: Path) -> None:
     case = a_case(tmp_path, disk_gb=0.2, device="cpu")
     list(models.memory(case))
-    assert " MB of packets" in seen(place.disk, case)["ok"].text
+    told = seen(place.disk, case)["ok"].text
+    assert " MB of packets" in told and "a checkpoint of 0.9 MB every 5 min, 250 MB a day" in told
     case.settings = case.settings.model_copy(update={"disk_gb": 0.05})
     assert "may take 51 MB on disk" in seen(place.disk, case)["fail"].text
 

@@ -34,6 +34,9 @@ KEYS = {
     "generation_batch",
     "memory",
     "reasons",
+    "checkpoint_gb",
+    "checkpoint_minutes",
+    "checkpoints_gb_a_day",
     "command",
 }
 # A port that nothing listens at.

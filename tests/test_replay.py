@@ -169,6 +169,12 @@ def test_a_restart_is_in_the_log_with_its_settings(homes: Homes) -> None:
     assert len(json.dumps(step["batch"])) < 100 * len(step["batch"]["own"] + step["batch"]["foreign"])
 
 
+def test_row_7_groups_of_steps_that_a_kill_took_are_not_trained_on_again(homes: Homes) -> None:
+    steps = read_events(homes["killed"] / "metrics.jsonl", "step")
+    foreign = [digest for step in steps for digest in step["batch"]["foreign"]]
+    assert foreign and len(foreign) == len(set(foreign))
+
+
 def test_it_ends_at_the_step_that_was_asked_for(homes: Homes) -> None:
     report = replay(homes["killed"], until=2)
     assert (report["steps"], report["last_step"], report["identical"]) == (2, 2, True)

@@ -23,9 +23,10 @@ from ftis_node.errors import UserError
 from ftis_node.lab.replaying.lineage import EVENTS, lineage
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.progress import Progress
-from ftis_node.saving import Saving
+from ftis_node.saving import Saving, checkpoint_seconds, wear
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import verify
+from ftis_node.text import GB, MB
 
 GOOD = {"bad_steps": 0, "diverged": False}
 DIVERGED = {"bad_steps": 5, "diverged": True}
@@ -232,6 +233,24 @@ def test_the_status_says_how_old_the_checkpoint_is_and_when_the_next_is_due(node
     assert node.saving.status() | {"bytes": 0} == {"step": 1, "bytes": 0, "age_seconds": 100, "due_seconds": 200}
     node.clock.now += 400
     assert node.saving.status()["due_seconds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "a_day"),
+    [
+        pytest.param(3 * MB, 5, "864 MB", id="a toy"),
+        pytest.param(354 * MB, 5, "99.6 GB", id="LoRA layers of 3B"),
+        pytest.param(6 * GB, 36, "240.0 GB", id="0.5B in full"),
+        pytest.param(18 * GB, 60, "432.0 GB", id="1.5B in full"),
+    ],
+)
+def test_the_larger_a_checkpoint_the_longer_until_the_next_and_never_more_than_an_hour(
+    size: int, minutes: float, a_day: str
+) -> None:
+    assert checkpoint_seconds(None, size) == pytest.approx(60 * minutes)
+    assert wear(None, size).endswith(f" every {minutes} min, {a_day} a day")
+    assert checkpoint_seconds(0.5, size) == 30, "what a person sets comes first"
+    assert wear(0, size).endswith("after every step")
 
 
 OPERATIONS = (

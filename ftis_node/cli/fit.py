@@ -91,9 +91,9 @@ def fit(
     chosen = plan(shape, budget, Workload(*caps, completions, settings.batch_groups), wishes, device, eight_bit)
     command = _command(model, chosen, task, device, vram, vram_share)
     if json:
-        print_json(_as_json(shape, chosen) | {"command": command})
+        print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"command": command})
     else:
-        _print(shape, chosen, device)
+        _print(shape, chosen, device, settings.checkpoint_minutes)
         say("", *([f"  {command}"] if chosen.fits else []))
     sys.exit(0 if chosen.fits else 1)
 
@@ -142,8 +142,12 @@ def _command(model: str, plan: Plan, task: str, device: str, vram: float | None,
     return shlex.join(words + [word for key, value in values.items() for word in ("--set", f"{key}={value}")])
 
 
-def _as_json(shape: Geometry, plan: Plan) -> dict[str, Any]:
-    memory = plan.memory
+def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, Any]:
+    from ftis_node.doctor.place import checkpoint_bytes
+    from ftis_node.saving import checkpoint_seconds
+
+    memory, one = plan.memory, checkpoint_bytes(plan, shape)
+    between = checkpoint_seconds(minutes, one)
     sizes = {part: getattr(memory, part) for part in (*_PARTS, "training", "generating", "total")}
     return {
         "model": shape.name,
@@ -158,10 +162,16 @@ def _as_json(shape: Geometry, plan: Plan) -> dict[str, Any]:
         "generation_batch": plan.generation_batch,
         "memory": {part: round(size / GB, 3) for part, size in sizes.items()},
         "reasons": list(plan.reasons),
+        "checkpoint_gb": round(one / GB, 3),
+        "checkpoint_minutes": between / 60,
+        "checkpoints_gb_a_day": round(one / GB * 86400 / between, 1) if between else None,  # None: one a step
     }
 
 
-def _print(shape: Geometry, plan: Plan, device: str) -> None:
+def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> None:
+    from ftis_node.doctor.place import checkpoint_bytes
+    from ftis_node.saving import wear
+
     say(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory", "")
     for part, (name, phase) in _PARTS.items():
         say(f"  {name:26} {rounded(getattr(plan.memory, part)):>9}  {phase}")
@@ -171,3 +181,4 @@ def _print(shape: Geometry, plan: Plan, device: str) -> None:
     say("", f"{'It fits' if plan.fits else 'It does not fit'} on {where}.")
     for reason in plan.reasons:
         say(f"- {reason}")
+    say(f"- On disk: {wear(minutes, checkpoint_bytes(plan, shape))}.")

@@ -17,7 +17,7 @@ from ftis_node.doctor.finding import Case, Finding
 from ftis_node.errors import UsageError, UserError
 from ftis_node.files import bytes_under
 from ftis_node.run import load_run_file
-from ftis_node.saving import refuse_other_settings
+from ftis_node.saving import refuse_other_settings, wear
 from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import newest_facts, parse_label
 from ftis_node.text import rounded
@@ -110,6 +110,7 @@ def disk(case: Case) -> Iterator[Finding]:
     parts = f"{rounded(checkpoints)} of checkpoints, {rounded(quota.packets)} of packets, {rounded(logs)} of logs"
     parts += f", less {rounded(there)} that are there" if there else ""
     text = f"{rounded(free)} are free on the home's disk; it may grow by {rounded(need)} ({parts})."
+    text += f" It gets {wear(case.settings.checkpoint_minutes, one)}." if one else ""
     if free < need:
         advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
         yield Finding("disk", "fail", text, advice)

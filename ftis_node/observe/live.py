@@ -113,6 +113,15 @@ def gpu_line(gpu: dict[str, Any]) -> str:
     return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {rounded(gpu['allocated_bytes'])} in tensors"
 
 
+def saved_line(checkpoint: dict[str, Any]) -> str:
+    """The newest checkpoint's step and age, and when the next is due."""
+    if checkpoint["step"] is None:
+        return "nothing yet"
+    due = checkpoint["due_seconds"]
+    then = "" if due is None else f", next in {duration(due)}"
+    return f"step {checkpoint['step']}, {duration(checkpoint['age_seconds'])} ago{then}"
+
+
 def _headline(status: dict[str, Any]) -> Text:
     state = status["state"]
     text = words(state, f"bold {_COLOURS.get(state, 'cyan')}") + words(f"  {status['reason']}")
@@ -142,11 +151,11 @@ def _figures(status: dict[str, Any]) -> Table:
             f"own {status['own_groups_used']}, foreign {foreign} ({share} of the loss)",
         ),
         ("filtered", number(status["filtered_fraction"], ".0%")),
+        ("saved", saved_line(status["checkpoint"])),
         ("swarm", f"{counted(status['peers'], 'peer')}, {counted(status['pool']['waiting'], 'group')} waiting"),
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
     ]
-    if gpu := status.get("gpu"):
-        rows += [("gpu", gpu_line(gpu)), ("", "")]
+    rows += [("gpu", gpu_line(gpu)) if (gpu := status.get("gpu")) else ("", "")]
     table = Table.grid(padding=(0, 2))
     for left, right in zip(rows[::2], rows[1::2], strict=True):
         table.add_row(words(left[0], "dim"), words(left[1]), words(right[0], "dim"), words(right[1]))

@@ -73,6 +73,9 @@ METRICS = (
     Metric("parameters", "gauge", "parameters", "Parameters of the whole model."),
     # Of the whole training, which goes on from checkpoints: after a crash they may be a little smaller than before.
     Metric("step", "gauge", "step", "Optimiser steps of the whole training."),
+    Metric("checkpoint_step", "gauge", "checkpoint.step", "The step of the newest checkpoint."),
+    Metric("checkpoint_age_seconds", "gauge", "checkpoint.age_seconds", "Training that a kill would cost now."),
+    Metric("checkpoint_due_seconds", "gauge", "checkpoint.due_seconds", "Until steps that are not saved are saved."),
     Metric("groups_used", "gauge", _OWN_AND_FOREIGN, "Groups of the whole training's batches.", "source"),
     Metric("foreign_weight_share", "gauge", "foreign_weight_share", "Foreign samples' part of the loss, from 0 to 1."),
     Metric("pass_at_1", "gauge", "pass_at_1", "Latest greedy pass@1 on held-out prompts, from 0 to 1."),

@@ -187,6 +187,12 @@ function clockBeside(clock) {
   return `${lasting(Math.abs(clock.behind))} ${clock.behind > 0 ? "behind" : "ahead of"} ${peers}`;
 }
 
+function saved(checkpoint) {
+  if (checkpoint?.step == null) return "nothing yet";
+  const due = checkpoint.due_seconds == null ? "" : `, next in ${lasting(checkpoint.due_seconds)}`;
+  return `step ${number(checkpoint.step)}, ${lasting(checkpoint.age_seconds)} ago${due}`;
+}
+
 function showNetwork(status) {
   const rows = [
     ["Addresses", status.addresses?.length ? status.addresses.map((address) => el("code", null, address)) : "none yet"],
@@ -196,6 +202,7 @@ function showNetwork(status) {
     ["Announcements", counts(status.announcements)],
     ["Pool", status.pool ? counts(status.pool) : "–"],
     ["Clock", clockBeside(status.network?.clock)],
+    ["Saved", saved(status.checkpoint)],
     ["Restarts", `compute process ${number(status.worker_restarts)}, p2pd ${number(status.network?.p2pd_restarts)}`],
     ["Memory", bytes(status.process?.memory_bytes)],
     ...(status.gpu ? [["GPU", gpu(status.gpu)]] : []),
