@@ -244,7 +244,7 @@ async def member(
             run_file=RunFile(run=RUN),
             context=CONTEXT,
             store=store,
-            standing=Standing(time.monotonic),
+            standing=Standing(time.monotonic, unix=lambda: 0.0),
             exchange_peers=3,
             max_age=600.0,
             want=want,

@@ -23,11 +23,11 @@ class Budgets:
         self._burst = burst
         self._left: dict[bytes, tuple[float, float]] = {}  # tokens left, and when that was so
 
-    def take(self, peer: bytes) -> bool:
-        """Takes a token; False if the peer has none left."""
+    def take(self, peer: bytes, tokens: float = 1.0) -> bool:
+        """Takes so many tokens, or all that are left; False if the peer had none."""
         now = self._clock()
         left, at = self._left.get(peer, (self._burst, now))
         left = min(self._burst, left + (now - at) * self._a_second)
         make_room(self._left, peer, PEERS_MAX)
-        self._left[peer] = (max(0.0, left - 1.0), now)
+        self._left[peer] = (max(0.0, left - tokens), now)
         return left >= 1.0

@@ -90,7 +90,7 @@ class Swarm:
         self._news = asyncio.Event()  # something to pull
         self._heard = asyncio.Event()  # somebody to greet
         self._record = asyncio.Event()  # something to do in the DHT
-        table = Table(max_age, time.monotonic)
+        table = Table(max_age, time.monotonic, recorded=standing.established)
         self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set)
         self.pulling = Pulling(
             transport=transport,
@@ -165,7 +165,7 @@ class Swarm:
             round=round,
             policy_step=policy_step,
             issued_at=int(time.time()),
-            packets=tuple(packets),
+            packets=packets,
         )
         self.gossip.announce(announcement)
         self._told.set()
