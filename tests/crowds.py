@@ -15,7 +15,7 @@ STEP_SECONDS = 60.0
 
 
 class Crowd:
-    """Each step the node hears announcements of random authors, pulls by its own rules, and trains on what it pulled."""
+    """Each step the node receives announcements of random authors, pulls by its own rules, and trains on the groups."""
 
     def __init__(self, authors: int, heard: int = 120, seed: int = 0) -> None:
         """

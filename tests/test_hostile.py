@@ -15,7 +15,7 @@ import pytest
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity, peer_id
 from tests.daemons import run_cli
-from tests.hostile import content, identity, wire
+from tests.hostile import content, identity, reputation, wire
 from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
 from tests.hostile.stage import Stage
@@ -267,3 +267,20 @@ async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(sta
             "they were counted",
         )
     assert fight.used_by_attackers() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        (reputation.Row34Contradictions, "equivocation"),
+        (reputation.Row36Downwards, "too far ahead"),
+        (reputation.Row37Introducers, "new"),
+        (reputation.Row44Large, "malformed"),
+    ],
+)
+async def test_row_34_36_37_44_keys_that_cost_nothing_neither_silence_the_honest_nor_choose_prompts(
+    stage: Stage, kind: type[Attack], outcome: str
+) -> None:
+    async with attacked(stage, kind) as fight:
+        await until(fight.heard(outcome), "it was received and judged")
+        await fight.goes_on("the nodes go on with one another meanwhile")

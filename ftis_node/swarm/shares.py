@@ -61,6 +61,10 @@ class Shares:
         if not share.known:
             del self.by[whose]
 
+    def count(self, whose: bytes | None) -> int:
+        share = self.by.get(whose) if whose is not None else None
+        return len(share.known) if share is not None else 0
+
     def of(self, whose: bytes) -> list[Known]:
         share = self.by.get(whose)
         return list(share.known.values()) if share is not None else []

@@ -23,6 +23,7 @@ BYTES_MAX = 8 << 20  # of all announcements together, as sent and as packed
 INTRODUCER_PART = 8
 # Nor may all strangers together: authors with a record lose nothing to them until they have more than half of it.
 RECORDED_PART = 2
+VICTIMS = 8  # drawn, of which the introducer with most loses one: floods of a few make room for themselves
 # Of the packets of newcomers, one in so many is of an author drawn by chance; the rest of those next to a record.
 EXPLORED_PART = 4
 MAX_TRIES = 3
@@ -358,9 +359,11 @@ class Table:
             self._remove(self._victim())
 
     def _victim(self) -> Known:
-        """A random one: of the strangers', unless those with a record have more than half."""
+        """One of the strangers', unless those with a record have more than half; and of a few drawn by chance, of the
+        introducer that has most here."""
         while len(self._strange) and len(self._vouched) <= len(self._known) // RECORDED_PART:
-            known = self._rng.choice(self._strange.all)
+            drawn = self._rng.choices(self._strange.all, k=VICTIMS)
+            known = max(drawn, key=lambda one: self._introduced.count(one.introducer))
             if not self._vouch(known):
                 return known
             self._strange.take(known)  # its author has got a record since

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile import content, identity, wire
+from tests.hostile import content, identity, reputation, wire
 from tests.hostile.attack import Attack
 
 ATTACKS: tuple[type[Attack], ...] = (
@@ -31,6 +31,10 @@ ATTACKS: tuple[type[Attack], ...] = (
     identity.Row31Calls,
     identity.Row31Flood,
     content.Row32NoSignal,
+    reputation.Row34Contradictions,
+    reputation.Row36Downwards,
+    reputation.Row37Introducers,
+    reputation.Row44Large,
 )
 
 
