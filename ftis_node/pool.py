@@ -26,18 +26,33 @@ class Scored:
 class Newcomers:
     """Who has no record yet, and how many groups all of them together may still have; None: there is no limit."""
 
-    def __init__(self, is_one: Callable[[bytes], bool] = lambda author: False, room: int | None = None) -> None:
+    def __init__(
+        self,
+        is_one: Callable[[bytes], bool] = lambda author: False,
+        room: int | None = None,
+        record: Callable[[bytes], int] = lambda author: 0,
+    ) -> None:
+        """
+        Args:
+            record: how many groups of an author count towards its record.
+        """
         self.room = room
-        self._is_one = is_one
+        self.is_one = is_one
+        self.record = record
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for any of them."""
+        return self.room is not None and self.room <= 0
 
     def may(self, author: bytes) -> bool:
         """Whether there is room for a group of this author."""
-        return self.room is None or self.room > 0 or not self._is_one(author)
+        return not self.full or not self.is_one(author)
 
     def took(self, author: bytes) -> None:
         """A group of this author was taken."""
         if self.room is not None:
-            self.room -= self._is_one(author)
+            self.room -= self.is_one(author)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ CODE = "code:"
 """What the `reward` of a run begins with where it is code of its owners', followed by 40 hex digits of its sha256."""
 
 _ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
+# A round of more groups is several rounds. Announcements, and what is remembered of who holds what, grow with it.
+SLOTS_MAX = 256
+TOKENS_MAX = 1 << 17  # of a prompt, of a completion
+# Beyond these, logits over temperature overflow, or no token is likelier than another: the compute process fails.
+TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 100.0
 # packet.MAX_PACKET_BYTES once more: neighbours of this layer do not import one another, and a test holds them equal.
 _PACKET_BYTES_MAX = 4 << 20
 
@@ -61,15 +66,15 @@ class Run(BaseModel):
     template: str = Field(max_length=1 << 14)
     reward: _Name
     group: int = Field(ge=2, le=256)
-    slots: int = Field(ge=1, le=4096)
-    prompt_tokens: int = Field(ge=1, le=1 << 20)
-    completion_tokens: int = Field(ge=1, le=1 << 20)
-    temperature: float = Field(gt=0, allow_inf_nan=False)
+    slots: int = Field(ge=1, le=SLOTS_MAX)
+    prompt_tokens: int = Field(ge=1, le=TOKENS_MAX)
+    completion_tokens: int = Field(ge=1, le=TOKENS_MAX)
+    temperature: float = Field(ge=TEMPERATURE_MIN, le=TEMPERATURE_MAX, allow_inf_nan=False)
     eos: tuple[StrictInt, ...] = Field(strict=False, min_length=1, max_length=64)
     tokenizer: _Sha256
     vocabulary: int = Field(ge=2, le=1 << 32)
     collaboration: Literal["vertical", "horizontal"] = "vertical"
-    parts: int = Field(default=1, ge=1)
+    parts: int = Field(default=1, ge=1, le=256)
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Run:
@@ -95,8 +100,8 @@ class Run(BaseModel):
 
         A vertical run has no field `parts`.
 
-        Floats are written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if
-        integral, and an exponent of at least two digits below 1e-4 and from 1e16 (``1e-05``, ``1e+16``).
+        The temperature is written as Python's repr: the shortest digits that read back to the same double, with ``.0``
+        if integral.
         """
         fields = self.model_dump(mode="json", exclude={"parts"} if self.parts == 1 else None)
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -157,7 +157,7 @@ class Stepper:
     def _newcomers(self) -> Newcomers:
         """How much of a batch those have together who have no record."""
         room = self.standing.newcomers_room(self._settings.batch_groups)
-        return Newcomers(lambda author: not self.standing.established(author), room)
+        return Newcomers(lambda author: not self.standing.established(author), room, self.standing.record)
 
     def _of_newcomers(self, waiting: Mapping[bytes, int]) -> int:
         return sum(count for author, count in waiting.items() if not self.standing.established(author))

@@ -248,7 +248,7 @@ async def member(
             run_file=RunFile(run=RUN),
             context=CONTEXT,
             store=store,
-            standing=Standing(boot_seconds),
+            standing=Standing(boot_seconds, unix=lambda: 0.0),
             exchange_peers=3,
             max_age=600.0,
             want=want,

@@ -40,7 +40,7 @@ class Talker:
         dealt_with = dealt_with or set()
         self.news = 0
         known = Table(600.0, lambda: self.now, random.Random(0))
-        self.standing = Standing(lambda: self.now)
+        self.standing = Standing(lambda: self.now, unix=lambda: 0.0)
         self.gossip = Gossip(known, RUN, who.author, self.standing, lambda *key: key in dealt_with, self._heard_news)
 
     def _heard_news(self) -> None:

@@ -16,7 +16,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.swarm import service
 from ftis_node.swarm.identity import Identity, peer_id
 from tests.daemons import run_cli
-from tests.hostile import content, directory, identity, streams, wire
+from tests.hostile import content, directory, identity, reputation, streams, wire
 from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
 from tests.hostile.stage import Stage
@@ -322,3 +322,20 @@ async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bound
     assert isinstance(fight.attack, streams.Row41Requests)
     most = service.LOOKUPS_AT_ONCE + service.LOOKUPS_A_SECOND * seconds
     assert 0 < fight.attack.answered <= most * len(stage.ring.daemons)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        (reputation.Row34Contradictions, "equivocation"),
+        (reputation.Row36Downwards, "too far ahead"),
+        (reputation.Row37Introducers, "new"),
+        (reputation.Row44Large, "malformed"),
+    ],
+)
+async def test_row_34_36_37_44_keys_that_cost_nothing_neither_silence_the_honest_nor_choose_prompts(
+    stage: Stage, kind: type[Attack], outcome: str
+) -> None:
+    async with attacked(stage, kind) as fight:
+        await until(fight.heard(outcome), "it was received and judged")
+        await fight.goes_on("the nodes go on with one another meanwhile")

@@ -97,11 +97,11 @@ def test_line_endings_of_another_system_do_not_change_the_id() -> None:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
-@example(before='\x7f\t\r\n\\"""', after='\n"', temperature=1e-7, name="\x00\x7f", bootstraps=["\n"])
+@example(before='\x7f\t\r\n\\"""', after='\n"', temperature=0.01, name="\x00\x7f", bootstraps=["\n"])
 @given(
     before=TEXTS,
     after=TEXTS,
-    temperature=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    temperature=st.floats(run.TEMPERATURE_MIN, run.TEMPERATURE_MAX),
     name=TEXTS,
     bootstraps=st.lists(TEXTS, max_size=3),
 )
@@ -168,7 +168,6 @@ def test_run_and_packet_agree_on_the_largest_packet() -> None:
         ({"group": "12"}, "group"),
         ({"group": 12.0}, "group"),
         ({"slots": 0}, "slots"),
-        ({"slots": 4097}, "slots"),
         ({"prompt_tokens": 0}, "prompt_tokens"),
         ({"completion_tokens": 0}, "completion_tokens"),
         ({"temperature": 0.0}, "temperature"),
@@ -308,3 +307,36 @@ def test_an_unreadable_run_file_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_run_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         Run(**FIELDS).group = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 1e-300},
+        {"temperature": 0.0099},
+        {"temperature": 100.5},
+        {"temperature": 1e300},
+        {"slots": run.SLOTS_MAX + 1},
+        {"prompt_tokens": run.TOKENS_MAX + 1},
+        {"completion_tokens": run.TOKENS_MAX + 1, "group": 2},
+        {"eos": tuple(range(65))},
+        {"parts": 257, "collaboration": "horizontal"},
+        {"vocabulary": (1 << 32) + 1},
+    ],
+    ids=str,
+)
+def test_row_44_a_run_that_would_break_or_exhaust_a_node_is_refused_by_name(change: dict[str, Any]) -> None:
+    name = next(iter(change))
+    lines = [
+        f"{key} = {run._toml(list(value) if isinstance(value, tuple) else value)}"
+        for key, value in (FIELDS | change).items()
+    ]
+    error = complaint("\n".join(["[run]", *lines]))  # what `join` reads, from a file as from a peer
+    assert f"`{name}`" in error.what
+    with pytest.raises(UsageError, match=name):
+        run.make_run(**FIELDS | change)  # what `run new` makes
+
+
+def test_row_44_a_run_at_its_bounds_is_one() -> None:
+    for temperature in (run.TEMPERATURE_MIN, run.TEMPERATURE_MAX):
+        run.make_run(**FIELDS | {"temperature": temperature, "slots": run.SLOTS_MAX, "prompt_tokens": run.TOKENS_MAX})

@@ -13,9 +13,10 @@ import pytest
 
 from ftis_node.pool import Newcomers, Pool, Scored
 from ftis_node.saving import Books
-from ftis_node.swarm import standing as book
+from ftis_node.swarm import books as book
+from ftis_node.swarm.books import BAN_SECONDS, NEWCOMER_GROUPS
 from ftis_node.swarm.budgets import PEERS_MAX, Budgets
-from ftis_node.swarm.standing import BAN_SECONDS, NEWCOMER_GROUPS, Standing
+from ftis_node.swarm.standing import Standing
 from tests.helpers_swarm import group, identity, packet
 
 ALICE, BOB, CAROL = (identity(number).author for number in range(1, 4))
@@ -201,19 +202,6 @@ def test_row_15_eight_sybils_get_a_quarter_of_the_batch_together(clock: Clock) -
 
 
 # --- rounds, floods, memory -------------------------------------------------------------------------------------------
-
-
-def test_row_09_rounds_far_ahead_do_not_follow_but_for_one_new_beginning(clock: Clock) -> None:
-    standing = Standing(clock)
-    assert standing.follows(ALICE, 10_000)
-    assert standing.follows(ALICE, 10_064) and standing.follows(ALICE, 3), "late ones are others' affair"
-    assert standing.follows(ALICE, 10**12), "its store may have been lost"
-    assert not standing.follows(ALICE, 10**12 + 100_000), "and that so soon again it was not"
-    assert standing.follows(ALICE, 10**12 + 64)
-    clock.now += 100
-    assert standing.follows(ALICE, 10**12 + 64 + 1_600)
-    clock.now += 2 * 3600
-    assert standing.follows(ALICE, 10**15)
 
 
 def test_row_32_what_was_pulled_of_an_author_is_counted_by_the_step(clock: Clock) -> None:

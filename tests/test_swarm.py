@@ -17,9 +17,9 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm import swarm as swarming
 from ftis_node.swarm.admission import Reason
 from ftis_node.swarm.announcement import announce
+from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.service import FtisSwarm
-from ftis_node.swarm.standing import STRIKES
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
 from tests.helpers_swarm import (

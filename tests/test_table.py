@@ -64,6 +64,10 @@ def bench() -> Bench:
     return Bench()
 
 
+def key_author(known: Known) -> bytes:
+    return known.announcement.author
+
+
 def everything(known: Known) -> int:
     return -1
 
@@ -136,8 +140,8 @@ def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_
 
 def test_when_an_announcement_was_heard_of_is_remembered_for_so_many_only() -> None:
     bench = Bench(capacity=8)
-    for round in range(40):
-        bench.add(signed(1, round), introducer=None)
+    for number in range(1, 41):
+        bench.add(signed(number, 0), introducer=None)
     assert len(bench.table) == 8 and len(bench.table._left) == 16
 
 
@@ -171,9 +175,10 @@ def test_neither_the_table_nor_an_introducers_part_ever_overflows(
         by_introducer = Counter(known.introducer for known in bench.table)
         assert len(bench.table) <= capacity
         assert all(count <= capacity // INTRODUCER_PART for count in by_introducer.values())
-        counted = {peer: len(theirs) for peer, theirs in bench.table._introduced.items()}
+        counted = {peer: len(theirs.known) for peer, theirs in bench.table._introduced.by.items()}
         assert counted == by_introducer, "what left the table still counts"
-        assert bench.table._order == sorted(bench.table, key=lambda known: known.place), "any of them can be drawn"
+        drawable = bench.table._strange.all
+        assert drawable == sorted(bench.table, key=lambda known: known.place), "any of them can be drawn"
         assert heard in (Heard.NEW, Heard.KNOWN)
         if passed > 25:
             bench.table.forget_author(author(number).author)
@@ -208,9 +213,21 @@ def test_who_tells_first_of_what_others_made_cannot_make_it_vanish() -> None:
     assert small.table.get(author(9).author, 0) is None, "of its own part it is the oldest"
 
 
-def test_ones_own_announcements_are_not_held_to_a_part(bench: Bench) -> None:
-    small = Bench(capacity=8)
-    assert [small.add(signed(1, round), introducer=None) for round in range(8)] == [Heard.NEW] * 8
+def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(bench: Bench) -> None:
+    small = Bench(capacity=4 * INTRODUCER_PART)
+    for round in range(10):
+        small.clock.now += 0.1
+        assert small.add(signed(1, round), introducer=PEERS[round]) is Heard.NEW
+        small.add(signed(2, round), introducer=None)
+    assert sorted(known.announcement.round for known in small.table) == [6, 6, 7, 7, 8, 8, 9, 9]
+    size = len(signed(1, 0).encode()) + 3 * 40
+    bytes_max = 3 * INTRODUCER_PART * size
+    few = Table(MAX_AGE, small.clock, random.Random(0), bytes_max=bytes_max)
+    for number in range(1, 41):
+        for round in range(5):
+            made = signed(number, round)
+            assert few.add(made, made.encode(), age=0.0, introducer=PEERS[number % 10]) is Heard.NEW
+            assert len(few) * size <= bytes_max and len(few._authors.of(made.author)) <= 3
 
 
 def test_introducers_that_are_gone_are_forgotten(bench: Bench) -> None:
@@ -219,7 +236,7 @@ def test_introducers_that_are_gone_are_forgotten(bench: Bench) -> None:
     bench.clock.now += MAX_AGE + 1
     bench.table.expire()
     assert len(bench.table) == 0
-    assert bench.table._introduced == {}
+    assert bench.table._introduced.by == bench.table._authors.by == {}
 
 
 def test_a_full_table_makes_room_for_what_is_new() -> None:
@@ -376,16 +393,20 @@ class TableMachine(RuleBasedStateMachine):
         if not hasattr(self, "table"):
             return
         table, known = self.table, list(self.table)
-        assert [one.place for one in table._order] == list(range(len(known)))
-        assert {one.key for one in table._order} == {one.key for one in known}
+        piles = (table._strange.all, table._vouched.all)
+        assert all([one.place for one in pile] == list(range(len(pile))) for pile in piles)
+        assert Counter(one.key for pile in piles for one in pile) == Counter(one.key for one in known)
         assert table._by_id == {one.id: one for one in known}
         assert table._eldest <= min((one.born for one in known), default=math.inf)
-        introduced: dict[bytes, dict[tuple[bytes, int], Known]] = {}
-        for one in known:
-            if one.introducer is not None:
-                introduced.setdefault(one.introducer, {})[one.key] = one
-        assert table._introduced == introduced
-        assert all(len(ones) <= table._part for ones in introduced.values())
+        for shares, whose in ((table._introduced, lambda one: one.introducer), (table._authors, key_author)):
+            held: dict[bytes, dict[tuple[bytes, int], Known]] = {}
+            for one in known:
+                if whose(one) is not None:
+                    held.setdefault(whose(one), {})[one.key] = one
+            assert {who: share.known for who, share in shares.by.items()} == held
+            assert all(share.size == sum(one.size for one in share.known.values()) for share in shares.by.values())
+            assert all(len(ones) <= max(1, table.capacity // INTRODUCER_PART) for ones in held.values())
+        assert table._bytes == sum(one.size for one in known)
         assert len(known) <= table.capacity and len(table._left) <= 2 * table.capacity
 
 

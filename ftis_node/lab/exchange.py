@@ -11,7 +11,7 @@ from ftis_node.errors import FtisError
 from ftis_node.pool import Want
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
-from ftis_node.swarm.announcement import Announcement, PacketRef
+from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.table import Arrival, Table, Target
 
@@ -75,7 +75,9 @@ class MemorySwarm:
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
         """Tells all others; nobody forges anything in here, so nothing is signed."""
         self.next_round = round + 1
-        announcement = Announcement(self._context.run_id, self.author, round, policy_step, 0, tuple(packets), b"")
+        announcement = Announcement(
+            self._context.run_id, self.author, round, policy_step, 0, PacketRefs.of(packets), b""
+        )
         for member in self._network.members:
             if member is not self:
                 member._table.add(announcement, b"", age=0.0, introducer=None)

@@ -23,10 +23,10 @@ class Budgets:
         self._burst = burst
         self._left: dict[bytes, tuple[float, float]] = {}  # tokens left, and when that was so
 
-    def take(self, peer: bytes) -> bool:
-        """Takes a token; False if the peer has none left."""
+    def take(self, peer: bytes, tokens: float = 1.0) -> bool:
+        """Takes so many tokens, or all that are left; False if the peer had none."""
         left = self._now(peer)
-        self._note(peer, max(0.0, left - 1.0))
+        self._note(peer, max(0.0, left - tokens))
         return left >= 1.0
 
     def wait(self, peer: bytes, tokens: float) -> float:

@@ -31,12 +31,15 @@ A_FEW = 4
 GIVEN_BYTES = 256 << 10  # of announcements in one message; a run may have very large ones
 COUNT_SECONDS = 1.0
 CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # of signatures, for one peer
+# An announcement whose author contradicts itself costs its introducer so many checks. An honest node passes one on in
+# good faith, so this is a matter of rate and not of blame.
+CONTRADICTION_CHECKS = 100.0
 ASKED_SECONDS = 5.0  # that somebody else waits, once, while one peer is asked for an announcement
 # `issued_at` only fences replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Lacking:
     """What a peer mentioned. held: bit mask of the packets that it holds; born: when it was signed, as the peer says,
     None if it does not; asks: how often it was asked for it."""
@@ -242,7 +245,7 @@ class Gossip:
     def _note(self, mention: ftis_pb2.Mention, peer: bytes) -> bool:
         """Whether there is somebody more who holds something."""
         known = self.table.find(mention.id)
-        held = _mask(mention.held)
+        held = self._mask(mention.held)
         born = self.table.clock() - mention.age if mention.age else None
         if known is not None:
             return self.table.note_holder(known, peer, held, born) and not known.settled
@@ -259,7 +262,7 @@ class Gossip:
         self._asked.pop(id, None)
         known = self.table.find(id)
         if known is not None and known.data == entry.announcement:
-            self.table.note_holder(known, introducer, _mask(entry.held), self.table.clock() - entry.age_ms / 1000)
+            self.table.note_holder(known, introducer, self._mask(entry.held), self.table.clock() - entry.age_ms / 1000)
             return "known"
         outcome = self._read(entry, introducer)
         if outcome in ("forged", "malformed"):  # honest nodes check what they pass on
@@ -281,7 +284,7 @@ class Gossip:
             return "malformed"
         if announcement.run_id != self._run_id:
             return "other run"
-        if any(ref.size > self._run.packet_bytes_max for ref in announcement.packets):
+        if announcement.packets.largest > self._run.packet_bytes_max:
             return "malformed"
         if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
             return "own or banned"
@@ -294,22 +297,27 @@ class Gossip:
             return "over the budget"
         if not announcement.verify():
             return "forged"
-        if not self._standing.follows(announcement.author, announcement.round):
+        if not self._standing.rounds.follows(announcement.author, announcement.round):
             return "too far ahead"
         outcome = self.table.add(
             announcement,
             entry.announcement,
             age=entry.age_ms / 1000,
             introducer=introducer,
-            held=_mask(entry.held),
+            held=self._mask(entry.held),
         )
         if outcome is Heard.EQUIVOCATION:
+            self._checks.take(introducer, CONTRADICTION_CHECKS)
             self._standing.equivocated(announcement.author)
         elif outcome is Heard.OLD:
             self._standing.late(announcement.author)
         elif outcome is Heard.NEW:
             self._mark_done(announcement)
         return outcome.name.lower()
+
+    def _mask(self, held: bytes) -> int:
+        """Of a run's slots and no more, or what is remembered of mentions could be long."""
+        return int.from_bytes(held[: (self._run.slots + 7) // 8], "little")
 
     def _mark_done(self, announcement: Announcement) -> None:
         known = self.table.get(announcement.author, announcement.round)
@@ -322,10 +330,6 @@ class Gossip:
 def _held(known: Known) -> bytes:
     """The packets that this node holds, as a bit mask; empty if it holds none."""
     return known.have.to_bytes((known.have.bit_length() + 7) // 8, "little")
-
-
-def _mask(held: bytes) -> int:
-    return int.from_bytes(held[:512], "little")
 
 
 def _id_of(entry: ftis_pb2.Entry) -> int:

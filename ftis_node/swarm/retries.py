@@ -36,7 +36,7 @@ class Retries:
     def __init__(self, clock: Callable[[], float]) -> None:
         """
         Args:
-            clock: monotonic, in seconds.
+            clock: seconds, which go on while the machine sleeps (`boot_seconds`).
         """
         self._clock = clock
         self._vain: dict[bytes, _Vain] = {}

@@ -91,7 +91,7 @@ class Swarm:
         self._news = asyncio.Event()  # something to pull
         self._heard = asyncio.Event()  # somebody to greet
         self._record = asyncio.Event()  # something to do in the DHT
-        table = Table(max_age, boot_seconds)
+        table = Table(max_age, boot_seconds, recorded=standing.established)
         self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set)
         self.gossip.told_time.append(self.membership.clocks.note)
         self.pulling = Pulling(
@@ -174,7 +174,7 @@ class Swarm:
             round=round,
             policy_step=policy_step,
             issued_at=int(time.time()),
-            packets=tuple(packets),
+            packets=packets,
         )
         self.gossip.announce(announcement)
         self._told.set()

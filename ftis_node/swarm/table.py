@@ -14,10 +14,18 @@ from ftis_node.packet import Group
 from ftis_node.pool import Newcomers
 from ftis_node.swarm.announcement import Announcement, PacketRef
 from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.shares import Pile, Shares
 
 CAPACITY = 2048
-# Nobody may fill the table alone: announcements that came through one introducer take at most this part of it.
+BYTES_MAX = 8 << 20  # of all announcements together, as sent and as packed
+# Nobody may fill the table alone: announcements of one author, and those that came through one introducer, take at most
+# this part of it, by number and by bytes.
 INTRODUCER_PART = 8
+# Nor may all strangers together: authors with a record lose nothing to them until they have more than half of it.
+RECORDED_PART = 2
+VICTIMS = 8  # drawn, of which the introducer with most loses one: floods of a few make room for themselves
+# Of the packets of newcomers, one in so many is of an author drawn by chance; the rest of those next to a record.
+EXPLORED_PART = 4
 MAX_TRIES = 3
 PROBED = 4  # times as many as a sample has are looked at before all are
 PEERS_MAX = 256  # remembered of one announcement
@@ -61,10 +69,13 @@ class Known:
     pulling: int = 0  # bit mask of the packets that are on their way
     tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
     id: int = field(init=False)
-    place: int = field(default=-1, init=False)  # in the table's list
+    size: int = field(init=False)  # bytes
+    vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, when last looked at
+    place: int = field(default=-1, init=False)  # in its pile
 
     def __post_init__(self) -> None:
         self.id = announcement_id(self.data)
+        self.size = len(self.data) + len(self.announcement.packets.packed)
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -170,16 +181,25 @@ class Table:
         clock: Callable[[], float],
         rng: random.Random | None = None,
         capacity: int = CAPACITY,
+        recorded: Callable[[bytes], bool] = lambda author: False,
+        bytes_max: int = BYTES_MAX,
     ) -> None:
+        """
+        Args:
+            recorded: whether an author has a record.
+        """
         self.max_age = max_age
         self.capacity = capacity
         self.clock = clock
-        self._part = max(1, capacity // INTRODUCER_PART)
+        self._recorded = recorded
+        self._bytes_max = bytes_max
+        self._bytes = 0
         self._rng = rng or random.Random()
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
-        self._order: list[Known] = []  # all of them, so that one can be drawn
-        self._introduced: dict[bytes, dict[tuple[bytes, int], Known]] = {}
+        self._strange, self._vouched = Pile(), Pile()  # the latter: one's own, and of authors with a record
+        part = max(1, capacity // INTRODUCER_PART), bytes_max // INTRODUCER_PART
+        self._introduced, self._authors = Shares(*part), Shares(*part)
         self._eldest = math.inf  # nothing here was born before
         self._left: dict[tuple[bytes, int], float] = {}  # when this node first heard of those that are here no more
 
@@ -222,18 +242,11 @@ class Table:
             if introducer is not None:
                 self.note_holder(known, introducer, held, born)
             return Heard.KNOWN
-        if introducer is not None and self._count(introducer) >= self._part:
-            self._displace(introducer)
-        while len(self._known) >= self.capacity:
-            self._remove(self._rng.choice(self._order).key)
-        self._left.pop(key, None)
         known = Known(announcement, data, born, heard, introducer)
-        self._known[key] = self._by_id[known.id] = known
-        known.place = len(self._order)
-        self._order.append(known)
-        self._eldest = min(self._eldest, born)
+        self._make_room(known)
+        self._left.pop(key, None)
+        self._put(known)
         if introducer is not None:
-            self._introduced.setdefault(introducer, {})[key] = known
             self.note_holder(known, introducer, held, born)
         return Heard.NEW
 
@@ -242,7 +255,7 @@ class Table:
         than it told `peer`."""
         self.expire()
         if len(self._known) > PROBED * count:  # in a flood almost anything is new to anybody
-            probed = self._rng.sample(self._order, PROBED * count)
+            probed = self._draw(PROBED * count)
             if len(new := [known for known in probed if peer not in known.told]) >= count:
                 return new[:count]
         new = [known for known in self._known.values() if peer not in known.told]
@@ -257,8 +270,8 @@ class Table:
         return {k.announcement.author for k in self._known.values() if k.born >= limit}
 
     def forget_author(self, author: bytes) -> None:
-        for key in [key for key in self._known if key[0] == author]:
-            self._remove(key)
+        for known in self._authors.of(author):
+            self._remove(known)
 
     def forget_peer(self, peer: bytes) -> None:
         """A peer that comes back may have forgotten everything."""
@@ -276,14 +289,16 @@ class Table:
         limit = self.clock() - self.max_age
         if self._eldest >= limit:
             return
-        for key in [key for key, known in self._known.items() if known.born < limit]:
-            self._remove(key)
+        for known in [known for known in self._known.values() if known.born < limit]:
+            self._remove(known)
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(self, count: int, wanted: Callable[[Known], int], newcomers: Newcomers | None = None) -> list[Target]:
         """Up to `count` packets to pull: of two random authors the fresher one's, one an author, again until enough.
 
-        In simulation this spreads load and influence where "freshest first" takes everything from one author.
+        In simulation this spreads load and influence where "freshest first" takes everything from one author. Where the
+        draw falls on a newcomer, three times in four the one nearest to a record has its turn: if all newcomers of a
+        large swarm took turns, none would ever get one.
 
         Args:
             wanted: which packets of an announcement may be chosen (a bit mask, -1 for all). It is asked of everything
@@ -296,15 +311,22 @@ class Table:
         found = [(known, wanted(known) & known.unsettled) for known in open_ones]
         for known, mask in sorted((pair for pair in found if pair[1]), key=lambda pair: pair[0].born):
             by_author.setdefault(known.announcement.author, []).append((known, mask))
+        strangers = {author for author in by_author if newcomers.is_one(author)}
         chosen: list[Target] = []
         turn: list[bytes] = []
+        begun: list[bytes] = []
         while len(chosen) < count:
-            turn = [author for author in turn if newcomers.may(author)]
-            turn = turn or [author for author in by_author if newcomers.may(author)]
+            shut = strangers if newcomers.full else set()
+            turn = [author for author in turn if author not in shut]
+            if not turn:
+                turn = [author for author in by_author if author not in shut]
+                begun = sorted((a for a in turn if a in strangers and newcomers.record(a)), key=newcomers.record)
             if not turn:
                 break
             pair = self._rng.sample(turn, min(2, len(turn)))
             author = max(pair, key=lambda a: by_author[a][-1][0].born)
+            if author in strangers and self._rng.randrange(EXPLORED_PART):
+                author = next((a for a in _popped(begun) if a in turn), author)
             turn.remove(author)
             newcomers.took(author)
             known, mask = by_author[author].pop()  # sorted by birth: the last is the freshest
@@ -324,34 +346,78 @@ class Table:
             known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
         return news
 
+    # --- room -----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, new: Known) -> None:
+        """In its author's share, in its introducer's, and in the table."""
+        author = new.announcement.author
+        while self._authors.full(author, new.size):
+            self._remove(min(self._authors.of(author), key=lambda known: known.born))
+        while new.introducer is not None and self._introduced.full(new.introducer, new.size):
+            self._displace(new.introducer)
+        while self._known and (len(self._known) >= self.capacity or self._bytes + new.size > self._bytes_max):
+            self._remove(self._victim())
+
+    def _victim(self) -> Known:
+        """One of the strangers', unless those with a record have more than half; and of a few drawn by chance, of the
+        introducer that has most here."""
+        while len(self._strange) and len(self._vouched) <= len(self._known) // RECORDED_PART:
+            drawn = self._rng.choices(self._strange.all, k=VICTIMS)
+            known = max(drawn, key=lambda one: self._introduced.count(one.introducer))
+            if not self._vouch(known):
+                return known
+            self._strange.take(known)  # its author has got a record since
+            self._vouched.put(known)
+            known.vouched = True
+        return self._rng.choice(self._vouched.all)
+
+    def _vouch(self, known: Known) -> bool:
+        return known.introducer is None or self._recorded(known.announcement.author)
+
     def _displace(self, introducer: bytes) -> None:
-        """Its own oldest makes room for its newest. What another peer has told too and has room for is that one's from
-        now on: or who tells first of what others made, and then of much, would make it vanish."""
-        oldest = min(self._introduced[introducer].values(), key=lambda known: known.born)
-        others = (peer for peer in oldest.holders if peer != introducer and self._count(peer) < self._part)
+        """Its own oldest makes room for its newest, that of an author with a record last. What another peer has told
+        too and has room for is that one's from now on: or who tells first of what others made, and then of much, would
+        make it vanish."""
+        oldest = min(self._introduced.of(introducer), key=lambda known: (known.vouched, known.born))
+        full = self._introduced.full
+        others = (peer for peer in oldest.holders if peer != introducer and not full(peer, oldest.size))
         if (heir := next(others, None)) is None:
-            self._remove(oldest.key)
+            self._remove(oldest)
             return
-        self._uncount(introducer, oldest.key)
-        self._introduced.setdefault(heir, {})[oldest.key] = oldest
+        self._introduced.take(introducer, oldest)
+        self._introduced.put(heir, oldest)
         oldest.introducer = heir
 
-    def _count(self, introducer: bytes) -> int:
-        """How many are here that came through it."""
-        return len(self._introduced.get(introducer, ()))
+    def _draw(self, count: int) -> list[Known]:
+        """So many different ones, by chance."""
+        strange, vouched = self._strange.all, self._vouched.all
+        drawn = self._rng.sample(range(len(strange) + len(vouched)), count)
+        return [strange[at] if at < len(strange) else vouched[at - len(strange)] for at in drawn]
 
-    def _uncount(self, introducer: bytes, key: tuple[bytes, int]) -> None:
-        del self._introduced[introducer][key]
-        if not self._introduced[introducer]:
-            del self._introduced[introducer]
+    def _put(self, known: Known) -> None:
+        self._known[known.key] = self._by_id[known.id] = known
+        known.vouched = self._vouch(known)
+        (self._vouched if known.vouched else self._strange).put(known)
+        self._authors.put(known.announcement.author, known)
+        if known.introducer is not None:
+            self._introduced.put(known.introducer, known)
+        self._eldest = min(self._eldest, known.born)
+        self._bytes += known.size
 
-    def _remove(self, key: tuple[bytes, int]) -> None:
-        known, last = self._known.pop(key), self._order.pop()
-        if last is not known:
-            self._order[known.place], last.place = last, known.place
-        make_room(self._left, key, 2 * self.capacity)
-        self._left[key] = known.heard
+    def _remove(self, known: Known) -> None:
+        del self._known[known.key]
+        (self._vouched if known.vouched else self._strange).take(known)
+        make_room(self._left, known.key, 2 * self.capacity)
+        self._left[known.key] = known.heard
         if self._by_id.get(known.id) is known:  # whoever signs for long finds two of one id
             del self._by_id[known.id]
+        self._authors.take(known.announcement.author, known)
         if known.introducer is not None:
-            self._uncount(known.introducer, key)
+            self._introduced.take(known.introducer, known)
+        self._bytes -= known.size
+
+
+def _popped(authors: list[bytes]) -> Iterator[bytes]:
+    """Takes them from the end, one by one."""
+    while authors:
+        yield authors.pop()

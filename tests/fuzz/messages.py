@@ -138,7 +138,7 @@ def listener(clock: list[float] | None = None) -> Gossip:
     """A node's gossip, with room for few announcements; clock: one number, the monotonic seconds."""
     now = clock or [0.0]
     table = Table(600.0, lambda: now[0], random.Random(0), capacity=CAPACITY)
-    standing = Standing(lambda: now[0])
+    standing = Standing(lambda: now[0], unix=lambda: 0.0)
     return Gossip(table, RUN, OWN.author, standing, lambda author, round, slot: slot == 1, lambda: None)
 
 

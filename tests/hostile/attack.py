@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
+from ftis_node.store.rounds import milliseconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity
 from tests.hostile.peer import Hostile, hostile
@@ -35,7 +36,7 @@ class Attack:
         self.authors: list[Identity] = [peer.identity]
         self.strikes = 0
         self.errors: list[str] = []
-        self._rounds = itertools.count(1)
+        self._rounds = itertools.count(milliseconds())
 
     def author(self) -> Identity:
         """Another identity; they are free, and need no connection of their own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hostile import content, directory, identity, streams, wire
+from tests.hostile import content, directory, identity, reputation, streams, wire
 from tests.hostile.attack import Attack
 
 ATTACKS: tuple[type[Attack], ...] = (
@@ -37,6 +37,10 @@ ATTACKS: tuple[type[Attack], ...] = (
     streams.Row39Relay,
     streams.Row40Debug,
     streams.Row41Requests,
+    reputation.Row34Contradictions,
+    reputation.Row36Downwards,
+    reputation.Row37Introducers,
+    reputation.Row44Large,
 )
 
 

@@ -72,7 +72,7 @@ class BenchNode:
         self.run = make_run(tokens)
         self.identity = Identity((number + 1).to_bytes(32, "big"))
         self.random = np.random.default_rng(number)
-        self.store = PacketStore(Path(":memory:"), self.run.id, QUOTA_BYTES, first_round=0)
+        self.store = PacketStore(Path(":memory:"), self.run.id, QUOTA_BYTES)
         self.pushed = PushedPackets(self._keep)
         self.admitted = 0
         self.authors: set[bytes] = set()

@@ -17,6 +17,7 @@ from ftis_node.pool import Pool, Scored
 from ftis_node.settings import Settings
 from ftis_node.stepping import OWN_SHARE_FLOOR, Exchange, Stepper, exchange_interval
 from ftis_node.store.packets import PacketStore
+from ftis_node.store.rounds import milliseconds
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
@@ -68,7 +69,7 @@ class Rhythm(Stepper):
         self._rng = rng
         self._packet_bytes = packet_bytes
         self._signal = signal
-        self._round = 0
+        self._round = milliseconds()
         self._gathering = False
         self._turn = 0
         self._foreign: list[Scored] = []

@@ -1,0 +1,57 @@
+"""Whether an author's tokens are as likely as it says, by the evidence of this node's own training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Over how many samples the memory fades, how many say anything at all, how far above its bound a mean may lie for
+# rounding's sake, and by how many standard errors it must to be doubted, and to be disproved.
+FADING_SAMPLES = 1000.0
+FEWEST_SAMPLES = 32.0
+TOLERANCE = 0.02
+DOUBTED, DISPROVED = 2.0, 3.0
+
+
+@dataclass(slots=True)
+class Claims:
+    """Whether an author's tokens are as likely as it says, over about its last thousand samples.
+
+    Tokens drawn from what is claimed have E[ρ] = 1, so the sum of min(ρ, 2) − 1 over a sample's tokens has a mean of at
+    most 0. Claims that are too low, which buy weight, make it positive: by how many of its standard errors, tells.
+    `surprising` tokens are those that the author claims a thousand times likelier than this node finds them; they are
+    shown and not held against anybody, for a peer of another style has many.
+    """
+
+    samples: float = 0.0
+    tokens: float = 0.0
+    excess: float = 0.0
+    squares: float = 0.0
+    surprising: float = 0.0
+    likelihood: float = 0.0
+
+    def add(self, figures: Mapping[str, float]) -> None:
+        """Takes in a source's figures of one step, see `Diagnostics.summary`."""
+        kept = 0.5 ** (figures["samples"] / FADING_SAMPLES)
+        self.samples = kept * self.samples + figures["samples"]
+        self.tokens = kept * self.tokens + figures["tokens"]
+        self.excess = kept * self.excess + figures["excess"]
+        self.squares = kept * kept * self.squares + figures["excess_squares"]
+        self.surprising = kept * self.surprising + figures["surprising"]
+        self.likelihood = kept * self.likelihood + figures["likelihood"] * figures["samples"]
+
+    @property
+    def mean_weight(self) -> float:
+        """Mean of min(ρ, 2) over tokens; at most 1 of honest claims."""
+        return 1.0 + self.excess / self.tokens if self.tokens else 1.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of `mean_weight`."""
+        return math.sqrt(self.squares) / self.tokens if self.tokens else 0.0
+
+    def too_low(self, errors: float) -> bool:
+        """Whether the mean lies above 1 by so many standard errors, and by more than rounding may do."""
+        margin = max(TOLERANCE, errors * self.error)
+        return self.samples >= FEWEST_SAMPLES and self.mean_weight > 1.0 + margin

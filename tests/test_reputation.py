@@ -1,0 +1,349 @@
+"""Keys that cost nothing erase nobody's record, silence nobody, and choose no prompts: rows 34 to 37 and 44."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.pool import Newcomers
+from ftis_node.saving import Books
+from ftis_node.swarm import books, gossip, rounds
+from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
+from tests.crowds import Crowd
+from tests.helpers_swarm import RUN, identity
+from tests.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
+from tests.test_standing import Clock, established
+
+HOUR_MS = 3_600_000
+START = 1_760_000_000
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(38, "big")
+
+
+def bare(author: bytes, round: int, slots: int = 3) -> Announcement:
+    """Unsigned, for tables that check nothing."""
+    refs = PacketRefs.of([PacketRef(slot, bytes(32), 1000) for slot in range(slots)])
+    return Announcement(RUN.id, author, round, 0, 0, refs, bytes(64))
+
+
+def put(table: Table, made: Announcement, introducer: bytes) -> Heard:
+    return table.add(made, made.author + made.round.to_bytes(8, "big"), age=0.0, introducer=introducer)
+
+
+# --- records and bans -------------------------------------------------------------------------------------------------
+
+
+def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_no_ban_of_one(clock: Clock) -> None:
+    standing = Standing(clock)
+    established(standing, ALICE.author)
+    established(standing, BOB.author)
+    standing.ban(BOB.author, "it claims too low probabilities")
+    standing.trained(
+        CAROL.author,
+        3,
+        {
+            "samples": 8.0,
+            "tokens": 80.0,
+            "excess": 0.0,
+            "excess_squares": 0.0,
+            "surprising": 0.0,
+            "likelihood": -1.0,
+            "loss_share": 0.5,
+        },
+    )
+    for number in range(5 * books.STRANGERS_BANNED_MAX):
+        standing.equivocated(key(number))
+    assert standing.established(ALICE.author) and standing.record(CAROL.author) == 3
+    assert standing.banned(BOB.author) is not None
+    assert len(standing.authors) == 3 and len(standing.left_alone()) == books.STRANGERS_BANNED_MAX + 1
+    assert standing.banned(key(number)) is not None, "the latest of them are left alone"
+
+
+def test_row_34_who_passes_on_contradictions_without_end_is_slowed_down_and_never_blamed() -> None:
+    bob = Talker(BOB)
+
+    def contradicts(number: int) -> bool:
+        who = identity(3000 + number)
+        bob.hear([entry(made_by(who, 0, packets=1))], MALLORY.author)
+        bob.hear([entry(made_by(who, 0, packets=2))], MALLORY.author)
+        return bob.standing.banned(who.author) is not None
+
+    banned = [contradicts(number) for number in range(40)]
+    assert 0 < sum(banned) <= gossip.CHECKS_AT_ONCE / gossip.CONTRADICTION_CHECKS + 1
+    assert bob.gossip.counts["over the budget"] > 0 and bob.standing.shunned(MALLORY.author) is None
+    bob.now += 2 * gossip.CONTRADICTION_CHECKS / gossip.CHECKS_A_SECOND
+    assert contradicts(100), "and it may go on at a rate"
+    assert bob.hear([entry(made_by(ALICE))], CAROL.author) == 1, "others pay nothing for it"
+
+
+def test_row_35_of_many_authors_those_with_least_evidence_make_room_and_half_is_for_those_with_a_record(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "AUTHORS_MAX", 20)
+    standing = Standing(clock)
+    for number in range(10):
+        established(standing, key(number))
+    for number in range(100, 1100):
+        standing.admitted(key(number), completions=1, tokens=1, size=1)
+    assert all(standing.established(key(number)) for number in range(10)) and len(standing.authors) == 20
+    established(standing, key(2000))
+    clock.now += books.EVIDENCE_HALF_LIFE
+    for number in (*range(1, 10), 2000):
+        established(standing, key(number))
+    standing.admitted(key(3000), completions=1, tokens=1, size=1)
+    assert not standing.established(key(0)), "above their half, the one with the least fresh evidence goes"
+    assert all(standing.established(key(number)) for number in (*range(1, 10), 2000))
+
+
+@pytest.mark.parametrize("authors", [1100, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_row_35_in_a_swarm_of_thousands_some_become_established_and_stay_so(authors: int) -> None:
+    crowd = Crowd(authors, heard=60 if authors < 5000 else 300)
+    steps = 0
+    while not crowd.established():
+        assert (steps := steps + 20) <= 600
+        crowd.run(20)
+    first = crowd.established()
+    assert crowd.standing.newcomers_room(24) == 6, "both defences are on"
+    crowd.run(60)
+    assert first <= crowd.established()
+
+
+def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path: Path, clock: Clock) -> None:
+    claims = {name: 0.0 for name in ("samples", "tokens", "excess", "squares", "surprising", "likelihood")}
+    old = {
+        ALICE.author.hex(): {"sound": 25, "claims": claims, "ban": {"left": 0.0, "reason": "", "level": 0}},
+        BOB.author.hex(): {"sound": 0, "claims": claims, "ban": {"left": 60.0, "reason": "it lied", "level": 1}},
+    }
+    (tmp_path / "standing.json").write_text(json.dumps({"authors": old}))
+    standing = Standing(clock)
+    Books(tmp_path / "standing.json", standing).write()
+    for _ in range(2):
+        assert standing.established(ALICE.author) and standing.banned(BOB.author) == "it lied"
+        standing = Standing(clock)
+        Books(tmp_path / "standing.json", standing)
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+class Receiver:
+    """A node that hears of rounds, with both clocks in hand."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.unix = float(START)
+        self.rounds = rounds.Rounds(self.clock, lambda: self.unix)
+
+    def passes(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.unix += seconds
+
+    def takes(self, round: float) -> bool:
+        return self.rounds.follows(b"author", int(round))
+
+
+def test_row_36_rounds_told_from_the_top_downwards_choose_no_prompts() -> None:
+    receiver = Receiver()
+    assert not receiver.takes(2**64 - 1), "the first lies near the clock"
+    top = 1000 * START + 2 * HOUR_MS
+    assert receiver.takes(top)
+    taken = [round for round in range(top - 1, top - 20_000, -1) if receiver.takes(round)]
+    assert len(taken) == rounds.ROUNDS_LATE and min(taken) == top - rounds.ROUNDS_LATE
+
+
+def test_row_36_rounds_far_ahead_do_not_follow_but_for_one_new_beginning_near_the_clock() -> None:
+    receiver = Receiver()
+    first = 1000 * START - 2 * HOUR_MS
+    assert receiver.takes(first)
+    late = rounds.ROUNDS_A_SECOND * rounds.LATE_SECONDS
+    assert receiver.takes(first + rounds.ROUNDS_AHEAD + late), "what was received first may have been the oldest"
+    highest = first + rounds.ROUNDS_AHEAD + late
+    assert receiver.takes(highest + HOUR_MS / 2), "its store may have been lost"
+    highest += HOUR_MS / 2 + late
+    assert receiver.takes(highest) and not receiver.takes(highest + HOUR_MS / 2), "and that so soon again it was not"
+    assert not receiver.takes(1000 * START + 4 * HOUR_MS)
+    receiver.passes(100)
+    assert receiver.takes(highest + rounds.ROUNDS_AHEAD + 1600)
+
+
+def test_row_36_an_author_that_keeps_near_its_clock_is_heard_by_all_who_heard_early_late_or_once() -> None:
+    early, once, wall, number = Receiver(), Receiver(), 1000 * START, 1000 * START
+    assert once.takes(number)
+    for minute in range(24 * 60):
+        number = number + 1 if number >= wall - 2 * HOUR_MS else wall
+        assert early.takes(number), "it has heard every round"
+        late = Receiver()
+        late.unix = early.unix
+        assert late.takes(number), "it has heard none before"
+        if minute % 150 == 149:
+            assert once.takes(number), "it hears one in two and a half hours"
+        early.passes(60)
+        once.passes(60)
+        wall += 60_000
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.randoms(use_true_random=False), st.floats(0.01, 0.4))
+def test_row_36_a_newcomer_takes_an_authors_ten_minutes_in_any_order(rng: random.Random, a_second: float) -> None:
+    receiver = Receiver()
+    receiver.unix += 600
+    told = list(range(1000 * START, 1000 * START + int(600 * a_second)))
+    rng.shuffle(told)
+    assert all(map(receiver.takes, told))
+
+
+def test_row_36_a_receiver_whose_clock_was_set_back_hears_an_author_again() -> None:
+    receiver = Receiver()
+    receiver.unix += 72 * 3600
+    assert receiver.takes(1000 * receiver.unix)
+    receiver.unix -= 72 * 3600
+    assert receiver.takes(1000 * receiver.unix) and receiver.takes(1000 * receiver.unix + 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1) | st.integers(-10, 20_000), st.floats(0, 4000)), max_size=30))
+def test_row_36_what_is_taken_lies_near_the_highest_and_never_beyond_the_fence(steps: list[tuple[int, float]]) -> None:
+    receiver, highest = Receiver(), 0
+    for round, passed in steps:
+        number = round if round > 20_000 else max(0, highest or 1000 * START) + round
+        if receiver.takes(number):
+            assert number >= highest - rounds.ROUNDS_LATE
+            assert number <= 1000 * (receiver.unix + rounds.FENCE_SECONDS)
+            highest = max(highest, number)
+        receiver.passes(passed)
+
+
+def test_row_36_authors_without_number_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "AUTHORS_MAX", 50)
+    receiver = Receiver()
+    for number in range(200):
+        assert receiver.rounds.follows(key(number), 1000 * START)
+    assert len(receiver.rounds) == 50
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("introducers", [9, 20])
+def test_row_37_introducers_that_fill_the_table_together_displace_nothing_of_authors_with_a_record(
+    introducers: int, clock: Clock
+) -> None:
+    honest = {key(number) for number in range(50)}
+    table = Table(600.0, clock, random.Random(0), recorded=honest.__contains__)
+    flood = iter(range(1000, 1_000_000))
+    kept: list[tuple[bytes, int]] = []
+    for second in range(12):
+        clock.now += 1.0
+        for _ in range(50):
+            for introducer in range(introducers):
+                put(table, bare(key(next(flood)), 0), key(900 + introducer))
+        for number in range(3):
+            made = bare(key((3 * second + number) % 50), second)
+            # The attackers are the first to tell of some of them.
+            put(table, made, key(900 + number) if second % 2 else key(800 + number))
+            kept.append((made.author, made.round))
+    assert len(table) == CAPACITY and all(table.get(*one) is not None for one in kept)
+
+
+def test_row_37_while_nobody_has_a_record_nine_floods_make_room_for_themselves(clock: Clock) -> None:
+    table = Table(600.0, clock, random.Random(0))
+    flood = iter(range(1000, 1_000_000))
+    for second in range(15):
+        clock.now += 1.0
+        for number in range(450):
+            put(table, bare(key(next(flood)), 0), key(900 + number % 9))
+        for number in range(3):
+            put(table, bare(key(number), second), key(800 + number))
+    assert sum(known.announcement.author < key(3) for known in table) == 45
+
+
+def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: Clock) -> None:
+    honest = {key(number) for number in range(100)}
+    table = Table(600.0, clock, random.Random(0), 256, recorded=honest.__contains__)
+    for number in range(2000):
+        put(table, bare(key(number % 100), number), key(5000 + number % 40))
+        put(table, bare(key(1000 + number), 0), key(6000 + number % 40))
+    strangers = sum(known.announcement.author not in honest for known in table)
+    assert len(table) == 256 and 120 <= strangers <= 136
+
+
+def test_row_37_while_nobody_has_a_record_any_announcement_may_make_room(clock: Clock) -> None:
+    table = Table(600.0, clock, random.Random(0), 64)
+    for number in range(640):
+        put(table, bare(key(number), 0), key(5000 + number % 40))
+    assert len(table) == 64
+    assert len({known.announcement.author for known in table}) == 64
+
+
+def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock) -> None:
+    honest: set[bytes] = set()
+    table = Table(600.0, clock, random.Random(0), 64, recorded=honest.__contains__)
+    for number in range(20):
+        put(table, bare(key(number), 0), key(7000 + number))
+    honest |= {key(number) for number in range(20)}
+    for number in range(100, 1000):
+        put(table, bare(key(number), 0), key(5000 + number % 40))
+    assert all(table.get(key(number), 0) is not None for number in range(20))
+
+
+def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tried_too(clock: Clock) -> None:
+    table = Table(600.0, clock, random.Random(0))
+    for number in range(400):
+        put(table, bare(key(number), 0, 1), key(5000 + number))
+    begun = {key(number): 1 + number % 19 for number in range(40)}
+    newcomers = Newcomers(lambda author: True, None, lambda author: begun.get(author, 0))
+    chosen = [target.known.announcement.author for target in table.choose(24, lambda known: -1, newcomers)]
+    assert len(set(chosen)) == 24
+    nearest = [author for author in chosen if author in begun]
+    assert 10 <= len(nearest) < 24 and max(map(begun.__getitem__, nearest)) == 19
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory() -> None:
+    refs = [PacketRef(slot, bytes([slot]) * 32, 4000 + slot) for slot in range(RUN.slots)]
+    made = announce(ALICE, run_id=RUN.id, round=1, policy_step=0, issued_at=int(time.time()), packets=refs)
+    read = decode_announcement(made.encode(), max_packets=RUN.slots)
+    assert sys.getsizeof(read.packets.packed) < 100 + 40 * RUN.slots
+    assert list(read.packets) == refs and read.packets[-1] == refs[-1] and read.packets[1:3] == refs[1:3]
+    assert read.packets.largest == 4000 + RUN.slots - 1
+
+
+def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(clock: Clock) -> None:
+    table = Table(600.0, clock, random.Random(0))
+    data = bytes(45 * 256)
+    for number in range(600):
+        made = bare(key(number), 0, 256)
+        assert table.add(made, data + key(number), age=0.0, introducer=key(5000 + number % 40)) is Heard.NEW
+    assert sum(known.size for known in table) <= BYTES_MAX
+    assert 300 <= len(table) < 600
+
+
+def test_row_44_what_a_mention_says_is_held_is_kept_for_the_runs_slots_only() -> None:
+    bob = Talker(BOB)
+    mention = gossip.ftis_pb2.Mention(id=7, held=b"\xff" * 600)
+    bob.gossip.answer(gossip.ftis_pb2.ExchangeRequest(mentions=[mention]), MALLORY.author)
+    [lacking] = bob.gossip._lacking[MALLORY.author].values()
+    assert lacking.held.bit_length() <= 8 * ((RUN.slots + 7) // 8)
+
+
+def test_known_announcements_agree_on_their_size() -> None:
+    made = bare(key(1), 0)
+    assert Known(made, b"x" * 10, 0.0, 0.0, None).size == 10 + 40 * 3
