@@ -1,6 +1,6 @@
 """ftis-node: different language models learn from one another, peer to peer (F-TIS, arXiv 2605.22537)."""
 
-from ftis_node.quiet import be_quiet
+from ftis_node.host.quiet import be_quiet
 
 __version__ = "0.1.0"
 

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ftis_node.clocks import boot_seconds
-from ftis_node.descriptors import OutOfFiles
 from ftis_node.errors import FtisError, UserError
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.options import JoinOptions
 from ftis_node.report import worker_memory
 from ftis_node.run import RunFile

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UsageError
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.options import JoinOptions, check_foreseen, check_run, known_run

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from ftis_node.clocks import boot_seconds
 from ftis_node.compute import ComputeProcess
 from ftis_node.condition import FAULT_SECONDS, Condition, Signs, State, condition
-from ftis_node.descriptors import raise_limit, wait_for_room
 from ftis_node.errors import FtisError
 from ftis_node.exams import Exams
 from ftis_node.files import replace_text
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.descriptors import raise_limit, wait_for_room
+from ftis_node.host.signals import listen
 from ftis_node.joining import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
 from ftis_node.observe.api import Api
 from ftis_node.observe.notify import Notifier
@@ -29,7 +30,6 @@ from ftis_node.page import invitation, start_page
 from ftis_node.report import StepLog, peers_report, training_status
 from ftis_node.run import CODE, RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.settings import Settings
-from ftis_node.signals import listen
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.transport import Transport

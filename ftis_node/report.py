@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ftis_node.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.observe.view import number
 from ftis_node.stepping import Stepper
 from ftis_node.swarm.identity import peer_id

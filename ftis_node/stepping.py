@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ftis_node.clocks import boot_seconds
 from ftis_node.errors import FtisError, UserError
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.observe.recent import KEPT, Recent, Shown
 from ftis_node.packet import Group, encode, pack_group, packet_digest
 from ftis_node.pool import Newcomers, Pool, Scored, Want

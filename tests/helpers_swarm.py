@@ -19,8 +19,8 @@ import pytest
 import uvloop
 from hivemind.p2p import PeerID
 
-from ftis_node.clocks import boot_seconds
 from ftis_node.draw import draw
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import Completion, Group, decode, encode, pack_group, packet_digest, prompt_digests
 from ftis_node.pool import Newcomers, Want
 from ftis_node.run import Run, RunFile

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.clocks import boot_seconds
 from ftis_node.condition import CLOCK_FAR, CLOCK_TOLD, Signs, State, condition
 from ftis_node.doctor.net import of_a_running_node
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.store.packets import SEEN_SECONDS, PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import greeting
@@ -147,14 +147,14 @@ def test_row_42_ages_are_told_by_the_clock_that_counts_sleep() -> None:
 
 
 def test_row_42_without_that_clock_ages_stop_in_sleep_and_nothing_fails() -> None:
-    code = "import time; del time.CLOCK_BOOTTIME; from ftis_node.clocks import boot_seconds; "
+    code = "import time; del time.CLOCK_BOOTTIME; from ftis_node.host.clocks import boot_seconds; "
     code += "assert abs(boot_seconds() - time.monotonic()) < 60"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 SLEPT = """
 import time
-from ftis_node.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds
 print(boot_seconds() - time.monotonic())
 """
 

@@ -18,8 +18,8 @@ import pytest
 import uvloop
 
 from ftis_node import node as daemon
-from ftis_node.descriptors import OutOfFiles, limit, raise_limit, ran_out, wait_for_room
 from ftis_node.errors import UserError
+from ftis_node.host.descriptors import OutOfFiles, limit, raise_limit, ran_out, wait_for_room
 from ftis_node.options import JoinOptions
 from ftis_node.settings import collect
 from ftis_node.store.home import Home
@@ -41,7 +41,7 @@ def no_file_left() -> Iterator[None]:
 
 def test_row_33_a_node_raises_the_limit_of_open_files_as_far_as_it_may() -> None:
     code = (
-        "import resource; from ftis_node.descriptors import raise_limit; "
+        "import resource; from ftis_node.host.descriptors import raise_limit; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(__import__('sys').argv[1]))); print(raise_limit())"
     )
     for hard in (64, 300):

@@ -20,8 +20,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ftis_node.cli import app
-from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UsageError, UserError
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.replaying.lineage import lineage
 from ftis_node.lab.replaying.replay import replay
 from ftis_node.learner.learner import BAD_STEPS

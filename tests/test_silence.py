@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ftis_node.host.quiet import QUIET
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.quiet import QUIET
 from tests.daemons import PATIENCE, STILL, command
 from tests.silence import COMMIT, Hub, hub_of, listening_in, tried
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ftis_node.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.progress import Progress
 from ftis_node.settings import Settings
 from ftis_node.stepping import OWN_SHARE_FLOOR, Stepper

@@ -17,8 +17,8 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from ftis_node.descriptors import raise_limit
 from ftis_node.doctor.finding import Case, Finding, Verdict
+from ftis_node.host.descriptors import raise_limit
 from ftis_node.policy.names import built_in
 from ftis_node.text import GB, rounded
 

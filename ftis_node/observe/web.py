@@ -20,8 +20,8 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UserError
+from ftis_node.host.clocks import boot_seconds
 
 logger = logging.getLogger(__name__)
 

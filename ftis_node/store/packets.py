@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ftis_node.clocks import boot_seconds
 from ftis_node.errors import UserError
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import Group
 from ftis_node.store.migrations import Schema
 from ftis_node.store.rounds import RoundNumbers, keep_intervals, milliseconds

@@ -43,8 +43,8 @@ class Fading:
 
 @dataclass(slots=True)
 class Ban:
-    """until: on this node's clock (`boot_seconds`). level: how many there were lately; each makes the next one four times
-    as long."""
+    """until: on this node's clock (`boot_seconds`). level: how many there were lately; each makes the next one four
+    times as long."""
 
     until: float = -math.inf
     reason: str = ""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ftis_node.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.swarm.bounded import make_room
 
 PEERS_MAX = 256

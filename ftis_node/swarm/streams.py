@@ -18,8 +18,8 @@ from hivemind.p2p import P2P, P2PContext
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto.p2pd_pb2 import RPCError
 
-from ftis_node.descriptors import limit
 from ftis_node.errors import brief
+from ftis_node.host.descriptors import limit
 
 STREAMS = 256  # in all, or a quarter of the files that may be open; p2pd has a file open for each too
 STREAMS_OF_ONE_PEER = 4

@@ -14,7 +14,7 @@ from typing import Any
 
 from hivemind.p2p import PeerID
 
-from ftis_node.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.pool import Want
 from ftis_node.run import RunFile
 from ftis_node.swarm import ftis_pb2

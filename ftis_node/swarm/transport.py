@@ -15,8 +15,8 @@ from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
-from ftis_node.descriptors import ran_out
 from ftis_node.errors import FtisError, UserError
+from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm.addresses import check_port, free_port
 from ftis_node.swarm.p2pd import Health, Listening, health, kill, launch
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.quiet import QUIET
+from ftis_node.host.quiet import QUIET
 from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.rewards import TEXT_CHARACTERS
 
