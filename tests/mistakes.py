@@ -141,7 +141,7 @@ ROWS = {
         f"{JOIN} --run {{tmp}}/changed.toml", "tokenizer", "family", run=((RUN.tokenizer, "0" * 64),)
     ),
     "a run that cannot be": Row(f"{NEW} --temperature 0", "temperature", "Change"),
-    "packets too large": Row(f"{NEW} --completion-tokens 1000000", "packets", "Change"),
+    "packets too large": Row(f"{NEW} --completion-tokens 100000", "packets", "Change"),
     "a run for whichever tokenizer": Row(
         f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, GOOD.replace("1+1", "2+0"))
     ),

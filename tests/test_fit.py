@@ -69,7 +69,7 @@ def answer_of(fit: Fit, *flags: str, code: int = 0) -> dict[str, Any]:
 def test_a_configuration_is_enough_and_no_hub_is_needed(tmp_path: Path) -> None:
     tiny_config(vocab_size=40).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    ended = run_cli("fit", "--model", str(tmp_path), "--vram", "4", "--json", **NO_HUB)
+    ended = run_cli("fit", "--model", str(tmp_path), "--vram", "4", "--completion-tokens", "64", "--json", **NO_HUB)
     assert ended.returncode == 0, ended.stderr
     answer = json.loads(ended.stdout)
     assert answer.keys() == KEYS

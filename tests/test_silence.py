@@ -68,7 +68,8 @@ def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last
     with hub_of(MODEL) as hub:
         ended = ran([*line, "--device", "cpu", "--steps", "2", *SMALL], environment(tmp_path, hub))
     assert ended.returncode == 0, ended.stderr
-    assert len({process for *_, process in tried(tmp_path / "listening")}) >= 2, "the compute process is among them"
+    heard = {process for *_, process in tried(tmp_path / "listening")}
+    assert any("ftis_node.worker" in process for process in heard), "the compute process asks the hub"
     assert strangers(tmp_path) == []
     assert f"GET /someone/tiny/resolve/{COMMIT}/model.safetensors" in hub.asked
     assert not [path for path in hub.asked if "telemetry" in path or "agent" in path]

@@ -235,7 +235,7 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
     body = holder.store.body
     holder.swarm._uploads._body = lambda digest: (body(digest) or b"")[:-1] + b"!"
     victim = await swarms.join(3, holder)
-    await eventually(lambda: victim.swarm.pulling.rejections["holder"] > 0, "the holder was found out")
+    await eventually(lambda: victim.swarm.pulling.rejections["wrong bytes"] > 0, "the holder was found out")
     [known] = victim.swarm.gossip.table
     await eventually(lambda: not victim.swarm.pulling.running(), "nothing is on its way")
     assert known.announcement.author == author.author

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
@@ -15,6 +14,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.export.card import card
 from ftis_node.export.folder import appearing, check_target
 from ftis_node.export.history import History, history_of
+from ftis_node.policy.adapters import LoraConfig
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
 from ftis_node.policy.tokenizer import end_ids

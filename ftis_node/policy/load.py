@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants, get_session
-from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.names import resolve
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from ftis_node.policy.adapters import PeftModel
 from ftis_node.policy.memory import Engine
 
 

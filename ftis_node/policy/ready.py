@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
 from ftis_node.errors import UsageError
+from ftis_node.policy.adapters import BaseTunerLayer
 from ftis_node.policy.decoder import understood
 from ftis_node.policy.native import decoder_logprobs
 from ftis_node.policy.packing import ATTENTION, Prefixed
