@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from ftis_node.cli import app
 from ftis_node.errors import UsageError
 from ftis_node.lab.simulation.directory import directory_figures
-from ftis_node.lab.simulation.network import KINDS
+from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP
 from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.lab.simulation.simulate import Simulation
@@ -90,9 +90,13 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others() -> None:
 
 
 def test_every_byte_sent_is_received_or_lost_or_under_way() -> None:
-    totals = restless().simulation.network.totals
+    network = restless().simulation.network
+    totals, lost = network.totals, network.totals["lost"]
+    network.send(restless().members[0].line, b"left", MEMBERSHIP, 7, print)
     assert totals["sent"] == totals["received"] + totals["lost"] + totals["flying"]
-    assert totals["lost"] > 0, "nobody left while a message was on its way to it"
+    network._arrive(b"left", MEMBERSHIP, 7, print, ())
+    assert totals["sent"] == totals["received"] + totals["lost"] + totals["flying"]
+    assert totals["lost"] == lost + 7, "who is gone receives nothing"
     figures = Simulation(Scenario(nodes=10, seconds=120.0, session_seconds=1e9)).run()
     for kind in KINDS:  # but for what is under way at either end
         assert figures["bytes_in_per_node_s"][kind] == pytest.approx(figures["bytes_out_per_node_s"][kind], rel=0.1)
