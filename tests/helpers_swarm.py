@@ -186,8 +186,8 @@ def take_round(store: PacketStore) -> int:
 class CountingStore(PacketStore):
     """A packet store that counts what was served from it."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, RUN.id, 10 << 20, first_round=0)
+    def __init__(self, path: Path, first_round: int = 0) -> None:
+        super().__init__(path, RUN.id, 10 << 20, first_round=first_round)
         self.served: Counter[bytes] = Counter()
 
     def body(self, digest: bytes) -> bytes | None:
@@ -227,12 +227,22 @@ class Member:
 
 @contextlib.asynccontextmanager
 async def member(
-    number: int, path: Path, bootstraps: list[str] | None = None, *, cache: bool = False, **listening: Any
+    number: int,
+    path: Path,
+    bootstraps: list[str] | None = None,
+    *,
+    cache: bool = False,
+    unix: Callable[[], float] = lambda: 0.0,
+    **listening: Any,
 ) -> AsyncIterator[Member]:
-    """A node that runs until the block ends; a second one with the same number and path is the first one restarted."""
+    """A node that runs until the block ends; a second one with the same number and path is the first one restarted.
+
+    Args:
+        unix: the wall clock, near which rounds are numbered.
+    """
     who, home = identity(number), path / f"member-{number}"
     async with transport(who, home, **listening) as network:
-        store = CountingStore(home / "store.sqlite")
+        store = CountingStore(home / "store.sqlite", int(1000 * unix()))
         store.skip_round()
 
         def want() -> Want:
@@ -248,7 +258,7 @@ async def member(
             run_file=RunFile(run=RUN),
             context=CONTEXT,
             store=store,
-            standing=Standing(boot_seconds, unix=lambda: 0.0),
+            standing=Standing(boot_seconds, unix=unix),
             exchange_peers=3,
             max_age=600.0,
             want=want,

@@ -201,11 +201,19 @@ def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path)
     assert not (home / "run.toml").exists()
 
 
+LONG_COMPLETIONS = "up to 16 tokens, but .* room for 16"
+
+
 @pytest.mark.parametrize(
     ("context", "line", "told"),
     [
-        (16, "fit --model {model} --vram 8 --task arithmetic", "completions of up to 16 tokens, but .* room for 16"),
-        (16, "join --dry-run --model {model} --home {home} --host 127.0.0.1", "up to 16 tokens, but .* room for 16"),
+        pytest.param(16, "fit --model {model} --vram 8 --task arithmetic", LONG_COMPLETIONS, marks=pytest.mark.slow),
+        pytest.param(
+            16,
+            "join --dry-run --model {model} --home {home} --host 127.0.0.1",
+            LONG_COMPLETIONS,
+            marks=pytest.mark.slow,
+        ),
         (20, "join --dry-run --model {model} --home {home} --host 127.0.0.1", "6 tokens and a completion may have 16"),
     ],
 )

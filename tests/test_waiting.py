@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
 from ftis_node.cli import common
@@ -42,6 +44,7 @@ def test_fit_says_on_a_terminal_what_it_is_at_once_it_takes_long() -> None:
     assert "Loading PyTorch 0:00:" in said
 
 
+@pytest.mark.slow
 def test_fit_that_is_quick_or_for_a_script_says_one_line() -> None:
     for arguments, quiet in ((FIT, 600.0), ([*FIT, "--json"], 0.0)):
         said = on_a_terminal(arguments, quiet)

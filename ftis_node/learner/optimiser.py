@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -146,6 +147,7 @@ def _master(parameter: Parameter) -> Parameter:
 def _eight_bit() -> Any:
     """bitsandbytes' AdamW, whose two moments take a byte each."""
     try:
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel which no node uses
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise UsageError(

@@ -8,6 +8,8 @@ from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from tests.hostile.attack import Attack, Crowd
 
+SIZE = 100  # of packets that nobody has, in bytes
+
 
 class Row34Contradictions(Attack):
     """Keys without number, each of which signs two announcements of one round."""
@@ -24,7 +26,7 @@ class Row34Contradictions(Attack):
         await self.peer.tell(*entries)
 
     def _refs(self, count: int) -> list[PacketRef]:
-        return [PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(count)]
+        return [PacketRef(slot, self.rng.randbytes(32), SIZE) for slot in range(count)]
 
 
 class Row36Downwards(Attack):
@@ -54,7 +56,7 @@ class Row37Introducers(Crowd):
             await peer.tell(*(self._one() for _ in range(12)))
 
     def _one(self) -> ftis_pb2.Entry:
-        refs = [PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(3)]
+        refs = [PacketRef(slot, self.rng.randbytes(32), SIZE) for slot in range(3)]
         return self.peer.promise(Identity(self.rng.randbytes(32)), self.round(), refs)
 
 
@@ -68,7 +70,7 @@ class Row44Large(Attack):
     async def strike(self) -> None:
         slots = self.world.run.slots
         for count in (slots, 4096):
-            refs = [PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(count)]
+            refs = [PacketRef(slot, self.rng.randbytes(32), SIZE) for slot in range(count)]
             await self.peer.tell(self.peer.promise(Identity(self.rng.randbytes(32)), self.round(), refs))
         mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff" * 4096) for _ in range(32)]
         await self.peer.tell(more=mentions)

@@ -1,0 +1,106 @@
+"""Attacks of rows 33 to 44 all at once against nodes of a real swarm without models: `make hostile` in short."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ftis_node.swarm import service
+from tests.helpers_swarm import (
+    PROMPTS,
+    RUN,
+    Member,
+    event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
+    identity,
+    member,
+)
+from tests.hostile import directory, reputation, streams
+from tests.hostile.attack import Attack
+from tests.hostile.peer import hostile
+from tests.hostile.world import World
+
+KINDS: tuple[type[Attack], ...] = (
+    streams.Row33NeverRead,
+    streams.Row33HalfOpen,
+    reputation.Row34Contradictions,
+    reputation.Row36Downwards,
+    reputation.Row37Introducers,
+    directory.Row38MadeUp,
+    streams.Row39Relay,
+    streams.Row40Debug,
+    streams.Row41Requests,
+    reputation.Row44Large,
+)
+WORLD = World(RUN, PROMPTS, ["1"] * len(PROMPTS), lambda text: [1, 2, 3])
+REFUSED = {reason for kind in KINDS for reason in kind.refusals}
+SOME_FILES = 8
+PATIENCE = 60.0
+
+
+def open_files(node: Member) -> tuple[int, int]:
+    """Of this process, which is the nodes', and of the node's p2pd."""
+    return psutil.Process().num_fds(), psutil.Process(node.transport.pid).num_fds()
+
+
+@contextlib.asynccontextmanager
+async def striking(attacks: Sequence[Attack]) -> AsyncIterator[None]:
+    """All of them, until the block ends."""
+    await asyncio.gather(*(attack.begin() for attack in attacks))
+    stop = asyncio.Event()
+    running = [asyncio.create_task(attack.run(stop)) for attack in attacks]
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.gather(*running)
+
+
+@pytest.mark.timeout(300)
+async def test_rows_33_to_44_at_once_silence_nobody_blame_nobody_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STALL_SECONDS", 5.0)
+    async with member(1, tmp_path, unix=time.time) as bob, member(2, tmp_path, [bob.address], unix=time.time) as alice:
+        nodes = (alice, bob)
+        await eventually(lambda: bob.met(alice) and alice.met(bob), "they meet", PATIENCE)
+        before = {node.address: open_files(node) for node in nodes}
+        async with contextlib.AsyncExitStack() as stack:
+            attacks = []
+            for number, kind in enumerate(KINDS, start=1000):
+                path = tmp_path / f"hostile-{number}"
+                opening = hostile(path, [node.address for node in nodes], identity(number), WORLD)
+                attacks.append(kind(await stack.enter_async_context(opening)))
+            await stack.enter_async_context(striking(attacks))
+            await eventually(lambda: all(attack.strikes >= 3 for attack in attacks), "each has struck", PATIENCE)
+            for node in nodes:
+                counts = node.swarm.gossip.counts
+                await eventually(lambda counts=counts: counts.keys() >= REFUSED, "lies are refused", PATIENCE)
+            for node, other in ((alice, bob), (bob, alice)):
+                made = node.make(3)
+                await eventually(lambda made=made, other=other: made <= set(other.admitted), "they go on", PATIENCE)
+        by_kind = {type(attack): attack for attack in attacks}
+        relay, debug = by_kind[streams.Row39Relay], by_kind[streams.Row40Debug]
+        assert isinstance(relay, streams.Row39Relay) and relay.relays == 0
+        assert isinstance(debug, streams.Row40Debug) and debug.found == set()
+        for node, other in ((alice, bob), (bob, alice)):
+            standing = node.swarm.standing
+            assert standing.banned(other.author) is None and standing.shunned(other.author) is None
+            assert node.met(other)
+            assert len(node.swarm.gossip.table) <= node.swarm.gossip.table.capacity
+
+        def nothing_is_left() -> bool:
+            now = {node.address: open_files(node) for node in nodes}
+            return all(
+                after <= earlier + SOME_FILES
+                for one in now
+                for after, earlier in zip(now[one], before[one], strict=True)
+            )
+
+        await eventually(nothing_is_left, "all that the attackers held is let go", PATIENCE)
