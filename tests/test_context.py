@@ -202,6 +202,7 @@ def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path)
 
 
 LONG_COMPLETIONS = "up to 16 tokens, but .* room for 16"
+DRY_RUN = "join --dry-run --model {model} --home {home} --host 127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -210,11 +211,11 @@ LONG_COMPLETIONS = "up to 16 tokens, but .* room for 16"
         pytest.param(16, "fit --model {model} --vram 8 --task arithmetic", LONG_COMPLETIONS, marks=pytest.mark.slow),
         pytest.param(
             16,
-            "join --dry-run --model {model} --home {home} --host 127.0.0.1",
+            DRY_RUN,
             LONG_COMPLETIONS,
             marks=pytest.mark.slow,
         ),
-        (20, "join --dry-run --model {model} --home {home} --host 127.0.0.1", "6 tokens and a completion may have 16"),
+        (20, DRY_RUN, "6 tokens and a completion may have 16"),
     ],
 )
 def test_it_is_foreseen_before_anything_is_started(context: int, line: str, told: str, tmp_path: Path) -> None:
