@@ -80,7 +80,8 @@ class FtisSwarm(ServicerBase):  # type: ignore[misc]
                 if not (admitted or self._handlers.admits(peer)):
                     return
                 admitted = False
-                await asyncio.sleep(self._lookups.wait(peer, LOOKUPS_A_REQUEST + _digests(request)))
+                if (seconds := self._lookups.wait(peer, LOOKUPS_A_REQUEST + _digests(request))) > 0:
+                    await asyncio.sleep(seconds)
                 async for chunk in self._handlers.on_fetch(request, peer):
                     stall.put_off(STALL_SECONDS)
                     yield chunk
