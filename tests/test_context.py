@@ -205,16 +205,12 @@ LONG_COMPLETIONS = "up to 16 tokens, but .* room for 16"
 DRY_RUN = "join --dry-run --model {model} --home {home} --host 127.0.0.1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("context", "line", "told"),
     [
-        pytest.param(16, "fit --model {model} --vram 8 --task arithmetic", LONG_COMPLETIONS, marks=pytest.mark.slow),
-        pytest.param(
-            16,
-            DRY_RUN,
-            LONG_COMPLETIONS,
-            marks=pytest.mark.slow,
-        ),
+        (16, "fit --model {model} --vram 8 --task arithmetic", LONG_COMPLETIONS),
+        (16, DRY_RUN, LONG_COMPLETIONS),
         (20, DRY_RUN, "6 tokens and a completion may have 16"),
     ],
 )

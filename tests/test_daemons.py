@@ -43,6 +43,7 @@ def used(author: Daemon, groups: int = 1):
     return lambda status: status.get("foreign_groups_used", {}).get(name, 0) >= groups
 
 
+@pytest.mark.slow
 def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
     tmp_path: Path, daemons: dict[str, Daemon]
 ) -> None:
@@ -117,7 +118,7 @@ def forbid_writing(worker: psutil.Process) -> None:
     worker.rlimit(psutil.RLIMIT_FSIZE, (64, 64))
 
 
-@pytest.mark.parametrize("harm", [kill, forbid_writing])
+@pytest.mark.parametrize("harm", [kill, pytest.param(forbid_writing, marks=pytest.mark.slow)])
 def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoint(
     harm: Callable[[psutil.Process], None], tmp_path: Path, daemons: dict[str, Daemon]
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_node_dials_nobody_but_hub_and_peers_from_the_first_second_to_the_last
     assert not [agent for agent in hub.agents if "file_type" in agent]
 
 
+@pytest.mark.slow
 def test_a_model_of_pickles_is_named_to_no_service_that_would_convert_it(tmp_path: Path) -> None:
     pickled = io.BytesIO()
     torch.save(load_file(BUILT_IN_DIR / "tiny-a" / "model.safetensors"), pickled)
