@@ -83,7 +83,7 @@ models: $(DEV)
 
 # docs/settings.md, from the class; and the pictures of docs/img, from a real swarm (with chromium).
 settings: $(DEV)
-	$(BIN)/python -m ftis_node.reference docs/settings.md
+	$(BIN)/python -m ftis_node.config.documentation docs/settings.md
 
 pictures: $(DEV)
 	$(BIN)/python -m tests.pictures

@@ -32,17 +32,17 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "observe/api.py": ("The daemon answered … with … ….",),
     },
     "test_checks.py::test_a_choice_that_is_none_is_answered_with_the_nearest": {
-        "settings.py": ("Setting … from … is wrong: … (got …).",),
+        "config/settings.py": ("Setting … from … is wrong: … (got …).",),
     },
     "test_checks.py::test_a_number_is_refused_early_exactly_where_the_objective_refuses_it": {
-        "checks.py": ("The … cannot be … (…).",),
+        "config/checks.py": ("The … cannot be … (…).",),
         "worker/engine.py": ("The objective cannot be set up: ….",),
     },
     "test_checks.py::test_each_name_is_taken_and_a_misspelt_one_is_answered_with_the_nearest": {
-        "checks.py": ("There is no … … (…).",),
+        "config/checks.py": ("There is no … … (…).",),
     },
     "test_checks.py::test_what_contradicts_is_told_with_where_it_came_from": {
-        "checks.py": (
+        "config/checks.py": (
             "LoRA layers (…) have nowhere to go, for lora_targets is empty (…).",
             "Packets alone may take … MB (…), but the home no more than … GB (…).",
             "Peers (…) and the page (…) cannot both have the port ….",
@@ -55,11 +55,11 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_condition.py::test_a_limit_on_disk_leaves_packets_and_steps_what_checkpoints_and_logs_do_not_need": {
-        "joining.py": ("The home may take … on disk, but checkpoints, packets and logs need",),
+        "node/assembly.py": ("The home may take … on disk, but checkpoints, packets and logs need",),
     },
     "test_config.py::test_a_file_that_is_not_sound_is_told_with_its_remedy": {
         "policy/names.py": ("There is no model …: no such folder, alias or built-in model.",),
-        "settings.py": (
+        "config/settings.py": (
             "There is no profile … (…).",
             "Unknown setting … in ….",
         ),
@@ -69,10 +69,10 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_config.py::test_the_same_mistakes_end_a_join_before_anything_starts": {
-        "settings.py": ("The environment variable … is no setting.",),
+        "config/settings.py": ("The environment variable … is no setting.",),
     },
     "test_daemons.py::test_a_home_that_trained_alone_does_not_join_another_run_by_mistake": {
-        "joining.py": ("The --peers are all in another run than the home …, which belongs to r",),
+        "node/assembly.py": ("The --peers are all in another run than the home …, which belongs to r",),
     },
     "test_doctor.py::test_a_hub_that_does_not_give_the_model": {
         "policy/hub.py": (
@@ -82,7 +82,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_handshake.py::test_a_home_whose_peers_all_speak_another_protocol_says_so_and_not_that_their_run_differs": {
-        "joining.py": ("None of the --peers can work with this node: ….",),
+        "node/assembly.py": ("None of the --peers can work with this node: ….",),
     },
     "test_engine.py::test_a_misspelt_objective_names_the_nearest": {
         "worker/engine.py": ("There is no objective ….",),
@@ -100,10 +100,10 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "learner/optimiser.py": ("8-bit AdamW needs bitsandbytes.",),
     },
     "test_errors_within.py::test_a_checkpoint_of_nothing_and_one_that_goes_away": {
-        "trained.py": ("The checkpoint … does not say of which model it is.",),
+        "worker/restore.py": ("The checkpoint … does not say of which model it is.",),
     },
     "test_errors_within.py::test_a_compute_process_that_only_fails_is_given_up": {
-        "compute.py": ("The compute process failed … times in a row, at last with: …",),
+        "node/compute.py": ("The compute process failed … times in a row, at last with: …",),
     },
     "test_errors_within.py::test_a_daemon_that_does_not_start_says_why_or_where": {
         "cli/detach.py": (
@@ -155,7 +155,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "policy/context.py": ("… has no token in the tokenizer of …: ….",),
     },
     "test_errors_within.py::test_a_report_replaces_no_file": {
-        "doctor/bugreport.py": ("… exists already.",),
+        "preflight/bugreport.py": ("… exists already.",),
     },
     "test_errors_within.py::test_a_task_in_python_has_rows_and_a_source_file": {
         "tasks/own.py": (
@@ -192,10 +192,10 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_eval.py::test_a_checkpoint_of_another_model": {
-        "trained.py": ("The checkpoint … does not fit …: they differ in ….",),
+        "worker/restore.py": ("The checkpoint … does not fit …: they differ in ….",),
     },
     "test_eval.py::test_a_damaged_checkpoint_is_passed_over_and_stays_where_it_is": {
-        "trained.py": (
+        "worker/restore.py": (
             "Every checkpoint under … is damaged.",
             "str(error)",
         ),
@@ -209,7 +209,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "policy/context.py": ("… is a prompt of … tokens and a completion may have …, but",),
         "tasks/__init__.py": ("There is no task ….",),
         "tasks/jsonl.py": ("Cannot read …: ….",),
-        "trained.py": (
+        "worker/restore.py": (
             "The folder … holds neither a model nor a checkpoint.",
             "The home … has no checkpoint yet.",
             "There is no checkpoint ….",
@@ -225,7 +225,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "tasks/__init__.py": ("The task math500 is a test: it has nothing to train on, and its verdic",),
     },
     "test_export.py::test_a_checkpoint_that_is_removed_meanwhile_says_try_again": {
-        "trained.py": ("The checkpoint … cannot be read any more: ….",),
+        "worker/restore.py": ("The checkpoint … cannot be read any more: ….",),
     },
     "test_export.py::test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model": {
         "export/folder.py": (
@@ -303,7 +303,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "worker/planning.py": ("The optimiser … cannot be used here: …",),
     },
     "test_own_tasks.py::test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_name": {
-        "run.py": (
+        "config/run.py": (
             "The run judges answers by the rule 'math', which gives what peers writ",
             "The run's reward rule is …, not ….",
             "The run's task is Python code, …, which is imported only if you name i",
@@ -336,7 +336,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_own_tasks.py::test_nodes_whose_code_differs_are_told": {
-        "run.py": ("The … of … is not the run's: …, not ….",),
+        "config/run.py": ("The … of … is not the run's: …, not ….",),
     },
     "test_own_tasks.py::test_other_tasks_keep_their_rule": {
         "tasks/__init__.py": ("The task … has the reward rule …, not ….",),
@@ -391,41 +391,41 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_run.py::test_a_key_of_thousands_of_parts_is_refused_unread": {
-        "run.py": ("Line … of the run file has a key of too many parts.",),
+        "config/run.py": ("Line … of the run file has a key of too many parts.",),
     },
     "test_run.py::test_a_key_that_quotes_a_line_number_does_not_decide_which_line_is_named": {
-        "run.py": ("Line … of the run file is not TOML: ….",),
+        "config/run.py": ("Line … of the run file is not TOML: ….",),
     },
     "test_run.py::test_a_missing_key_is_named": {
-        "run.py": ("`…` is missing from ….",),
+        "config/run.py": ("`…` is missing from ….",),
     },
     "test_run.py::test_a_run_file_that_peers_could_not_read_is_refused": {
-        "run.py": ("The run file is too long with its characters escaped.",),
+        "config/run.py": ("The run file is too long with its characters escaped.",),
     },
     "test_run.py::test_a_run_whose_packets_would_be_too_large_is_refused": {
-        "run.py": ("…… is wrong: ….",),
+        "config/run.py": ("…… is wrong: ….",),
     },
     "test_run.py::test_an_unknown_key_cannot_write_to_the_terminal": {
-        "run.py": ("…… has an unknown key ….",),
+        "config/run.py": ("…… has an unknown key ….",),
     },
     "test_run.py::test_an_unreadable_run_file_is_a_usage_error": {
-        "run.py": (
+        "config/run.py": (
             "The run file … cannot be read: ….",
             "The run file … is not UTF-8 text.",
         ),
     },
     "test_run.py::test_any_text_is_a_run_file_or_a_usage_error": {
-        "run.py": ("The run file has no [run] table.",),
+        "config/run.py": ("The run file has no [run] table.",),
     },
     "test_run.py::test_rubbish_is_a_usage_error": {
-        "run.py": (
+        "config/run.py": (
             "In the run file, … is not a table.",
             "The run file is longer than … characters.",
             "The run file nests too deeply.",
         ),
     },
     "test_saving.py::test_if_going_back_does_not_help_the_node_says_so": {
-        "saving.py": ("The training gives no finite numbers any more, and older checkpoints d",),
+        "node/checkpointing.py": ("The training gives no finite numbers any more, and older checkpoints d",),
     },
     "test_score.py::test_a_model_that_cannot_take_the_probe_is_refused_with_a_sentence": {
         "policy/ready.py": ("… cannot be scored: …",),
@@ -437,7 +437,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "policy/ready.py": ("LoRA on the output head is not supported.",),
     },
     "test_settings.py::test_a_file_that_cannot_be_read_is_refused": {
-        "settings.py": (
+        "config/settings.py": (
             "The settings file … cannot be read: ….",
             "The settings file … is not valid TOML: ….",
             "The settings file … nests too deeply.",

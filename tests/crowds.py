@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-from ftis_node.pool import Newcomers
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
+from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Table
 

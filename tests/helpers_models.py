@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import ftis_node
+from ftis_node.config.run import Run, RunFile, dump_run_file, make_run
+from ftis_node.config.settings import collect
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
-from ftis_node.run import Run, RunFile, dump_run_file, make_run
-from ftis_node.settings import collect
 from ftis_node.worker.engine import Engine
 
 BUILT_IN = Path(ftis_node.__file__).parent / "models"

@@ -19,17 +19,17 @@ import pytest
 import uvloop
 from hivemind.p2p import PeerID
 
+from ftis_node.config.run import Run, RunFile
 from ftis_node.draw import draw
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import Completion, Group, decode, encode, pack_group, packet_digest, prompt_digests
-from ftis_node.pool import Newcomers, Want
-from ftis_node.run import Run, RunFile
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm

@@ -41,9 +41,9 @@ def taught_qwen(path: Path, questions: list[str], *, hidden: int, layers: int, s
     The softmax runs over the few words in use, all others counted as a constant: 152 thousand logits a token would
     take minutes.
     """
+    from ftis_node.config.settings import Settings
     from ftis_node.policy.load import load_policy
     from ftis_node.policy.tokenizer import prompt_ids
-    from ftis_node.settings import Settings
     from ftis_node.tasks.task import REASONING
 
     policy = load_policy(Settings(model=str(random_qwen(path, hidden=hidden, layers=layers, seed=seed)), device="cpu"))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.packet import (
     MAX_PACKET_BYTES,
@@ -23,7 +24,6 @@ from ftis_node.packet import (
     packet_digest,
     prompt_digests,
 )
-from ftis_node.run import Run
 from ftis_node.swarm.admission import AdmissionContext, Blame, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 

@@ -13,12 +13,12 @@ import torch
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.fit import bench_fit
 from ftis_node.lab.bench.model import Size, own_work, random_policy, small_config
 from ftis_node.lab.bench.train import SETTINGS, bench_train, caught_gradient, check_same_work, our_gradient, peak_memory
 from ftis_node.lab.bench.trl import Trl
-from ftis_node.settings import Settings
 from tests.helpers_models import tiny_config
 
 SMALL = Size(groups=2, group=4, prompt_tokens=6, completion_tokens=8)

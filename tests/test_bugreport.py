@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import constants
 
 from ftis_node.cli import main
-from ftis_node.doctor.redaction import Redactor
-from ftis_node.run import Hints, RunFile, dump_run_file
+from ftis_node.config.run import Hints, RunFile, dump_run_file
+from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
@@ -146,7 +146,7 @@ def test_one_address_has_one_name_in_all_reports_of_a_home_and_another_elsewhere
         "tokens: 12, token_ids",
         "std::vector",
         "tokenizer = abc, token_ids: [1, 2], completion_tokens=16",
-        'File "ftis_node/node.py:45", settings.toml:3',
+        'File "ftis_node/node/daemon.py:45", settings.toml:3',
         "https://huggingface.co/Qwen/Qwen2.5-3B",
     ],
 )
@@ -205,7 +205,7 @@ def test_the_way_home_is_removed_in_every_spelling(monkeypatch: pytest.MonkeyPat
 
 
 HOSTILE = """
-from ftis_node.doctor.redaction import Redactor
+from ftis_node.preflight.redaction import Redactor
 
 parts = ["a-", "token", "token ", "secret-", "-eyJaaaaaaaaa", "-eyJaaaaaaaaa.b", "://", "://a@", "a.", "1.", "1.1.1.1_",
          ":", "0:", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----A", "basic ", "authorization ", "\\\\n",

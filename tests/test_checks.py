@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from ftis_node.checks import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY
+from ftis_node.config.checks import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY
+from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, collect
 from ftis_node.errors import UsageError
 from ftis_node.objective import PRESETS
 from ftis_node.objective.advantages import ADVANTAGES
 from ftis_node.objective.aggregation import AGGREGATIONS
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS
 from ftis_node.objective.importance import IMPORTANCES
-from ftis_node.settings import OBJECTIVE_PARTS, Settings, collect
 from ftis_node.worker.engine import choose_objective
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.condition import CLOCK_FAR, CLOCK_TOLD, Signs, State, condition
-from ftis_node.doctor.net import of_a_running_node
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.node.condition import CLOCK_FAR, CLOCK_TOLD, Signs, State, condition
+from ftis_node.preflight.net import of_a_running_node
 from ftis_node.store.packets import SEEN_SECONDS, PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import greeting

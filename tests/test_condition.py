@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from ftis_node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
-from ftis_node.evaluation import Outcome
-from ftis_node.exams import Exams
-from ftis_node.joining import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
+from ftis_node.evaluate.greedy import Outcome
+from ftis_node.node.assembly import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
+from ftis_node.node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
+from ftis_node.node.evaluation_schedule import Exams
+from ftis_node.node.status import StepLog
 from ftis_node.observe.metrics import MetricsLog
-from ftis_node.report import StepLog
-from ftis_node.settings import Settings
 from ftis_node.swarm.membership import Reachability
 
 

@@ -12,11 +12,11 @@ import psutil
 import pytest
 import torch
 
-from ftis_node import reference
 from ftis_node.cli import main
-from ftis_node.run import RunFile, dump_run_file
-from ftis_node.saving import LearnedSizes
-from ftis_node.settings import PROFILES, Settings, collect
+from ftis_node.config import documentation
+from ftis_node.config.run import RunFile, dump_run_file
+from ftis_node.config.settings import PROFILES, Settings, collect
+from ftis_node.node.checkpointing import LearnedSizes
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.planning import memory_budget, memory_limit
 from tests.helpers_swarm import RUN
@@ -42,19 +42,19 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_document_is_what_the_class_says() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == reference.document(), (
-        "run python -m ftis_node.reference docs/settings.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == documentation.document(), (
+        "run python -m ftis_node.config.documentation docs/settings.md"
     )
 
 
 def test_every_setting_says_what_it_does_and_has_a_group() -> None:
-    assert [entry.name for entry in reference.entries()] == list(Settings.model_fields)
-    assert all(entry.group and entry.text.endswith(".") and "[" not in entry.text for entry in reference.entries())
+    assert [entry.name for entry in documentation.entries()] == list(Settings.model_fields)
+    assert all(entry.group and entry.text.endswith(".") and "[" not in entry.text for entry in documentation.entries())
     assert Settings.GROUPS.keys() <= Settings.model_fields.keys()
 
 
 def test_bounds_and_units_are_read_off_the_class() -> None:
-    found = {entry.name: (entry.values, entry.unit) for entry in reference.entries()}
+    found = {entry.name: (entry.values, entry.unit) for entry in documentation.entries()}
     assert found["vram_share"] == ("> 0 and ≤ 1", "")
     assert found["betas"] == ("≥ 0 and < 1", "")
     assert found["upload_mbit"] == ("≥ 0", "Mbit/s")

@@ -16,7 +16,7 @@ from transformers import BloomConfig, GPT2Config, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ftis_node.errors import UsageError
-from ftis_node.policy.context import context_of
+from ftis_node.fit.context import context_of
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs

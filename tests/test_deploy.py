@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ftis_node.run import load_run_file
-from ftis_node.settings import Settings
+from ftis_node.config.run import load_run_file
+from ftis_node.config.settings import Settings
 from tests.command_lines import parsed
 from tests.compose import PROFILES, Swarm
 from tests.documented import metrics
@@ -118,7 +118,7 @@ def test_systemd_takes_the_service(tmp_path: Path) -> None:
 
 
 def test_the_service_gives_the_node_time_to_save_and_a_watchdog() -> None:
-    from ftis_node.node import FINISH_SECONDS, GRACE_SECONDS
+    from ftis_node.node.daemon import FINISH_SECONDS, GRACE_SECONDS
 
     lines = dict(line.split("=", 1) for line in read("systemd/ftis-node.service").splitlines() if "=" in line[1:])
     assert (lines["Type"], lines["WatchdogSec"], lines["KillMode"]) == ("notify", "2min", "mixed")

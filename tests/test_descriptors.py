@@ -17,11 +17,11 @@ import psutil
 import pytest
 import uvloop
 
-from ftis_node import node as daemon
+from ftis_node.config.settings import collect
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import OutOfFiles, limit, raise_limit, ran_out, wait_for_room
-from ftis_node.options import JoinOptions
-from ftis_node.settings import collect
+from ftis_node.node import daemon
+from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
 from tests.daemons import Daemon
 

@@ -16,7 +16,7 @@ from hivemind.p2p import PeerID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.run import RunFile
+from ftis_node.config.run import RunFile
 from ftis_node.swarm import directory as directories
 from ftis_node.swarm.dht_guard import NEAREST_MAX, NEW_IDS_AT_ONCE, ask
 from ftis_node.swarm.directory import Directory

@@ -25,15 +25,15 @@ from huggingface_hub import constants
 from ftis_node.cli import main
 from ftis_node.cli import run as run_files
 from ftis_node.cli.doctor import case_of
-from ftis_node.doctor import machine, models, place
-from ftis_node.doctor.examination import CHECKS
-from ftis_node.doctor.finding import Case, Check, Finding, examine, failed
-from ftis_node.doctor.net import of_a_running_node
-from ftis_node.doctor.smoke import smoke
+from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.errors import UserError
 from ftis_node.policy.hub import Hub, ask_hub, cached, described, offered
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.run import RunFile, dump_run_file, load_run_file
+from ftis_node.preflight import machine, models, place
+from ftis_node.preflight.examination import CHECKS
+from ftis_node.preflight.finding import Case, Check, Finding, examine, failed
+from ftis_node.preflight.net import of_a_running_node
+from ftis_node.preflight.smoke import smoke
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity

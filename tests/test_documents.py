@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.settings import OTHER_VARIABLES, Settings
+from ftis_node.config.settings import OTHER_VARIABLES, Settings
 from tests.command_lines import parsed, root
 
 ROOT = Path(__file__).parent.parent

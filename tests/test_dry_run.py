@@ -15,16 +15,16 @@ from huggingface_hub import constants
 
 from ftis_node.cli import main
 from ftis_node.cli.run import new
-from ftis_node.dry_run import DryRun
-from ftis_node.early import Early
+from ftis_node.config.run import RunFile, dump_run_file, load_run_file
+from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
-from ftis_node.joining import find_run
-from ftis_node.options import JoinOptions
-from ftis_node.run import RunFile, dump_run_file, load_run_file
-from ftis_node.settings import collect
+from ftis_node.node.assembly import find_run
+from ftis_node.node.migration import remember_files
+from ftis_node.node.options import JoinOptions
+from ftis_node.preflight.dry_run import DryRun
+from ftis_node.preflight.early import Early
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
-from ftis_node.upgrading import remember_files
 from tests.helpers_swarm import RUN, event_loop_policy, identity, make_run, member, transport  # noqa: F401 - a fixture
 
 Join = Callable[..., tuple[int, str, str]]

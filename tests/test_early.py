@@ -13,11 +13,11 @@ from hivemind.utils.multiaddr import Multiaddr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node import early
-from ftis_node.early import Early
+from ftis_node.config.settings import collect
 from ftis_node.errors import Several, UsageError, raise_all
-from ftis_node.options import JoinOptions
-from ftis_node.settings import collect
+from ftis_node.node.options import JoinOptions
+from ftis_node.preflight import early
+from ftis_node.preflight.early import Early
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_multiaddr, listening_mistakes

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from ftis_node.config.run import Run
+from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.learner import memory
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import prompt_digest
 from ftis_node.policy.tokenizer import prompt_ids
-from ftis_node.run import Run
-from ftis_node.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import TEXT_LETTERS, Engine, choose_objective
 from ftis_node.worker.messages import pack_completions, unpack_completions

@@ -32,18 +32,18 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.packet import Completion
 from ftis_node.policy import cache as cache_module
 from ftis_node.policy import native as native_module
-from ftis_node.policy.cache import closing_up
-from ftis_node.policy.decoder import Decoder
-from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.generate.cache import closing_up
+from ftis_node.policy.generate.decoder import Decoder
+from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import make_policy
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
-from ftis_node.settings import Settings
 from tests.helpers_models import logprobs_of, tiny_config, tiny_policy, tiny_tokenizer, twin
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]

@@ -20,9 +20,9 @@ from huggingface_hub import constants
 
 import ftis_node
 from ftis_node.cli import main
+from ftis_node.config.run import RunFile, dump_run_file
 from ftis_node.errors import UserError
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.run import RunFile, dump_run_file
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task

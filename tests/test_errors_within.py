@@ -16,15 +16,13 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
-from ftis_node import node as daemon
 from ftis_node.cli import app, life, local
 from ftis_node.cli.detach import detach
 from ftis_node.cli.logs import logs as show_logs
-from ftis_node.compute import FAILURES, ComputeProcess
+from ftis_node.config.settings import Settings, collect
 from ftis_node.demo import Demo
-from ftis_node.doctor.bugreport import pack
 from ftis_node.errors import FtisError, UsageError, UserError
-from ftis_node.evaluation import tokenised
+from ftis_node.evaluate.greedy import tokenised
 from ftis_node.export.folder import check_target
 from ftis_node.lab import crew
 from ftis_node.lab.bench.namespaces import _run as run_tool
@@ -32,11 +30,13 @@ from ftis_node.lab.bench.namespaces import namespaces
 from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.spec import _sha256 as sha256_of_named_file
 from ftis_node.learner.optimiser import _eight_bit as eight_bit
+from ftis_node.node import daemon
+from ftis_node.node.compute import FAILURES, ComputeProcess
+from ftis_node.node.options import JoinOptions
 from ftis_node.observe import plot
-from ftis_node.options import JoinOptions
 from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.ready import ready
-from ftis_node.settings import Settings, collect
+from ftis_node.preflight.bugreport import pack
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.store.packets import StoredPackets
@@ -44,9 +44,9 @@ from ftis_node.swarm import addresses, handshake
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.transport import Transport
 from ftis_node.tasks import Example, load_task
-from ftis_node.trained import find_checkpoint, load_trained
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.client import _settle as settle_answer
+from ftis_node.worker.restore import find_checkpoint, load_trained
 from tests.helpers_models import tiny_policy
 from tests.mistakes import DEAD
 

@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.errors import FtisError, UsageError, UserError
-from ftis_node.evaluation import Judged, Paired, batch_that_fits, evaluate, judge, tokenised, wilson
+from ftis_node.evaluate.greedy import Judged, Paired, batch_that_fits, evaluate, judge, tokenised, wilson
 from ftis_node.packet import Completion
-from ftis_node.policy.generate import Sampling
+from ftis_node.policy.generate.stream import Sampling
 from ftis_node.policy.policy import Policy
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import Example, Score, load_evaluation, scoring
 from ftis_node.text import escaped
-from ftis_node.trained import WEIGHTS, find_checkpoint, load_trained, settings_for
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.restore import WEIGHTS, find_checkpoint, load_trained, settings_for
 from tests.daemons import ENVIRONMENT, command
 from tests.helpers_models import arithmetic_settings, change_weights, engine_in, tiny_policy
 
@@ -315,11 +315,11 @@ def test_an_unfinished_completion_is_wrong_but_may_be_lenient() -> None:
 
 
 def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ftis_node import evaluation
+    from ftis_node.evaluate import greedy
     from ftis_node.learner import memory
 
     monkeypatch.setattr(memory, "WAITS", ())
-    policy, whole = tiny_policy(), evaluation.generate
+    policy, whole = tiny_policy(), greedy.generate
     sizes: list[int] = []
 
     def small(policy: Policy, prompts: Any, **rest: Any) -> Any:
@@ -328,12 +328,12 @@ def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
             raise torch.OutOfMemoryError("no")
         return whole(policy, prompts, **rest)
 
-    monkeypatch.setattr(evaluation, "generate", small)
+    monkeypatch.setattr(greedy, "generate", small)
     prompts, examples = questions(policy, 10)
     with scoring("integer") as scorer:
         outcome = evaluate(policy, prompts, examples, scorer, CAP, batch=100)
         assert sizes == [10, 5, 2, 2, 2, 2, 2] and outcome.batch == 2
-        monkeypatch.setattr(evaluation, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+        monkeypatch.setattr(greedy, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
         with pytest.raises(FtisError, match="single prompt"):
             evaluate(policy, prompts, examples, scorer, CAP)
 

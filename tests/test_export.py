@@ -23,16 +23,16 @@ from typer.testing import CliRunner
 
 from ftis_node import export as exporting
 from ftis_node.cli import app
+from ftis_node.config.run import load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export import export
+from ftis_node.node.stepper import Progress
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.run import load_run_file
-from ftis_node.stepping import Progress
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
-from ftis_node.trained import Checkpoint, find_checkpoint, hold, load_trained, settings_for
 from ftis_node.worker.engine import ALPHA, WEIGHTS
+from ftis_node.worker.restore import Checkpoint, find_checkpoint, hold, load_trained, settings_for
 from tests.daemons import ENVIRONMENT
 from tests.helpers_models import change_weights, engine_in, plain_logprobs
 

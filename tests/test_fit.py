@@ -14,7 +14,7 @@ import torch
 
 from ftis_node.cli import main
 from ftis_node.cli.common import parse_pairs
-from ftis_node.settings import collect
+from ftis_node.config.settings import collect
 from ftis_node.tasks import load_task
 from ftis_node.tasks.task import CAPS
 from tests.daemons import run_cli
@@ -48,7 +48,7 @@ Fit = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fit:
     """The command in this process, with no hub to ask: exit code, stdout and stderr."""
-    monkeypatch.setattr("ftis_node.policy.geometry.where_to_look", lambda source: {"local_files_only": True})
+    monkeypatch.setattr("ftis_node.fit.geometry.where_to_look", lambda source: {"local_files_only": True})
 
     def run(*flags: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ftis-node", "fit", *flags])

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, Group, encode, pack_group, prompt_digests
-from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
-from ftis_node.run import Run
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
 from tests.helpers_models import logprobs_of, plain_logprobs, tiny_policy

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ftis_node import compute
-from ftis_node.compute import ComputeProcess
+from ftis_node.node import compute
+from ftis_node.node.compute import ComputeProcess
+from ftis_node.node.options import JoinOptions
 from ftis_node.observe.live import gpu_line, node_view
-from ftis_node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.engine import Engine

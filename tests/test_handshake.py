@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError, UserError
-from ftis_node.joining import check_peers
+from ftis_node.node.assembly import check_peers
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.service import PROTOCOL_MAJOR, FtisSwarm

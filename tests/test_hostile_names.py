@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.cli import main
+from ftis_node.config.run import RunFile, dump_run_file, make_hints, parse_run_file
 from ftis_node.observe.api import Api
 from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import JsonFormatter, TextFormatter
@@ -23,7 +24,6 @@ from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.terminal import column, console, words
 from ftis_node.observe.view import nodes_view
 from ftis_node.policy.names import BUILT_IN_DIR
-from ftis_node.run import RunFile, dump_run_file, make_hints, parse_run_file
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from ftis_node.text import escaped, in_json, in_toml, say
@@ -218,7 +218,7 @@ ALLOWED = {  # where a print, a Text or a Console may be made: these make them s
     "cli/common.py": {"print"},
     "observe/terminal.py": {"Text", "Console", "TextColumn"},
     "observe/live.py": {"Text"},
-    "doctor/smoke.py": {"print"},
+    "preflight/smoke.py": {"print"},
     "lab/warmup.py": {"print"},
     "lab/reporting/index.py": {"print"},
     "lab/bench/host.py": {"print"},

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
-from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
-from ftis_node.settings import Settings
 from tests.helpers_models import plain_logprobs, tiny_policy, twin
 
 TEMPERATURE = 1.3

@@ -17,15 +17,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
-from ftis_node.learner import Learner, Part, TrainingGroup, memory
+from ftis_node.fit.memory import SPREAD
+from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.batch import Batch, micro_batches
 from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
-from ftis_node.policy.memory import SPREAD
+from ftis_node.policy import room
 from ftis_node.policy.policy import Policy
-from ftis_node.settings import Settings
 from tests.helpers_models import plain_logprobs, tiny_policy, twin
 from tests.test_learner import (
     BATCH,
@@ -329,7 +330,7 @@ def with_room_for(subject: Learner, tokens: int) -> None:
 
 
 def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WAITS", ())
+    monkeypatch.setattr(room, "WAITS", ())
     cramped, roomy = learner(), learner()
     with_room_for(cramped, 30)
     report, expected = cramped.step(BATCH), roomy.step(BATCH)
@@ -345,7 +346,7 @@ def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest
 def test_a_sample_that_does_not_fit_by_itself_is_an_error_and_leaves_the_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "WAITS", ())
+    monkeypatch.setattr(room, "WAITS", ())
     subject = learner()
     before = weights_of(subject)
     with_room_for(subject, 1)

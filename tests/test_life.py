@@ -11,11 +11,11 @@ import psutil
 import pytest
 import uvloop
 
-from ftis_node.condition import State
-from ftis_node.node import Node
+from ftis_node.config.settings import collect
+from ftis_node.node.condition import State
+from ftis_node.node.daemon import Node
+from ftis_node.node.options import JoinOptions
 from ftis_node.observe.metrics import read_events
-from ftis_node.options import JoinOptions
-from ftis_node.settings import collect
 from ftis_node.store.checkpoints import newest_facts
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity

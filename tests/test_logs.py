@@ -40,7 +40,7 @@ FORGED = "hi\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\x9b1m\u2028\u202e\x0
 
 def record(message: str, *args: object, error: BaseException | None = None) -> logging.LogRecord:
     told = (type(error), error, error.__traceback__) if error is not None else None
-    return logging.LogRecord("ftis_node.node", logging.WARNING, "node.py", 1, message, args, told)
+    return logging.LogRecord("ftis_node.node.daemon", logging.WARNING, "node/daemon.py", 1, message, args, told)
 
 
 def raised(text: str) -> BaseException:
@@ -97,7 +97,7 @@ def test_a_json_line_is_as_documented(error: BaseException | None) -> None:
     before = datetime.now(UTC)
     told = json.loads(JsonFormatter().format(record("%s", FORGED, error=error)))
     check(told, "Log")
-    assert (told["level"], told["logger"], told["message"]) == ("WARNING", "ftis_node.node", FORGED)
+    assert (told["level"], told["logger"], told["message"]) == ("WARNING", "ftis_node.node.daemon", FORGED)
     when = datetime.fromisoformat(told["time"])
     assert when.utcoffset() is not None and abs((when - before).total_seconds()) < 60
 

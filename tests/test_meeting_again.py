@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftis_node.run import RunFile
+from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, Membership

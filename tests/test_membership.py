@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.run import Hints, Run, RunFile, parse_run_file
+from ftis_node.config.run import Hints, Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets

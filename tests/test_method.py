@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftis_node.config.profiles import TASKS
+from ftis_node.config.settings import Settings, collect
 from ftis_node.lab.reporting.results import ESTIMATES
 from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.importance import MAX_LOG_RATIO
-from ftis_node.profiles import TASKS
-from ftis_node.settings import Settings, collect
 from ftis_node.worker.engine import choose_objective
 from tests.test_learner import OWN, changed, learner
 

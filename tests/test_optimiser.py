@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.fit.memory import Workload
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.learner.state import flattened, unflattened
+from ftis_node.node.checkpointing import Saving
+from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog
-from ftis_node.policy.memory import Workload
-from ftis_node.progress import Progress
-from ftis_node.saving import Saving
-from ftis_node.settings import Settings
 from ftis_node.text import GB
 from ftis_node.worker.client import Worker
 from ftis_node.worker.planning import settle
@@ -188,7 +188,7 @@ def test_an_optimiser_that_cannot_be_saved_is_refused_before_the_model_is_loaded
 @pytest.mark.usefixtures("strange_eight_bits")
 def test_the_plan_does_not_choose_an_optimiser_that_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of 24 GB on which 8 bits would be the best way, as far as planning sees."""
-    monkeypatch.setattr("ftis_node.policy.geometry.where_to_look", lambda source: {"local_files_only": True})
+    monkeypatch.setattr("ftis_node.fit.geometry.where_to_look", lambda source: {"local_files_only": True})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (23 * GB, 24 * GB))
     asked = Settings(model="qwen2.5-1.5b")

@@ -17,20 +17,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.memory import CONTEXT_BYTES, MOMENT_BYTES, Setup, Workload, estimate
+from ftis_node.fit.plan import MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy import score
-from ftis_node.policy.generate import Sampling, generate
-from ftis_node.policy.geometry import Geometry, geometry, geometry_of, known_config
-from ftis_node.policy.memory import CONTEXT_BYTES, MOMENT_BYTES, Setup, Workload, estimate
+from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import ALIASES
 from ftis_node.policy.packing import ATTENTION as PACKED
 from ftis_node.policy.packing import Prefixed
-from ftis_node.policy.plan import MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
-from ftis_node.settings import Settings
 from ftis_node.text import GB
 from tests.helpers_models import tiny_tokenizer
 
@@ -44,7 +45,7 @@ PARAMETERS = {"0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "
 @pytest.fixture(autouse=True, scope="module")
 def _without_hub() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ftis_node.policy.geometry.where_to_look", lambda source: {"local_files_only": True})
+        patch.setattr("ftis_node.fit.geometry.where_to_look", lambda source: {"local_files_only": True})
         yield
 
 

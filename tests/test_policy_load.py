@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.policy import load
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.names import ALIASES, BUILT_IN_DIR, built_in, resolve
-from ftis_node.settings import Settings
 from tests.helpers_models import tiny_config, tiny_tokenizer
 
 

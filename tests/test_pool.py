@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ftis_node.packet import Completion, Group, pack_group
-from ftis_node.pool import Pool, Scored
+from ftis_node.swarm.pool import Pool, Scored
 
 Key = tuple[bytes, int, int]
 

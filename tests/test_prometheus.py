@@ -14,11 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ftis_node
-from ftis_node.condition import State
+from ftis_node.node.condition import State
+from ftis_node.node.progress import Totals
+from ftis_node.node.status import last_step
 from ftis_node.observe.api import Api, ask_text
 from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
-from ftis_node.progress import Totals
-from ftis_node.report import last_step
 from tests.documented import EVENTS, exposed, keys, metrics
 
 PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"

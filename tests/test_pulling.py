@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ftis_node.packet import Group
-from ftis_node.pool import Newcomers, Want
 from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.pulling import Pulling
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival, Table, Target

@@ -17,10 +17,10 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
 from ftis_node.cli.keys import export, import_
-from ftis_node.doctor.finding import Finding
-from ftis_node.doctor.net import look_around, of_a_running_node
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
-from ftis_node.settings import Settings
+from ftis_node.preflight.finding import Finding
+from ftis_node.preflight.net import look_around, of_a_running_node
 from ftis_node.store.home import Home
 from ftis_node.swarm import p2pd
 from ftis_node.swarm.handshake import somebody_else

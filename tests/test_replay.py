@@ -20,17 +20,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ftis_node.cli import app
+from ftis_node.config.run import Run, RunFile, dump_run_file
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.replaying.lineage import lineage
 from ftis_node.lab.replaying.replay import replay
 from ftis_node.learner.learner import BAD_STEPS
+from ftis_node.node.checkpointing import Saving
+from ftis_node.node.stepper import Stepper
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.observe.provenance import versions
-from ftis_node.run import Run, RunFile, dump_run_file
-from ftis_node.saving import Saving
-from ftis_node.settings import Settings
-from ftis_node.stepping import Stepper
 from ftis_node.store.checkpoints import Checkpoints, verify
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore

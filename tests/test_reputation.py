@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.pool import Newcomers
-from ftis_node.saving import Books
+from ftis_node.node.checkpointing import Books
 from ftis_node.swarm import books, gossip, rounds
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
+from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
 from tests.crowds import Crowd

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from ftis_node.compute import ComputeProcess
 from ftis_node.errors import FtisError
-from ftis_node.learner import Learner, memory
-from ftis_node.learner.memory import GROW_AFTER, Room, out_of_memory
-from ftis_node.options import JoinOptions
+from ftis_node.learner import Learner
+from ftis_node.node.checkpointing import LearnedSizes
+from ftis_node.node.compute import ComputeProcess
+from ftis_node.node.options import JoinOptions
 from ftis_node.packet import Completion
-from ftis_node.saving import LearnedSizes
+from ftis_node.policy import room
+from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory
 from ftis_node.store.home import Home
 from ftis_node.worker.engine import Engine
 from tests.helpers_models import arithmetic_run, arithmetic_settings
@@ -64,7 +65,7 @@ def test_what_breaks_the_device_or_is_a_mistake_is_no_lack_of_memory(error: Exce
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The attempts follow one another at once; what they would have waited."""
     waited: list[float] = []
-    monkeypatch.setattr(memory, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(room, "time", SimpleNamespace(sleep=waited.append))
     return waited
 
 

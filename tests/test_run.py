@@ -14,9 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ftis_node import packet, run
+from ftis_node import packet
+from ftis_node.config import run
+from ftis_node.config.run import Hints, Run, RunFile, dump_run_file, load_run_file, parse_run_file
 from ftis_node.errors import UsageError
-from ftis_node.run import Hints, Run, RunFile, dump_run_file, load_run_file, parse_run_file
 
 VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "runs.json").read_text())
 FIELDS: dict[str, Any] = {

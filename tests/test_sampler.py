@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from ftis_node.policy import sampler
-from ftis_node.policy.sampler import _invert, draw
+from ftis_node.policy.generate.sampler import _invert, draw
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
+from ftis_node.node.checkpointing import RECOVERED_STEPS, SETBACKS, LearnedSizes, Saving, refuse_other_settings, settled
+from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
-from ftis_node.progress import Progress
-from ftis_node.saving import RECOVERED_STEPS, SETBACKS, LearnedSizes, Saving, refuse_other_settings, settled
-from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.client import Worker
 from tests.helpers_models import arithmetic_run, arithmetic_settings

@@ -19,12 +19,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.lab.replaying.lineage import EVENTS, lineage
+from ftis_node.node.checkpointing import Saving, checkpoint_seconds, wear
+from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, each_event
-from ftis_node.progress import Progress
-from ftis_node.saving import Saving, checkpoint_seconds, wear
-from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import verify
 from ftis_node.text import GB, MB
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from ftis_node.config.settings import PROFILES, TASKS, Settings, collect
 from ftis_node.errors import Several, UsageError
-from ftis_node.settings import PROFILES, TASKS, Settings, collect
 
 DEFAULT = Settings()
 

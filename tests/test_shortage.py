@@ -10,12 +10,12 @@ import psutil
 import pytest
 import torch
 
-from ftis_node import compute
-from ftis_node.compute import ComputeProcess
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.options import JoinOptions
-from ftis_node.policy.memory import Workload
-from ftis_node.settings import Settings
+from ftis_node.fit.memory import Workload
+from ftis_node.node import compute
+from ftis_node.node.compute import ComputeProcess
+from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
 from ftis_node.text import GB, MB, rounded
 from ftis_node.worker import engine
@@ -30,7 +30,7 @@ TINY = Settings(device="cpu", vram_gb=0.1)
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 24 GB, of which 22 are free, as far as planning sees."""
-    monkeypatch.setattr("ftis_node.policy.geometry.where_to_look", lambda source: {"local_files_only": True})
+    monkeypatch.setattr("ftis_node.fit.geometry.where_to_look", lambda source: {"local_files_only": True})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (22 * GB, 24 * GB))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: None)

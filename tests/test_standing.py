@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftis_node.pool import Newcomers, Pool, Scored
-from ftis_node.saving import Books
+from ftis_node.node.checkpointing import Books
 from ftis_node.swarm import books as book
 from ftis_node.swarm.books import BAN_SECONDS, NEWCOMER_GROUPS
 from ftis_node.swarm.budgets import PEERS_MAX, Budgets
+from ftis_node.swarm.pool import Newcomers, Pool, Scored
 from ftis_node.swarm.standing import Standing
 from tests.helpers_swarm import group, identity, packet
 

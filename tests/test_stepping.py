@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.progress import Progress
-from ftis_node.settings import Settings
-from ftis_node.stepping import OWN_SHARE_FLOOR, Stepper
+from ftis_node.node.progress import Progress
+from ftis_node.node.stepper import OWN_SHARE_FLOOR, Stepper
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity

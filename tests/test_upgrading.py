@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from ftis_node import upgrading
+from ftis_node.config.settings import collect
 from ftis_node.errors import FtisError, UserError
-from ftis_node.node import Node
-from ftis_node.options import JoinOptions
-from ftis_node.settings import collect
+from ftis_node.node import migration
+from ftis_node.node.daemon import Node
+from ftis_node.node.migration import remember_files, upgrade, with_remembered
+from ftis_node.node.options import JoinOptions
 from ftis_node.store import checkpoints as checkpoints_module
 from ftis_node.store import packets as packets_module
 from ftis_node.store.checkpoints import Checkpoints, newest_facts
 from ftis_node.store.home import Home
 from ftis_node.store.migrations import Schema
 from ftis_node.store.packets import PacketStore, StoredPackets
-from ftis_node.upgrading import remember_files, upgrade, with_remembered
 from tests.helpers_swarm import take_round
 from tests.old_home import write_checkpoint, write_database
 
@@ -107,12 +107,12 @@ def test_a_kill_while_a_home_is_upgraded_leaves_one_that_the_next_start_upgrades
 
     with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
         if stage == "before":
-            kill.setattr(upgrading, "read_events", killed)
+            kill.setattr(migration, "read_events", killed)
         elif stage == "between":
-            kill.setattr(upgrading, "HOME", Schema[Home]({**upgrading.HOME.steps, 2: killed}))
+            kill.setattr(migration, "HOME", Schema[Home]({**migration.HOME.steps, 2: killed}))
         else:
             kill.setattr(
-                upgrading.json, "dumps", lambda it: killed() if "schema" in it else json.JSONEncoder().encode(it)
+                migration.json, "dumps", lambda it: killed() if "schema" in it else json.JSONEncoder().encode(it)
             )
         upgrade(home)
     assert not home.schema.exists() and home.task_files.exists() == (stage != "before")

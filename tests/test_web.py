@@ -18,12 +18,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ftis_node.condition import State
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
+from ftis_node.node.condition import State
+from ftis_node.node.dashboard import start_page
 from ftis_node.observe.recent import KEPT, SHOWN, Recent, Shown
 from ftis_node.observe.web import Route, Web, json_route, link, read_token
-from ftis_node.page import start_page
-from ftis_node.settings import Settings
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from tests.daemons import Daemon, run_cli

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from ftis_node.node.dashboard import invitation
 from ftis_node.observe import web as web_module
 from ftis_node.observe.web import CODE_SECONDS, CONNECTIONS_MAX, GUESTS_MAX, Guests, Names, Route, Web
-from ftis_node.page import invitation
 
 TOKEN = "t" * 43
 

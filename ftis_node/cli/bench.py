@@ -13,8 +13,8 @@ from ftis_node.errors import UsageError
 from ftis_node.text import say
 
 if TYPE_CHECKING:
+    from ftis_node.config.settings import Settings
     from ftis_node.lab.bench.model import Size
-    from ftis_node.settings import Settings
 
 RandomWeights = Annotated[
     bool, typer.Option("--random-weights", help="With --model: its geometry only, nothing is downloaded.")
@@ -225,7 +225,7 @@ def _size(
 
 
 def _settings(model: str, lora: bool | None, vram: float | None, device: str) -> Settings:
-    from ftis_node.settings import collect
+    from ftis_node.config.settings import collect
 
     return collect(task="", flags={"model": model, "lora": lora, "vram_gb": vram, "device": device})[0]
 

@@ -12,13 +12,13 @@ import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_json
 from ftis_node.cli.doctor import bare_case, case_of
+from ftis_node.config.settings import known_variables
 from ftis_node.errors import UsageError, UserError, brief
-from ftis_node.settings import known_variables
 from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.doctor.finding import Case, Finding
+    from ftis_node.preflight.finding import Case, Finding
 
 
 def bugreport(
@@ -40,8 +40,8 @@ def bugreport(
     to = out or Path(time.strftime("ftis-node-bugreport-%Y%m%d-%H%M%S.tar.gz"))
     if to.exists():
         raise UsageError(f"{to} exists already.", "Name another file with --out.")
-    from ftis_node.doctor.bugreport import collect, pack
-    from ftis_node.doctor.examination import examined
+    from ftis_node.preflight.bugreport import collect, pack
+    from ftis_node.preflight.examination import examined
 
     flags = parse_pairs(set_ or []) | ({"model": model} if model else {})
     case, unsound = _case(home, flags, settings)
@@ -63,7 +63,7 @@ def bugreport(
 
 def _case(home: Path, flags: dict[str, Any], settings: Path | None) -> tuple[Case, list[Finding]]:
     """With as much of what a person set as can be read; what cannot be may be what the report is about."""
-    from ftis_node.doctor.finding import Finding
+    from ftis_node.preflight.finding import Finding
 
     unsound: dict[str, Finding] = {}
     ways: tuple[Callable[[], Case], ...] = (

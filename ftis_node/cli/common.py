@@ -15,8 +15,8 @@ from ftis_node.errors import UsageError
 from ftis_node.text import escaped, in_json, say
 
 if TYPE_CHECKING:
-    from ftis_node.settings import Settings
-    from ftis_node.trained import Checkpoint
+    from ftis_node.config.settings import Settings
+    from ftis_node.worker.restore import Checkpoint
 
 HomeOption = Annotated[
     Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")

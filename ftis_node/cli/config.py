@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_json
+from ftis_node.config.documentation import as_toml
+from ftis_node.config.settings import collect
 from ftis_node.errors import raise_all
-from ftis_node.reference import as_toml
-from ftis_node.settings import collect
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -35,8 +35,8 @@ def show(
 
     Of a home that was begun, model and LoRA or not are those of its checkpoints, and batches what its memory allowed.
     """
-    from ftis_node.options import JoinOptions, known_run
-    from ftis_node.saving import recalled
+    from ftis_node.node.checkpointing import recalled
+    from ftis_node.node.options import JoinOptions, known_run
 
     place = Home(home.expanduser())
     task = JoinOptions(place, task).task_of(known_run(place, run))

@@ -17,7 +17,7 @@ from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.doctor.finding import Case, Finding
+    from ftis_node.preflight.finding import Case, Finding
 
 app = typer.Typer(invoke_without_command=True, help="Looks for what is wrong and says what to do.")
 
@@ -54,7 +54,7 @@ def doctor(
     flags = {"model": model, "lora": lora, "vram_gb": vram, "device": device, "host": host, "port": port}
     chosen = parse_pairs(set_ or []) | {key: value for key, value in flags.items() if value is not None}
     case = case_of(home, chosen, task=task, run=run, file=settings, peers=addresses_in(peers))
-    from ftis_node.doctor.examination import examined
+    from ftis_node.preflight.examination import examined
 
     raise typer.Exit(_report(examined(case), json=json))
 
@@ -78,11 +78,11 @@ def case_of(
         UsageError: wrong settings or addresses, or a run file that cannot be read.
     """
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    from ftis_node.doctor.finding import Case
+    from ftis_node.config.run import load_run_file
+    from ftis_node.config.settings import collect
+    from ftis_node.node.checkpointing import with_begun
     from ftis_node.policy.names import resolve
-    from ftis_node.run import load_run_file
-    from ftis_node.saving import with_begun
-    from ftis_node.settings import collect
+    from ftis_node.preflight.finding import Case
     from ftis_node.store.home import Home
 
     place = Home(home.expanduser())
@@ -105,8 +105,8 @@ def case_of(
 
 def bare_case(home: Path) -> Case:
     """A home, and nothing that anybody set: for a report on what cannot be read."""
-    from ftis_node.doctor.finding import Case
-    from ftis_node.settings import Settings
+    from ftis_node.config.settings import Settings
+    from ftis_node.preflight.finding import Case
     from ftis_node.store.home import Home
 
     settings = Settings()
@@ -127,9 +127,9 @@ def net(
 ) -> None:
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    from ftis_node.doctor.net import looked_around, of_a_running_node
+    from ftis_node.config.settings import collect
     from ftis_node.observe.api import ask
-    from ftis_node.settings import collect
+    from ftis_node.preflight.net import looked_around, of_a_running_node
     from ftis_node.store.home import Home
 
     flags = parse_pairs(set_ or []) | {k: v for k, v in {"host": host, "port": port}.items() if v is not None}
@@ -150,7 +150,7 @@ def _given(context: typer.Context, name: str) -> bool:
 
 def _report(findings: Iterator[Finding], *, json: bool) -> int:
     """Prints each finding when it is known; the exit code."""
-    from ftis_node.doctor.finding import failed
+    from ftis_node.preflight.finding import failed
 
     found = []
     for finding in findings:

@@ -19,10 +19,10 @@ from ftis_node.errors import UsageError
 from ftis_node.text import escaped, say
 
 if TYPE_CHECKING:
-    from ftis_node.evaluation import Judged, Outcome
-    from ftis_node.settings import Settings
+    from ftis_node.config.settings import Settings
+    from ftis_node.evaluate.greedy import Judged, Outcome
     from ftis_node.tasks import Example, Scorer, Task
-    from ftis_node.trained import Checkpoint
+    from ftis_node.worker.restore import Checkpoint
 
 _QUIET_SECONDS = 2.0
 _SHOWN = 3
@@ -93,7 +93,7 @@ def evaluate(
         theirs = _measure(second, exam, _teller(advance, lines, {"of": "base"})) if second is not None else None
     figures = _figures(first, exam, ours)
     if second is not None and theirs is not None:
-        from ftis_node.evaluation import Paired
+        from ftis_node.evaluate.greedy import Paired
 
         figures["base"] = second.told() | theirs.outcome.figures()
         figures["paired"] = Paired.of(ours.judged, theirs.judged).figures()
@@ -135,7 +135,7 @@ class _Result:
 
 
 def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
-    from ftis_node.trained import find_checkpoint, hold, settings_for
+    from ftis_node.worker.restore import find_checkpoint, hold, settings_for
 
     found = find_checkpoint(name)
     found = stack.enter_context(hold(found)) if found is not None else None
@@ -164,11 +164,11 @@ def _other(
 
 def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], None]) -> _Result:
     """The model is gone again afterwards: two may be too many for the memory."""
-    from ftis_node.evaluation import batch_that_fits, evaluate, tokenised
-    from ftis_node.policy.generate import Sampling
+    from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
+    from ftis_node.policy.generate.stream import Sampling
     from ftis_node.policy.tokenizer import end_ids
-    from ftis_node.trained import load_trained
     from ftis_node.worker.planning import memory_budget
+    from ftis_node.worker.restore import load_trained
 
     _release()
     policy = load_trained(chosen.settings, chosen.found)

@@ -35,7 +35,7 @@ def export(
     from transformers.utils.logging import disable_progress_bar
 
     from ftis_node.export import export as write
-    from ftis_node.trained import find_checkpoint, hold, settings_for
+    from ftis_node.worker.restore import find_checkpoint, hold, settings_for
 
     found = find_checkpoint(checkpoint)
     if found is None:

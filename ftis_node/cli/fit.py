@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ftis_node.cli.common import JsonOption, print_json, waiting
+from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
-from ftis_node.policy.memory import Workload
-from ftis_node.policy.plan import Plan, Wishes, plan
-from ftis_node.settings import collect
+from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Plan, Wishes, plan
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB, rounded, say
 
 if TYPE_CHECKING:
-    from ftis_node.policy.geometry import Geometry
+    from ftis_node.fit.geometry import Geometry
 
 # The parts of `Memory` as the table names them, and when they are there.
 _PARTS = {
@@ -70,8 +70,8 @@ def fit(
     resolve(model)  # a wrong name is told before anything heavy is imported
     with waiting(f"Reading the configuration of {model}", silent=json) as now:
         now("Loading PyTorch")
-        from ftis_node.policy.context import refuse_run
-        from ftis_node.policy.geometry import geometry
+        from ftis_node.fit.context import refuse_run
+        from ftis_node.policy.measure import geometry
 
         budget = round(settings.vram_gb * GB if settings.vram_gb else _present(device) * (settings.vram_share or 1))
         now(f"Reading the configuration of {model}")
@@ -143,8 +143,8 @@ def _command(model: str, plan: Plan, task: str, device: str, vram: float | None,
 
 
 def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, Any]:
-    from ftis_node.doctor.place import checkpoint_bytes
-    from ftis_node.saving import checkpoint_seconds
+    from ftis_node.node.checkpointing import checkpoint_seconds
+    from ftis_node.preflight.place import checkpoint_bytes
 
     memory, one = plan.memory, checkpoint_bytes(plan, shape)
     between = checkpoint_seconds(minutes, one)
@@ -169,8 +169,8 @@ def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, An
 
 
 def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> None:
-    from ftis_node.doctor.place import checkpoint_bytes
-    from ftis_node.saving import wear
+    from ftis_node.node.checkpointing import wear
+    from ftis_node.preflight.place import checkpoint_bytes
 
     say(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory", "")
     for part, (name, phase) in _PARTS.items():

@@ -22,17 +22,17 @@ from ftis_node.cli.common import (
     parse_pairs,
     print_json,
 )
+from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.observe.logs import Tail, begin_output, log_to
-from ftis_node.settings import Settings, collect
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ftis_node.early import Early
-    from ftis_node.node import Node
+    from ftis_node.node.daemon import Node
+    from ftis_node.preflight.early import Early
 
 LINES = 6
 VIEW_SECONDS = 1.0
@@ -134,8 +134,8 @@ def join(
     home = home.expanduser()
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
-    from ftis_node.early import Early
-    from ftis_node.options import JoinOptions
+    from ftis_node.node.options import JoinOptions
+    from ftis_node.preflight.early import Early
 
     place = Home(home)
     layers = functools.partial(_layers, flags=flags, file=settings, home=place)
@@ -179,7 +179,7 @@ def join(
         return
     import uvloop
 
-    from ftis_node.node import Node
+    from ftis_node.node.daemon import Node
 
     if shown:
         options = replace(options, output=begin_output(home))
@@ -222,14 +222,14 @@ async def _watched(node: Node, tail: Tail) -> int:
 
 
 def _layers(task: str, *, flags: dict[str, object], file: Path | None, home: Home) -> tuple[Settings, dict[str, str]]:
-    from ftis_node.saving import with_begun
+    from ftis_node.node.checkpointing import with_begun
 
     return with_begun(home, *collect(task=task, flags=flags, file=file))
 
 
 def _say(early: Early, settings: Settings, *, json: bool) -> None:
     """What would be done; ends as `join` would if it could not be."""
-    from ftis_node.dry_run import DryRun, in_words
+    from ftis_node.preflight.dry_run import DryRun, in_words
 
     found = DryRun(early, settings).look()
     if json:

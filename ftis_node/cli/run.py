@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import JsonOption, RewardOption, print_json
+from ftis_node.config.run import RUN_DEFAULTS, RunFile, dump_run_file, load_run_file, make_hints, make_run
 from ftis_node.errors import UsageError
-from ftis_node.run import RUN_DEFAULTS, RunFile, dump_run_file, load_run_file, make_hints, make_run
 from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")

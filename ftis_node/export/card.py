@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.export.history import History
+from ftis_node.node.progress import OTHERS
 from ftis_node.observe.provenance import versions
-from ftis_node.progress import OTHERS
-from ftis_node.settings import OBJECTIVE_PARTS, Settings
-from ftis_node.trained import Checkpoint
+from ftis_node.worker.restore import Checkpoint
 
 PAPER = "2605.22537"
 _LOAD = {

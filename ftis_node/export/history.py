@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ftis_node.config.run import Run, load_run_file
 from ftis_node.errors import UsageError
 from ftis_node.observe.metrics import read_events
-from ftis_node.run import Run, load_run_file
 from ftis_node.store.home import Home
-from ftis_node.trained import Checkpoint
+from ftis_node.worker.restore import Checkpoint
 
 
 @dataclass(frozen=True)

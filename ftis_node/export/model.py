@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export.card import card
 from ftis_node.export.folder import appearing, check_target
@@ -18,8 +19,7 @@ from ftis_node.policy.adapters import LoraConfig
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
 from ftis_node.policy.tokenizer import end_ids
-from ftis_node.settings import Settings
-from ftis_node.trained import Checkpoint, gone, load_trained
+from ftis_node.worker.restore import Checkpoint, gone, load_trained
 
 SHARD_BYTES = 4 << 30
 _ADAPTER = "adapter_model.safetensors"

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import psutil
 
+from ftis_node.config.run import Run
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.experiment import Clock
 from ftis_node.lab.payloads import Watch
-from ftis_node.run import Run
 from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
 

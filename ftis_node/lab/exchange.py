@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ftis_node.errors import FtisError
-from ftis_node.pool import Want
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.pool import Want
 from ftis_node.swarm.table import Arrival, Table, Target
 
 

@@ -13,14 +13,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from ftis_node.config.run import RUN_DEFAULTS
+from ftis_node.config.settings import Settings
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.memory import Device, Workload
+from ftis_node.fit.plan import Plan, Wishes, plan
 from ftis_node.lab.experiment import Experiment
 from ftis_node.lab.participant import generating
 from ftis_node.lab.spec import Member, TrialSpec, trials
-from ftis_node.policy.geometry import Geometry, geometry
-from ftis_node.policy.memory import Device, Workload
-from ftis_node.policy.plan import Plan, Wishes, plan
-from ftis_node.run import RUN_DEFAULTS
-from ftis_node.settings import Settings
+from ftis_node.policy.measure import geometry
 from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.lab.experiment import CellSpec, Claim, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
 from ftis_node.lab.spec import TrialSpec, trial_of
-from ftis_node.settings import OBJECTIVE_PARTS, Settings
 
 SHIPPED = Path(__file__).parent / "experiments"
 

@@ -10,21 +10,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ftis_node.config.run import Run, check_fit, run_for
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, Metered
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.payloads import Watch
 from ftis_node.lab.spec import Member, TrialSpec
+from ftis_node.node.progress import Progress
+from ftis_node.node.stepper import OwnGroup, Stepper
 from ftis_node.policy.load import load_tokenizer
-from ftis_node.pool import Pool, Scored
-from ftis_node.progress import Progress
-from ftis_node.run import Run, check_fit, run_for
-from ftis_node.settings import Settings
-from ftis_node.stepping import OwnGroup, Stepper
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import load_task
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-from ftis_node.files import replace_text
+from ftis_node.host.files import replace_text
 from ftis_node.lab.crew import Crew
 from ftis_node.lab.experiment import CellSpec, Experiment, NodeSpec
 from ftis_node.lab.spec import TrialSpec, trial_of, trials

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
-from ftis_node.settings import Settings, collect
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
 TRIAL_SCHEMA = 1

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from ftis_node.files import replace_text
+from ftis_node.host.files import replace_text
 from ftis_node.lab.bias import probe
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.compute import Compute, InProcess, OwnProcess
@@ -24,9 +24,9 @@ from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.lab.starts import model_of
+from ftis_node.node.stepper import OwnGroup
 from ftis_node.observe.provenance import commit, versions
-from ftis_node.pool import Scored
-from ftis_node.stepping import OwnGroup
+from ftis_node.swarm.pool import Scored
 
 # Real seconds between two checkpoints of a trial in lock step; with large models as many times what writing one takes.
 CHECKPOINT_SECONDS = 120.0

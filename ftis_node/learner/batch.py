@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ftis_node.errors import FtisError
+from ftis_node.fit.memory import SPREAD
 from ftis_node.objective import Objective
 from ftis_node.packet import Completion
-from ftis_node.policy.memory import SPREAD
 from ftis_node.policy.packing import Prefixed
 
 

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
+from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
-from ftis_node.learner.memory import Room, out_of_memory
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
-from ftis_node.policy.plan import MICRO_BATCH_TOKENS
 from ftis_node.policy.policy import Policy
+from ftis_node.policy.room import Room, out_of_memory
 from ftis_node.policy.score import completion_logprobs
-from ftis_node.settings import Settings
 
 BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
 

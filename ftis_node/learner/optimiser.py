@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.fit.memory import UPDATE_ELEMENTS
 from ftis_node.learner.state import flattened, unflattened
-from ftis_node.policy.memory import UPDATE_ELEMENTS
-from ftis_node.settings import Settings
 
 # Each optimiser's name of its first moment, by which a state is told from another optimiser's.
 _MOMENT = {"adamw": "exp_avg", "adamw8bit": "state1"}

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load, save
 from torch.nn import Parameter
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError
-from ftis_node.learner.memory import out_of_memory
+from ftis_node.fit.memory import OptimiserName
 from ftis_node.learner.optimiser import Optimiser
-from ftis_node.policy.memory import OptimiserName
-from ftis_node.settings import Settings
+from ftis_node.policy.room import out_of_memory
 
 _SIZES = {"large": 2**13 + 1, "small": 3}  # bitsandbytes keeps fewer than 4,096 numbers in fp32
 

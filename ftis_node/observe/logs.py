@@ -19,7 +19,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from ftis_node.files import end_of
+from ftis_node.host.files import end_of
 from ftis_node.text import escaped, in_json
 
 LOG = "node.log"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from ftis_node.files import end_of, sync
+from ftis_node.host.files import end_of, sync
 
 BLOCK = 1 << 16
 PART_BYTES = 8 << 20  # of the present file, before it becomes a part

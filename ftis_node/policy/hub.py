@@ -14,8 +14,8 @@ from pathlib import Path
 from huggingface_hub import constants, get_session, get_token, hf_hub_download, try_to_load_from_cache
 
 from ftis_node.errors import UserError
-from ftis_node.policy.geometry import known_config
 from ftis_node.policy.load import unloadable
+from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
 
 HUB_SECONDS = 3.0

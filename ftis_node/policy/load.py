@@ -9,12 +9,12 @@ import torch
 from huggingface_hub import constants, get_session
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.names import resolve
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
-from ftis_node.settings import Settings
 
 # How long the hub may take to show that it is there.
 _HUB_SECONDS = 5.0

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from ftis_node.fit.memory import Engine
 from ftis_node.policy.adapters import PeftModel
-from ftis_node.policy.memory import Engine
 
 
 @dataclass(frozen=True, eq=False)

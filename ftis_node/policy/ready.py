@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ftis_node.errors import UsageError
 from ftis_node.policy.adapters import BaseTunerLayer
-from ftis_node.policy.decoder import understood
-from ftis_node.policy.native import decoder_logprobs
+from ftis_node.policy.generate.decoder import understood
+from ftis_node.policy.generate.native import decoder_logprobs
 from ftis_node.policy.packing import ATTENTION, Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs

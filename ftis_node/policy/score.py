@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ftis_node.policy.memory import CHUNK_BYTES
+from ftis_node.fit.memory import CHUNK_BYTES
 from ftis_node.policy.packing import Prefixed, pack, pad
 from ftis_node.policy.policy import Policy
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ftis_node.errors import FtisError
-from ftis_node.files import sync
+from ftis_node.host.files import sync
 from ftis_node.store.migrations import Schema
 
 KEPT = 2

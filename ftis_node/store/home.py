@@ -18,8 +18,8 @@ from typing import IO, Any
 import psutil
 
 from ftis_node.errors import UserError
-from ftis_node.files import replace_text
 from ftis_node.host.descriptors import limit, ran_out
+from ftis_node.host.files import replace_text
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
 RUNTIME_PREFIX = "ftis-"

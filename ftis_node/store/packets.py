@@ -14,7 +14,7 @@ from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import Group
 from ftis_node.store.migrations import Schema
-from ftis_node.store.rounds import RoundNumbers, keep_intervals, milliseconds
+from ftis_node.store.used_rounds import RoundNumbers, keep_intervals, milliseconds
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv6Address
 from typing import Literal, get_args
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.settings import Settings
 from ftis_node.swarm.identity import author_of
 
 Scope = Literal["public", "relayed", "private", "machine"]

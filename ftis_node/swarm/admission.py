@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.packet import (
     MAX_PACKET_BYTES,
@@ -25,7 +26,6 @@ from ftis_node.packet import (
     decode,
     packet_digest,
 )
-from ftis_node.run import Run
 
 LOGPROB_MAX = 1e-3
 """Rounding may put the log of a probability of 1 a little above zero."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from ftis_node.run import Run
+from ftis_node.config.run import Run
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
 from ftis_node.swarm.bounded import remember

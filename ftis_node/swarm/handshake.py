@@ -14,8 +14,8 @@ from pathlib import Path
 from hivemind.p2p import PeerID
 
 import ftis_node
+from ftis_node.config.run import Run, RunFile, parse_run_file
 from ftis_node.errors import UsageError, UserError, brief
-from ftis_node.run import Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import Whereabouts, parse_address
 from ftis_node.swarm.identity import Identity

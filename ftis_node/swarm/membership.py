@@ -14,9 +14,9 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
-from ftis_node.files import replace_text
+from ftis_node.config.run import RunFile, dump_run_file
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.run import RunFile, dump_run_file
+from ftis_node.host.files import replace_text
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import (
     Whereabouts,

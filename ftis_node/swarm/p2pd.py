@@ -22,9 +22,9 @@ from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils.multiaddr.codecs import cid
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError, raise_all
 from ftis_node.packet import MAX_PACKET_BYTES
-from ftis_node.settings import Settings
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, is_loopback, listen_addresses, listening_mistakes, port_error
 from ftis_node.swarm.streams import answer_stream

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from ftis_node.packet import Group
-from ftis_node.pool import Want
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
 from ftis_node.swarm.deadline import Deadline
@@ -21,6 +20,7 @@ from ftis_node.swarm.fetch import HolderFault, HolderLie, Rests, fetch
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.pool import Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival, Known, Table, Target
 from ftis_node.swarm.traffic import Traffic

@@ -14,9 +14,8 @@ from typing import Any
 
 from hivemind.p2p import PeerID
 
+from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.pool import Want
-from ftis_node.run import RunFile
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import PacketRef, announce
@@ -28,6 +27,7 @@ from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.lookup import Answer
 from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
+from ftis_node.swarm.pool import Want
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
 from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.standing import Standing

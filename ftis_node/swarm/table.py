@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ftis_node.packet import Group
-from ftis_node.pool import Newcomers
 from ftis_node.swarm.announcement import Announcement, PacketRef
 from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
 
 CAPACITY = 2048

@@ -23,8 +23,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from ftis_node.config.run import CODE
 from ftis_node.errors import UsageError, UserError
-from ftis_node.run import CODE
 from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.rewards import Score, Scorer, check_rule

@@ -16,22 +16,22 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from ftis_node import evaluation
+from ftis_node.config.run import RUN_DEFAULTS, Run
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
+from ftis_node.evaluate import greedy
+from ftis_node.fit.context import Context, refuse_prompts, refuse_run
+from ftis_node.fit.memory import Workload
 from ftis_node.learner import Learner, Part, TrainingGroup
-from ftis_node.learner.memory import Room, fitting, out_of_memory
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, prompt_digests
-from ftis_node.policy.context import Context, refuse_prompts, refuse_run
-from ftis_node.policy.generate import Sampling, generate
-from ftis_node.policy.geometry import geometry
+from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import choose_device, load_policy
-from ftis_node.policy.memory import Workload
+from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
+from ftis_node.policy.room import Room, fitting, out_of_memory
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids, unwritable
-from ftis_node.run import RUN_DEFAULTS, Run
-from ftis_node.settings import Settings
 from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.text import rounded
@@ -261,9 +261,7 @@ class Engine:
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
         with self.usage.of("evaluate"), scoring(exam.reward, exam.scorer) as scorer:
-            outcome = evaluation.evaluate(
-                self.policy, exam.prompts, exam.examples, scorer, sampling, room=self._evaluating
-            )
+            outcome = greedy.evaluate(self.policy, exam.prompts, exam.examples, scorer, sampling, room=self._evaluating)
         return outcome.figures()
 
     def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> dict[str, Any]:
@@ -400,7 +398,7 @@ class Engine:
     def _scores(self, row: int, completions: Sequence[Completion], scorer: Scorer) -> list[Score]:
         example = self.task.train[row]
         begin_group(scorer)
-        return [evaluation.judge(self.policy.tokenizer, c, example, scorer).score for c in completions]
+        return [greedy.judge(self.policy.tokenizer, c, example, scorer).score for c in completions]
 
 
 def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:

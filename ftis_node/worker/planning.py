@@ -9,13 +9,14 @@ from typing import Any
 import psutil
 import torch
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.memory import Device, OptimiserName, Workload
+from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.rehearsal import unsaveable
-from ftis_node.policy.geometry import Geometry, geometry
 from ftis_node.policy.load import choose_device
-from ftis_node.policy.memory import Device, OptimiserName, Workload
-from ftis_node.policy.plan import MIN_TOKENS, Plan, Wishes, plan
-from ftis_node.settings import Settings
+from ftis_node.policy.measure import geometry
 from ftis_node.text import GB
 
 # What of the memory that is free now may be planned with, where the settings name no limit.

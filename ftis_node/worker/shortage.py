@@ -11,12 +11,13 @@ from typing import Any
 import psutil
 import torch
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.policy.geometry import Geometry, geometry
-from ftis_node.policy.memory import Workload
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Plan, enough_gb
+from ftis_node.policy.measure import geometry
 from ftis_node.policy.names import ALIASES
-from ftis_node.policy.plan import Plan, enough_gb
-from ftis_node.settings import Settings
 from ftis_node.text import rounded
 from ftis_node.worker.planning import Question, memory_limit, question
 

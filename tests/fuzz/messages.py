@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from google.protobuf.message import DecodeError, Message
 from hivemind.p2p import P2P, P2PHandlerError, PeerID
 
+from ftis_node.config.run import RunFile
 from ftis_node.errors import UserError
 from ftis_node.packet import packet_digest
-from ftis_node.run import RunFile
 from ftis_node.swarm import ftis_pb2, gossip
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import PacketRef, announce

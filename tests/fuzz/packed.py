@@ -9,8 +9,8 @@ from typing import Any
 
 import msgpack
 
+from ftis_node.config.run import Run
 from ftis_node.packet import MSGPACK_ERRORS, author_digest
-from ftis_node.run import Run
 from ftis_node.swarm.announcement import AnnouncementError, decode_announcement
 from tests.fuzz.changes import LOGPROBS, any_integer, raw
 from tests.fuzz.world import AUTHOR, CONTEXTS, IDENTITIES, NOW, PEERS, drawn_digest

@@ -13,9 +13,9 @@ from hivemind.p2p import P2P
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
+from ftis_node.config.run import Hints, Run, RunFile, dump_run_file
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, encode, pack_group
-from ftis_node.run import Hints, Run, RunFile, dump_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.handshake import greeting

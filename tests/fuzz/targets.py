@@ -19,9 +19,9 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
+from ftis_node.config.run import RUN_FILE_CHARACTERS_MAX, dump_run_file, parse_run_file
 from ftis_node.errors import UsageError
 from ftis_node.packet import MAX_PACKET_BYTES, Group, PacketError, decode, encode, packet_digest
-from ftis_node.run import RUN_FILE_CHARACTERS_MAX, dump_run_file, parse_run_file
 from ftis_node.swarm import dht_guard, ftis_pb2  # noqa: F401 - the guard puts its checks in place
 from ftis_node.swarm.addresses import parse_address, ranked
 from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Blame, Reason, Rejection, admit

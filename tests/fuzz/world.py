@@ -9,9 +9,9 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
+from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.packet import prompt_digests
-from ftis_node.run import Run
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from tests.helpers_swarm import PROMPTS, ROWS, identity, make_run

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from ftis_node.store.rounds import milliseconds
+from ftis_node.store.used_rounds import milliseconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.identity import Identity
 from tests.hostile.peer import Hostile, hostile

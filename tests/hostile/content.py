@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 
 from ftis_node.packet import Completion
-from ftis_node.store.rounds import milliseconds
+from ftis_node.store.used_rounds import milliseconds
 from tests.hostile.attack import Lies
 from tests.hostile.world import LIKELY
 

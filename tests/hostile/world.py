@@ -11,9 +11,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import ftis_node.models
+from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, encode, pack_group
-from ftis_node.run import Run
 from ftis_node.tasks.arithmetic import arithmetic
 
 LIKELY = -0.2

@@ -10,18 +10,18 @@ from typing import Any, TypeVar
 import torch
 from transformers import AutoConfig
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
+from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Plan
 from ftis_node.lab.bench.model import Size, geometry, make_learner, own_work, random_policy, training_groups
 from ftis_node.lab.bench.train import Tell, device_name, held, peak_memory
 from ftis_node.learner import Learner
-from ftis_node.learner.memory import out_of_memory
-from ftis_node.policy.geometry import known_config
 from ftis_node.policy.load import load_policy
-from ftis_node.policy.memory import Workload
+from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
-from ftis_node.policy.plan import Plan
 from ftis_node.policy.policy import Policy
-from ftis_node.settings import Settings
+from ftis_node.policy.room import out_of_memory
 from ftis_node.worker.planning import settle
 
 T = TypeVar("T")

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from ftis_node.config.settings import Settings
+from ftis_node.fit.memory import Workload
 from ftis_node.lab.bench.fit import config_of, measured_on, timed
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, random_prompts, small_config
 from ftis_node.lab.bench.train import SETTINGS, Tell
-from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import load_policy
-from ftis_node.policy.memory import Workload
 from ftis_node.policy.policy import Policy
-from ftis_node.settings import Settings
 from ftis_node.worker.planning import settle
 
 # Of one tensor that is copied to measure the memory's bandwidth; larger than any cache.

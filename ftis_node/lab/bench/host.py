@@ -23,16 +23,16 @@ import psutil
 import uvloop
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
+from ftis_node.config.run import RunFile
 from ftis_node.lab.bench.packets import make_context, make_packet, make_run
 from ftis_node.packet import Group, author_digest, decode, encode, packet_digest
-from ftis_node.pool import Newcomers, Want
-from ftis_node.run import RunFile
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.p2pd import Listening
+from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival

@@ -12,13 +12,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
+from ftis_node.config.settings import Settings
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
-from ftis_node.policy.generate import Sampling, generate
+from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import choose_device, make_policy
 from ftis_node.policy.policy import Policy
-from ftis_node.settings import Settings
 
 OWN, PEER = "own", "peer"
 TEMPERATURE = 1.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, Packet, pack_group, prompt_digests
-from ftis_node.run import Run
 from ftis_node.swarm.admission import AdmissionContext
 
 GROUP = 12

@@ -19,7 +19,7 @@ from ftis_node.errors import FtisError
 from ftis_node.lab.bench.namespaces import bytes_sent, namespaces
 from ftis_node.lab.bench.packets import GROUP, make_run
 from ftis_node.lab.bench.proxy import Proxy
-from ftis_node.stepping import exchange_interval
+from ftis_node.node.stepper import exchange_interval
 from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
 

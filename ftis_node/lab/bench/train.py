@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ftis_node.config.settings import Settings
 from ftis_node.lab.bench.model import (
     Size,
     Work,
@@ -31,7 +32,6 @@ from ftis_node.lab.bench.model import (
 from ftis_node.lab.bench.trl import Trl
 from ftis_node.learner import Learner
 from ftis_node.policy.policy import Policy
-from ftis_node.settings import Settings
 
 TOLERANCE = 1e-4  # relative, between two gradients of the same work in fp32
 SETTINGS = Settings(model="random", device="cpu", learning_rate=1e-6)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftis_node.config.settings import Settings
 from ftis_node.lab.bench.model import TEMPERATURE, Size, Work, advantages, random_model, word_tokenizer
-from ftis_node.settings import Settings
 
 
 class Trl:

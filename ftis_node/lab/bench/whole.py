@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from torch.profiler import record_function
 
+from ftis_node.config.run import Run
+from ftis_node.config.settings import Settings
 from ftis_node.draw import draw
+from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network
+from ftis_node.node.stepper import Stepper
 from ftis_node.packet import Completion, Group, encode, pack_group
-from ftis_node.policy.plan import MICRO_BATCH_TOKENS
 from ftis_node.policy.tokenizer import end_ids, fingerprint
-from ftis_node.run import Run
-from ftis_node.settings import Settings
-from ftis_node.stepping import Stepper
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef

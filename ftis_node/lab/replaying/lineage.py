@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.settings import Settings
 from ftis_node.store.checkpoints import labelled
 
 EVENTS = ("started", "resumed", "restored", "step")

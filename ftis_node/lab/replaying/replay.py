@@ -18,23 +18,23 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from safetensors.torch import load_file
 
+from ftis_node.config.run import CODE, Run, load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
+from ftis_node.node.progress import Progress as Taken
+from ftis_node.node.stepper import OwnGroup, describe, messages
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.terminal import column, console
 from ftis_node.packet import Group
-from ftis_node.pool import Scored
-from ftis_node.progress import Progress as Taken
-from ftis_node.run import CODE, Run, load_run_file
-from ftis_node.stepping import OwnGroup, describe, messages
 from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
 from ftis_node.store.packets import StoredPackets
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.pool import Scored
 from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
 from ftis_node.worker.messages import pack_completions
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftis_node.files import replace_text
+from ftis_node.host.files import replace_text
 from ftis_node.lab.reporting.figures import save
 from ftis_node.lab.reporting.statistics import Interval
 

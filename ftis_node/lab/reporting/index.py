@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.errors import UsageError
-from ftis_node.files import replace_text
+from ftis_node.host.files import replace_text
 from ftis_node.lab.reporting.book import limits, signed
 
 BEGIN, END = "<!-- claims: written by `make evidence` -->", "<!-- end of the claims -->"

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ftis_node.files import replace_text
+from ftis_node.host.files import replace_text
 from ftis_node.lab.reporting import attacks, outcomes, speed, sweeps, training
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ftis_node.checks import OBJECTIVE_NAMES
+from ftis_node.config.checks import OBJECTIVE_NAMES
 from ftis_node.errors import UsageError
 from ftis_node.lab.payloads import TOKENS, of_attack
 from ftis_node.lab.reporting.manifest import ATTACK, HELD_OUT, Cell, Claim, Manifest, TrialEntry, read_manifest

@@ -16,10 +16,10 @@ from ftis_node.lab.simulation.store import SimulatedStore
 from ftis_node.lab.simulation.tally import Tally
 from ftis_node.lab.simulation.uploads import Reply, SimulatedUploads
 from ftis_node.lab.simulation.wire import RUN, Reader, SharedTable, draw_addresses
-from ftis_node.pool import Want
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.pool import Want
 from ftis_node.swarm.standing import Standing
 
 

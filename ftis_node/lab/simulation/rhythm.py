@@ -7,19 +7,19 @@ import random
 from collections.abc import Callable
 from typing import Any, cast
 
+from ftis_node.config.settings import Settings
 from ftis_node.lab.bench.packets import make_context
 from ftis_node.lab.simulation.network import Line
 from ftis_node.lab.simulation.scheduler import Scheduler
 from ftis_node.lab.simulation.store import Body, SimulatedStore, make_body
 from ftis_node.lab.simulation.tally import Step, Tally
 from ftis_node.lab.simulation.wire import RUN
-from ftis_node.pool import Pool, Scored
-from ftis_node.settings import Settings
-from ftis_node.stepping import OWN_SHARE_FLOOR, Exchange, Stepper, exchange_interval
+from ftis_node.node.stepper import OWN_SHARE_FLOOR, Exchange, Stepper, exchange_interval
 from ftis_node.store.packets import PacketStore
-from ftis_node.store.rounds import milliseconds
+from ftis_node.store.used_rounds import milliseconds
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
 
 CONTEXT = make_context(RUN)

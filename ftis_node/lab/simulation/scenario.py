@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from ftis_node.settings import Settings
+from ftis_node.config.settings import Settings
 
 
 @dataclass(frozen=True)

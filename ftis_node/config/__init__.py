@@ -1,0 +1,1 @@
+"""The run that nodes share, and a node's own settings with their profiles, files and checks."""

@@ -1,0 +1,190 @@
+"""The settings as people read them: in groups, with units and allowed values; as TOML, and as docs/settings.md.
+
+After a change of `Settings` or of the profiles: ``python -m ftis_node.config.documentation docs/settings.md``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from ftis_node.config.checks import OBJECTIVE_LIMITS, OBJECTIVE_NAMES
+from ftis_node.config.profiles import PROFILES, TASKS
+from ftis_node.config.settings import Settings
+from ftis_node.text import in_toml
+
+_UNIT = re.compile(r"\[(?P<unit>[^]]+)\] ")
+
+_HEAD = """\
+# Settings
+
+Made from `ftis_node/config/settings.py` and `config/profiles.py` by `make settings`; not to be edited.
+
+All that a node decides for itself. Each setting can be given in three ways, and some have a flag of their own
+(`ftis-node join --help`):
+
+    wait = 30                # in a TOML file, named with --settings FILE
+    FTIS_WAIT=30             # in the environment
+    --set wait=30            # on the command line
+
+Where several speak, the highest counts: defaults < task profile < machine profile < file < environment < flags. A
+list is written with commas (`--set lora_targets=q_proj,v_proj`), in TOML also as a list. A misspelt name is an error
+in all three.
+
+    ftis-node config show --origin       # every value, and where it came from
+    ftis-node config check FILE          # whether a settings file is sound
+
+A machine profile is chosen with `--profile laptop`, `FTIS_PROFILE=laptop`, or `profile = "laptop"` in the file; `none`
+takes back what a lower layer chose. Names, types and ranges of all settings, and whether they contradict each other,
+are checked before a model is loaded. Where a default is `—`, nothing is set, and the text says what follows. A GB is
+2^30 bytes, an MB 2^20.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One setting. values: which are allowed, empty if any; unit: empty if it has none; text: what it does."""
+
+    group: str
+    name: str
+    default: Any
+    values: str
+    unit: str
+    text: str
+
+
+def entries() -> list[Entry]:
+    """All settings in the order of the class."""
+    found, group = [], ""
+    for name, field in Settings.model_fields.items():
+        group = Settings.GROUPS.get(name, group)
+        text = " ".join((field.description or "").split())
+        unit = _UNIT.match(text)
+        default = field.get_default()
+        found.append(
+            Entry(group, name, default, _allowed(name, field), unit["unit"] if unit else "", _UNIT.sub("", text, 1))
+        )
+    return found
+
+
+def as_toml(settings: Settings, origins: Mapping[str, str] | None = None) -> str:
+    """All settings in groups as a settings file, those that are left open as comments; `origins` are told beside."""
+    values = settings.model_dump(mode="json")
+    lines, group = [], ""
+    for entry in entries():
+        if entry.group != group:
+            group = entry.group
+            lines += ["", f"# {group}"]
+        value = values[entry.name]
+        line = f"# {entry.name} is left open" if value is None else f"{entry.name} = {_toml(value)}"
+        lines.append(line if origins is None else f"{line:<50} # {_one_line(origins[entry.name])}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def document() -> str:
+    """docs/settings.md."""
+    return "\n".join([_HEAD, *_tables(), *_profiles()]) + "\n"
+
+
+def _tables() -> Iterator[str]:
+    yield "| setting | default | values | unit | what it does |"
+    yield "|---|---|---|---|---|"
+    group = ""
+    for entry in entries():
+        if entry.group != group:
+            group = entry.group
+            yield f"| **{group}** | | | | |"
+        cells = (f"`{entry.name}`", _default(entry.default), entry.values, entry.unit, entry.text)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _profiles() -> Iterator[str]:
+    yield "\n## Machine profiles\n"
+    yield "Chosen by reasoning, not by measurement. What a profile does not name stays as it is."
+    for name, profile in PROFILES.items():
+        yield f"\n**`{name}`**: {profile.about}\n"
+        yield "| setting | value | why |"
+        yield "|---|---|---|"
+        for key, (value, why) in profile.choices.items():
+            yield f"| `{key}` | `{_as_flag(value)}` | {why} |"
+    yield "\n## Task profiles"
+    for name, task in TASKS.items():
+        yield f"\n**`{name}`**\n"
+        yield "| setting | value |"
+        yield "|---|---|"
+        rates = {"learning_rate": f"{task.learning_rate:g}, with LoRA {task.lora_learning_rate:g}"}
+        for key, value in {**task.settings, **rates}.items():
+            yield f"| `{key}` | `{_as_flag(value)}` |"
+        parts = ", ".join(f"`{key}` = `{_as_flag(value)}`" for key, value in task.filter.items())
+        yield f"\nAnd where the objective filters as the paper does: {parts}."
+
+
+def _default(value: Any) -> str:
+    return "—" if value in (None, ()) else f"`{_as_flag(value)}`"
+
+
+def _as_flag(value: Any) -> str:
+    """As it would be written after --set KEY=."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(_as_flag(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _allowed(name: str, field: FieldInfo) -> str:
+    """The names to choose from, or the bounds of a number; empty if any value of the type will do."""
+    if name in OBJECTIVE_NAMES:
+        return ", ".join(OBJECTIVE_NAMES[name])
+    if name in OBJECTIVE_LIMITS:
+        return OBJECTIVE_LIMITS[name][0]
+    parts = list(_parts(field.annotation))
+    if bool in parts:
+        return "true, false"
+    if names := [value for part in parts if get_origin(part) is Literal for value in get_args(part)]:
+        return ", ".join(names)
+    metadata = [*field.metadata, *(bound for part in parts for bound in getattr(part, "__metadata__", ()))]
+    return " and ".join(dict.fromkeys(bound for one in metadata for bound in _bounds(one)))
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """An annotation and all that it is made of."""
+    yield annotation
+    if get_origin(annotation) is not Literal:
+        for part in get_args(annotation):
+            yield from _parts(part)
+
+
+def _bounds(metadata: Any) -> Iterator[str]:
+    """What a type's annotation says of its bounds, as "≥ 1"."""
+    if isinstance(metadata, FieldInfo):  # of an annotated part
+        for bound in metadata.metadata:
+            yield from _bounds(bound)
+    for key, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+        limit = getattr(metadata, key, None)
+        if limit is not None:
+            yield f"{sign} {limit if limit < 1 << 32 else f'2^{limit.bit_length() - 1}'}"
+
+
+def _toml(value: Any) -> str:
+    """A bool, number, text or list of these as TOML."""
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{in_toml(value)}"' if isinstance(value, str) else repr(value)
+
+
+def _one_line(text: str) -> str:
+    """A comment cannot hold everything that a file's name can."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(document(), encoding="utf-8")

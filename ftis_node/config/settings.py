@@ -1,0 +1,375 @@
+"""The node's own business: model, optimiser, objective, hardware and network, in layers.
+
+defaults < task profile < machine profile < file < environment (``FTIS_LEARNING_RATE=…``) < flags. Nothing here is
+shared with peers; what they must agree on is the run (`config.run`). `docs/settings.md` is made from this class.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from ftis_node.config.checks import check
+from ftis_node.config.profiles import PROFILES, TASKS, TaskProfile
+from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
+
+__all__ = ["OBJECTIVE_PARTS", "PROFILES", "TASKS", "Layers", "Settings", "TaskProfile", "collect"]
+
+ENVIRONMENT_PREFIX = "FTIS_"
+# Which machine profile; every layer but the lowest two may name it. Not a setting, for it only chooses settings.
+PROFILE, NO_PROFILE = "profile", "none"
+# Names with the prefix that are no settings. Any other is taken for a misspelt one.
+OTHER_VARIABLES = ("FTIS_HOME", "FTIS_PROFILE")
+
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Settings(BaseModel):
+    """Everything that a node decides for itself. A text below each says what it does, its unit first in brackets."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    GROUPS: ClassVar[Mapping[str, str]] = {
+        "model": "The model",
+        "objective": "The objective",
+        "learning_rate": "The step",
+        "defences": "Samples that look wrong",
+        "eval_every": "Evaluation",
+        "host": "The network",
+        "nice": "The machine",
+        "page": "What it shows",
+    }
+    """The groups of the settings, by the first setting of each."""
+
+    model: str = "tiny-a"
+    """A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c."""
+    lora: bool | None = None
+    """Train LoRA layers only (true) or everything (false). Default: what fits."""
+    lora_rank: int = Field(128, ge=1)
+    """Rank of the LoRA layers."""
+    lora_alpha: int = Field(256, ge=1)
+    """LoRA layers are scaled by alpha / rank."""
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    """Modules that get LoRA layers."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …, or auto: a GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the weights. Default: bfloat16 for a larger model on a GPU, else float32."""
+    vram_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """[GB] Memory of the GPU that the node may use; on a CPU main memory. What cannot be trained in it is refused.
+    Default: what is free at the start."""
+    vram_share: float | None = Field(None, gt=0, le=1)
+    """The same as a share of all memory there is, and no more than is free; in place of vram_gb."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations on the way back instead of keeping them. Default: if it does not fit otherwise."""
+    micro_batch_tokens: int | None = Field(None, ge=64)
+    """[tokens] Trained on at a time. Default: what fits."""
+    generation_batch: int | None = Field(None, ge=1)
+    """[completions] Generated side by side. Default: what fits."""
+    engine: Literal["native", "hf"] = "native"
+    """What generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    """Of sampling and of the LoRA layers' first values."""
+
+    objective: str = "ftis"
+    """The loss: a preset, of which each of the following parts can be replaced."""
+    advantage: str | None = None
+    """How rewards of a group become advantages. Default of this and all further parts: the preset's, or the task's."""
+    divergence: str | None = None
+    """Which estimate of the divergence between generator and learner the filter goes by."""
+    reduction: str | None = None
+    """How a sample's divergence is made from its tokens'."""
+    threshold: float | Literal["none"] | None = None
+    """Samples without advantage and with at least this divergence are dropped; none: no filter. In nats, but
+    of k3_reverse (the default), which has no unit."""
+    gate: float | Literal["none"] | None = None
+    """Foreign successes below this quantile of the own successes' likelihood are dropped; 0: below their least."""
+    importance: str | None = None
+    """How a token's importance ratio weighs."""
+    truncation: float | None = None
+    """Where truncated importance ratios end."""
+    epsilon: float | None = None
+    """Of the clip."""
+    aggregation: str | None = None
+    """What a sample's terms are divided by: its tokens, the batch's tokens, or a fixed number."""
+    divisor: float | None = None
+    """[tokens] That number. Default: the run's cap."""
+    count_dropped: bool | None = None
+    """Whether dropped samples stay in the denominator."""
+    count_end: bool | None = None
+    """Whether a sampled end counts like any other token."""
+    inner_steps: int | None = None
+    """[steps] Optimiser steps on each batch."""
+
+    learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Default: the task's, else 1e-6 for full training and 1e-4 for LoRA."""
+    warmup_steps: int = Field(5, ge=0)
+    """[steps] In which the learning rate rises to its value."""
+    optimiser: Literal["adamw", "adamw8bit"] | None = None
+    """adamw8bit needs bitsandbytes; on a CPU it is slow. Default: what fits."""
+    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
+    """AdamW's two."""
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """AdamW's."""
+    gradient_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """The largest norm of a gradient; a longer one is made so short."""
+    batch_groups: int = Field(24, ge=1, le=4096)
+    """[groups] Prompts with all their completions that a step trains on, own and foreign."""
+    own_share: float | None = Field(None, ge=0, le=1)
+    """Part of each batch that is generated here; 0 only listens. Default: 1/n among n nodes, at least a quarter."""
+    wait: float = Field(10.0, ge=0)
+    """[s] To wait for groups of others at each step, at most, and no longer than making them oneself would take."""
+    steps: int | None = Field(None, ge=1)
+    """[steps] After so many in all the node ends. Default: never."""
+
+    # Of authors, see `swarm.standing`; of their samples, see `learner.trust`
+    defences: tuple[Literal["claims", "newcomers", "likelihood", "length"], ...] = ("claims", "newcomers")
+    """What is done about authors (claims, newcomers) and samples (likelihood, length) that look wrong."""
+
+    eval_every: int = Field(5, ge=1)
+    """[steps] Between two evaluations."""
+    eval_prompts: int = Field(256, ge=1)
+    """[prompts] Held-out prompts of an evaluation, at most."""
+    eval_share: float = Field(0.1, gt=0, le=1)
+    """Part of the node's time that evaluation may take, at most."""
+
+    host: str = "0.0.0.0"
+    """The IP address to listen on for peers; 0.0.0.0: on all, of IPv6 too."""
+    port: int = Field(0, ge=0, le=65535)
+    """TCP and UDP port to listen on for peers; 0: any that is free."""
+    quic: bool = True
+    """Listen on QUIC beside TCP."""
+    listen: bool = True
+    """Whether peers may dial this node; if not it only dials."""
+    announce: tuple[str, ...] = ()
+    """Addresses (/ip4/…/tcp/…) to tell others, in place of those that the node sees itself."""
+    relays: tuple[str, ...] = ()
+    """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
+    relay_for_others: bool = False
+    """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256
+    MiB and 30 minutes. The rate has no limit."""
+    upload_mbit: float = Field(20.0, ge=0, allow_inf_nan=False)
+    """[Mbit/s] Of packets that peers may take from this node; 0: no limit."""
+    exchange_peers: int = Field(6, ge=1, le=32)
+    """[peers] Asked for news at a time."""
+    min_peers: int = Field(0, ge=0, le=64)
+    """[peers] To wait for before the first step; a node's view has 64 at most."""
+    patience: float = Field(20.0, ge=0)
+    """[s] For which peers are asked for the run at the first start."""
+    stall_seconds: float = Field(7200.0, gt=0)
+    """[s] For which the compute process may owe an answer; then it is stalled, and watchdogs act."""
+    max_age: float = Field(600.0, gt=0)
+    """[s] After which a foreign group is too old to train on."""
+    packet_quota_mb: int = Field(1024, ge=1)
+    """[MB] Of packets on disk; the oldest go first."""
+
+    nice: int = Field(0, ge=0, le=19)
+    """Scheduling priority of all the node's processes; at 19 they give way to everything else."""
+    disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """[GB] For checkpoints, packets and logs; damaged checkpoints come on top. Default: no limit."""
+    checkpoint_minutes: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """[min] Between checkpoints; a kill costs no more training than that and a step. 0: after every step. Default: 5,
+    for large ones longer, so that no more than 10 GB an hour are written, and 60 at most."""
+
+    page: bool = True
+    """Whether the node serves a page about itself and its metrics."""
+    http_host: str = "127.0.0.1"
+    """The IP address, or a name, of page and metrics. The page asks for its token, the metrics for nothing."""
+    http_port: int = Field(0, ge=0, le=65535)
+    """TCP port of page and metrics; 0: any that is free."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines of the log for people, or one JSON object each for programs."""
+
+    @field_validator("lora_targets", "announce", "relays", "defences", mode="before")
+    @classmethod
+    def _comma_list(cls, value: Any) -> Any:
+        return tuple(part for part in map(str.strip, value.split(",")) if part) if isinstance(value, str) else value
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _comma_pair(cls, value: Any) -> Any:
+        return tuple(float(part) for part in value.split(",")) if isinstance(value, str) else value
+
+    def effective_learning_rate(self, task: str, *, lora: bool) -> float:
+        """The learning rate: a person's, else the task's, else the paper's: 1e-6 for full training, 1e-4 for LoRA."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        if task in TASKS:
+            return TASKS[task].lora_learning_rate if lora else TASKS[task].learning_rate
+        return 1e-4 if lora else 1e-6
+
+    def objective_parts(self, task: str, *, filters: bool) -> dict[str, Any]:
+        """The parts of the objective that a person or the task chose, by name; "none" has become None where it says so.
+
+        Args:
+            task: whose own constants of the filter stand in for a preset's, if that one filters as the paper does.
+            filters: whether it does.
+        """
+        parts = dict(TASKS[task].filter) if filters and task in TASKS else {}
+        for name in OBJECTIVE_PARTS:
+            value = getattr(self, name)
+            if value is not None:
+                parts[name] = None if value == "none" and name in _NONE_MEANS_OFF else value
+        return parts
+
+
+OBJECTIVE_PARTS = (
+    *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
+    *("aggregation", "divisor", "count_dropped", "count_end", "inner_steps"),
+)
+_NONE_MEANS_OFF = ("threshold", "gate")  # `none` is an importance like others
+
+# Two ways to say one thing. A profile's gives way to a person's; two of persons are a mistake.
+_INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}
+
+
+class Layers:
+    """Values collected layer by layer; later layers win, and every value remembers where it came from."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {name: "default" for name in Settings.model_fields}
+        self._unknown: list[UserError] = []
+
+    def add(self, origin: str, values: Mapping[str, Any]) -> None:
+        """Adds a layer; keys with value None are taken as not given, unknown ones are told when it is settled."""
+        for key, value in values.items():
+            if key not in Settings.model_fields:
+                self._unknown.append(UsageError(f"Unknown setting {key!r} in {origin}.", _nearest(key)))
+            elif value is not None:
+                self.values[key] = value
+                self.origins[key] = origin
+                other = _INSTEAD.get(key, "")
+                if self.origins.get(other, "").startswith("profile "):
+                    del self.values[other]
+                    self.origins[other] = "default"
+
+    def settle(self) -> Settings:
+        """The settings that the layers add up to.
+
+        Raises:
+            UsageError: a key is unknown (the message names the nearest one), a value is of the wrong type or out of
+                its range, or two contradict each other; the message names their origins.
+        """
+        try:
+            settings = Settings(**self.values)
+        except ValidationError as error:
+            by_place: dict[tuple[str | int, ...], list[ErrorDetails]] = {}  # key, and which of a list's values
+            for found in error.errors():  # one for each form that a value may have
+                key, *within = found["loc"]
+                by_place.setdefault((key, *(part for part in within if isinstance(part, int))), []).append(found)
+            raise_all([*self._unknown, *(self._wrong(str(place[0]), forms) for place, forms in by_place.items())])
+            raise
+        raise_all(self._unknown)
+        check(settings.model_dump(), self.origins)
+        return settings
+
+    def _wrong(self, key: str, forms: Sequence[ErrorDetails]) -> UsageError:
+        message = ", or: ".join(found["msg"].removeprefix("Value error, ") for found in forms)
+        choices = re.findall(r"'([^']+)'", " ".join(found.get("ctx", {}).get("expected", "") for found in forms))
+        given = forms[0]["input"]
+        return UsageError(
+            f"Setting {key!r} from {self.origins[key]} is wrong: {message} (got {given!r}).",
+            f"{did_you_mean(str(given), choices)}Give {key!r} a valid value, or leave it out for its default.",
+        )
+
+
+def collect(
+    *,
+    task: str,
+    flags: Mapping[str, Any],
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    """Settles all layers; returns the settings and the origin of each.
+
+    File, environment and flags may also name the machine profile, as `profile`; the highest that does decides.
+
+    Args:
+        task: name of the task, whose profile (if it has one) is the layer above the defaults.
+        flags: values from the command line, None where a flag was not given.
+        file: a TOML file of settings.
+        environment: by default the process's own.
+
+    Raises:
+        UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
+    """
+    given = [(f"file {file}", _read_toml(file))] if file is not None else []
+    given += _from_environment(os.environ if environment is None else environment)
+    given.append(("flags", dict(flags)))
+    profile = _profile_of(given)
+    layers = Layers()
+    if task in TASKS:
+        layers.add(f"task {task}", TASKS[task].settings)
+    if profile is not None:
+        layers.add(f"profile {profile}", PROFILES[profile].settings)
+    for origin, values in given:
+        layers.add(origin, values)
+    return layers.settle(), layers.origins
+
+
+def _profile_of(given: Iterable[tuple[str, dict[str, Any]]]) -> str | None:
+    """Takes the machine profile's name out of all layers; returns the highest one's, None for none."""
+    chosen, source = NO_PROFILE, "default"
+    for origin, values in given:
+        name = values.pop(PROFILE, None)
+        if name is not None and name != "":  # an empty variable is an unset one to most who write one
+            chosen, source = name, origin
+    if chosen == NO_PROFILE:
+        return None
+    if not isinstance(chosen, str) or chosen not in PROFILES:
+        raise UsageError(
+            f"There is no profile {chosen!r} ({source}).",
+            f"{did_you_mean(str(chosen), PROFILES)}Use one of: {', '.join(PROFILES)}, or {NO_PROFILE}.",
+        )
+    return chosen
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"The settings file {path} cannot be read: {error.strerror}.", "Check the path.") from None
+    except RecursionError:  # tomllib descends into nested brackets
+        raise UsageError(f"The settings file {path} nests too deeply.", "Write it flatter.") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of thousands of digits
+        raise UsageError(f"The settings file {path} is not valid TOML: {error}.", "Mend that line.") from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """`FTIS_WAIT=3` sets `wait`. A layer a variable, so that each is named as where its value came from.
+
+    Raises:
+        UsageError: a name has the prefix but is neither a setting nor one of `OTHER_VARIABLES`.
+    """
+    layers = []
+    for name, text in environment.items():
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if key in Settings.model_fields or key == PROFILE:
+            layers.append((f"environment {name}", {key: text}))  # as it is: pydantic reads numbers from text
+        elif name not in OTHER_VARIABLES:
+            known = [*OTHER_VARIABLES, *(ENVIRONMENT_PREFIX + field.upper() for field in Settings.model_fields)]
+            raise UsageError(
+                f"The environment variable {name} is no setting.", f"{did_you_mean(name, known)}Unset it or mend it."
+            )
+    return layers
+
+
+def known_variables() -> dict[str, str]:
+    """Of this process's environment what names a setting."""
+    known = {ENVIRONMENT_PREFIX + key.upper() for key in (*Settings.model_fields, PROFILE)}
+    return {name: text for name, text in os.environ.items() if name in known}
+
+
+def _nearest(key: str) -> str:
+    close = did_you_mean(key, (*Settings.model_fields, PROFILE)).rstrip()
+    return close or f"Known settings: {', '.join(sorted(Settings.model_fields))}."

@@ -1,1 +1,0 @@
-"""What is wrong with a machine, a home or a network, and what to do about it."""

@@ -1,0 +1,1 @@
+"""Greedy pass@1 of a policy on a task's questions."""

@@ -1,0 +1,236 @@
+"""Greedy pass@1: what a policy makes of questions, scored and counted."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.fit.context import context_of, refuse_prompts
+from ftis_node.fit.memory import FRAGMENTATION, Device, Setup, Workload, estimate
+from ftis_node.packet import Completion
+from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.measure import geometry_of
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.room import Room, fitting
+from ftis_node.policy.tokenizer import prompt_ids
+from ftis_node.tasks import Example, Score, Scorer, Task
+
+LARGEST_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One question, what the policy said, and the verdict on it. `tokens` counts a sampled end token too."""
+
+    example: Example
+    text: str
+    tokens: int
+    finished: bool
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Counts over all questions; `batch` is how many fitted into memory side by side."""
+
+    prompts: int
+    correct: int
+    formatted: int
+    lenient: int
+    finished: int
+    tokens: int
+    seconds: float
+    batch: int
+
+    def figures(self) -> dict[str, Any]:
+        """Rates from 0 to 1, the 95 % interval of pass@1 as `low` and `high`, and the counts they come from."""
+        count = max(1, self.prompts)
+        low, high = wilson(self.correct, self.prompts)
+        return {
+            "pass_at_1": self.correct / count,
+            "low": low,
+            "high": high,
+            "formatted": self.formatted / count,
+            "lenient": self.lenient / count,
+            "finished": self.finished / count,
+            "correct": self.correct,
+            "prompts": self.prompts,
+            "mean_tokens": self.tokens / count,
+            "seconds": self.seconds,
+            "batch": self.batch,
+        }
+
+
+def wilson(correct: int, count: int, level: float = 0.95) -> tuple[float, float]:
+    """The interval of a rate that was `correct` of `count` (Wilson 1927, eq. 5); of none it is anything."""
+    from scipy import stats  # a second to import, which a daemon should not take before its first step
+
+    if count == 0:
+        return 0.0, 1.0
+    interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Two policies' answers to the same questions, counted: right by both, by one of them only, by neither."""
+
+    both: int
+    first: int
+    second: int
+    neither: int
+
+    @classmethod
+    def of(cls, first: Sequence[Judged], second: Sequence[Judged]) -> Paired:
+        """Of verdicts on the same questions in the same order."""
+        pairs = [(one.score.reward == 1.0, two.score.reward == 1.0) for one, two in zip(first, second, strict=True)]
+        return cls(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
+
+    def figures(self) -> dict[str, Any]:
+        """The difference of pass@1, first minus second, its 95 % interval, p by McNemar's exact test, the counts."""
+        from scipy import stats
+
+        count, discordant = self.both + self.first + self.second + self.neither, self.first + self.second
+        low, high = self._interval()
+        p = stats.binomtest(self.first, discordant).pvalue if discordant else 1.0
+        return {
+            "difference": (self.first - self.second) / max(1, count),
+            "low": low,
+            "high": high,
+            "p": float(p),
+            "both": self.both,
+            "only_checkpoint": self.first,
+            "only_base": self.second,
+            "neither": self.neither,
+        }
+
+    def _interval(self) -> tuple[float, float]:
+        """Newcombe's interval of a difference of paired proportions (1998, Stat. Med. 17:2635, method 10)."""
+        a, b, c, d = self.both, self.first, self.second, self.neither
+        n = a + b + c + d
+        if n == 0:
+            return -1.0, 1.0
+        p1, p2, difference = (a + b) / n, (a + c) / n, (b - c) / n
+        (l1, u1), (l2, u2) = wilson(a + b, n), wilson(a + c, n)
+        margins = (a + b) * (c + d) * (a + c) * (b + d)
+        product = a * d - b * c
+        corrected = max(product - n / 2, 0) if product > 0 else product
+        phi = corrected / math.sqrt(margins) if margins else 0.0
+        below, above = (p1 - l1, u2 - p2), (u1 - p1, p2 - l2)
+        reach = [math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y)) for x, y in (below, above)]
+        return difference - reach[0], difference + reach[1]
+
+
+def evaluate(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    examples: Sequence[Example],
+    scorer: Scorer,
+    sampling: Sampling,
+    *,
+    batch: int = LARGEST_BATCH,
+    room: Room | None = None,
+    tell: Callable[[Sequence[Judged]], None] | None = None,
+) -> Outcome:
+    """One completion of every prompt, scored against its example.
+
+    An unfinished completion is wrong and without format, whatever it says; it may be lenient.
+
+    Args:
+        prompts: token ids, none empty.
+        batch: how many are generated side by side, fewer when they do not fit into memory; `room` takes its place, and
+            remembers what fitted.
+        tell: called with what became of each batch.
+
+    Raises:
+        FtisError: a single prompt does not fit into memory, or the weights have diverged.
+    """
+    began = time.perf_counter()
+    room = room or Room(batch)
+    correct = formatted = lenient = finished = tokens = start = 0
+    while start < len(prompts):
+        completions = _sample(policy, prompts[start:], sampling, room)
+        judged = [
+            judge(policy.tokenizer, completion, example, scorer)
+            for completion, example in zip(completions, examples[start:], strict=False)
+        ]
+        start += len(judged)
+        correct += sum(one.score.reward == 1.0 for one in judged)
+        formatted += sum(one.score.formatted for one in judged)
+        lenient += sum(one.score.lenient for one in judged)
+        finished += sum(one.finished for one in judged)
+        tokens += sum(one.tokens for one in judged)
+        if tell is not None:
+            tell(judged)
+    seconds = time.perf_counter() - began
+    return Outcome(len(prompts), correct, formatted, lenient, finished, tokens, seconds, room.size)
+
+
+def judge(tokenizer: PreTrainedTokenizerBase, completion: Completion, example: Example, scorer: Scorer) -> Judged:
+    """The verdict on one completion."""
+    text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
+    score = scorer(text, example.answer)
+    if not completion.finished:
+        score = Score(reward=0.0, formatted=False, lenient=score.lenient)
+    return Judged(example, text, len(completion.token_ids), completion.finished, score)
+
+
+def tokenised(policy: Policy, task: Task, examples: Sequence[Example], completion_tokens: int) -> list[list[int]]:
+    """The prompts of `examples` as token ids.
+
+    Raises:
+        UsageError: the tokenizer cannot write one, or the model has no room for it and its completion.
+    """
+    prompts = [prompt_ids(policy.tokenizer, task.template, example.question) for example in examples]
+    refuse_prompts(
+        policy.name,
+        context_of(policy.causal_lm.config),
+        prompts,
+        [example.question for example in examples],
+        task.name,
+        completion_tokens=completion_tokens,
+        shorter="Use fewer --completion-tokens, or a model with a longer context.",
+    )
+    return prompts
+
+
+def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, budget: int) -> int:
+    """How many sequences of these lengths may be generated side by side in `budget` bytes; at least 1."""
+    shape = geometry_of(policy.causal_lm.config, policy.name)
+    width = policy.dtype.itemsize
+    device: Device = "cuda" if policy.device.type == "cuda" else "cpu"
+    workload = Workload(prompt_tokens, completion_tokens, group=1, batch_groups=1)
+    batch = LARGEST_BATCH
+    while batch > 1:
+        setup = Setup(
+            lora=False,
+            dtype="bfloat16" if width == 2 else "float32",
+            optimiser="adamw",
+            gradient_checkpointing=False,
+            micro_batch_tokens=workload.longest,
+            generation_batch=batch,
+            lora_rank=1,
+            lora_targets=(),
+            engine=policy.engine,
+        )
+        memory = estimate(shape, workload, setup, device)
+        if memory.kv_cache + memory.sampling <= budget * (1 - FRAGMENTATION):
+            break
+        batch //= 2
+    return batch
+
+
+def _sample(policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, room: Room) -> list[Completion]:
+    """Completions of the first prompts, as many as fit."""
+    groups = fitting(
+        lambda some: generate(policy, prompts[:some], group=1, sampling=sampling, batch=some),
+        room,
+        there=len(prompts),
+        least=1,
+    )
+    return [group[0] for group in groups]

@@ -1,0 +1,265 @@
+"""How much memory training and generating take. Pure arithmetic: no model, no files, no device.
+
+Weights, gradients and optimiser follow from counts of parameters. What a layer keeps for its backward pass was read
+off PyTorch (tensors saved and bytes alive, on the CPU, transformers' Qwen2 and Llama; `tests/test_plan.py` repeats it).
+With b bytes an element, hidden H, intermediate I, Q = heads · head_dim, prompts of P and completions of C tokens, a
+layer keeps of every token, in bytes:
+
+    norms      2 (4H + 4)               the input in fp32, and 1/rms
+               + 4bH if full            normed, for the norm's gradient, and scaled, for the next matrix's
+    MLP        3bI, 4bI if full         gate, silu(gate), up; their product for the down matrix's gradient
+    attention  4bQ + 4 heads            q, k, v and output; log-sum-exp in fp32
+               + 2bQ P/C + b (P + C)    of completion tokens: each row's copy of its prompt's k and v; the mask
+               + bQ if full             the output laid out by tokens, for the o matrix's gradient
+    LoRA       b rank + b inputs        of each targeted matrix: an input that nothing else keeps, once for all
+                                        matrices it enters
+
+With gradient checkpointing a layer keeps bH, and one layer at a time has the above. On the way back one layer holds
+gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula is for
+dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ftis_node.fit.geometry import Geometry, Linear
+
+Dtype = Literal["float32", "bfloat16"]
+OptimiserName = Literal["adamw", "adamw8bit"]
+Device = Literal["cpu", "cuda"]
+Engine = Literal["native", "hf"]
+
+# One fp32 matrix [tokens, vocabulary] of `score`, and how many of them scoring holds at a time.
+CHUNK_BYTES = 128 << 20
+LOGIT_BUFFERS = 3
+
+# Rows of keys and values that attention may hold for each token of a micro-batch's budget: completions of unlike
+# lengths are padded in attention, and short ones have a copy of a long prompt's.
+SPREAD = 3
+
+# Fp32 matrices [rows, vocabulary], of so many rows that they have `CHUNK_BYTES`, while tokens are drawn.
+DRAWN = 2
+
+# Prompt tokens that `generate` reads at a time.
+PREFILL_TOKENS = 16_384
+
+# Elements whose fp32 gradients exist at a time while master weights are updated.
+UPDATE_ELEMENTS = 1 << 26
+
+# Bytes a parameter of AdamW's two moments; those of 8 bits have one fp32 scale a block of 256.
+MOMENT_BYTES: dict[OptimiserName, float] = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
+
+# Assumed, not measured (there was no GPU to measure on): the CUDA context with kernels and workspaces, the part of
+# memory that the allocator cannot use, and where transformers' modules generate the cache's blocks of many sizes, for
+# it grows by concatenation (alive at a time are 1 + 1/(2 · layers) of it). On the CPU the two processes; one with
+# PyTorch loaded has 0.4 GB.
+CONTEXT_BYTES: dict[Device, int] = {"cuda": 768 << 20, "cpu": 1 << 30}
+FRAGMENTATION = 0.05
+CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Caps in tokens, completions a prompt, and groups a step."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    group: int
+    batch_groups: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def split(self, tokens: int) -> tuple[int, int]:
+        """Prompt and completion tokens of a micro-batch of `tokens`: whole groups, then part of one.
+
+        A sequence cannot be cut, so there is at least one; and no more than `SPREAD` allows.
+        """
+        whole, rest = divmod(tokens, self.prompt_tokens + self.group * self.completion_tokens)
+        part = max(0, rest - self.prompt_tokens) // self.completion_tokens
+        completions = max(1, min(whole * self.group + part, SPREAD * tokens // self.longest))
+        return math.ceil(completions / self.group) * self.prompt_tokens, completions * self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the weights are trained, and in which portions."""
+
+    lora: bool
+    dtype: Dtype
+    optimiser: OptimiserName
+    gradient_checkpointing: bool
+    micro_batch_tokens: int
+    generation_batch: int
+    lora_rank: int
+    lora_targets: tuple[str, ...]
+    engine: Engine
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element of weights, activations and cache."""
+        return 2 if self.dtype == "bfloat16" else 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. Weights, master (an fp32 copy of them), optimiser (its state) and overhead are there always.
+
+    gradients    while training
+    activations  while training: what all layers keep for the way back
+    one_layer    what a single layer adds on the way back: gradients in passing, and what it recomputes
+    logits       what scoring holds beside it, before the way back through the layers begins
+    update       what AdamW needs in passing, after it has ended
+    kv_cache     while generating
+    sampling     while generating: drawing a token, or attention, or the pass over the prompts where that needs more
+    overhead     the context, and what the allocator cannot use
+    """
+
+    weights: int
+    master: int
+    gradients: int
+    optimiser: int
+    activations: int
+    one_layer: int
+    logits: int
+    update: int
+    kv_cache: int
+    sampling: int
+    overhead: int
+
+    @property
+    def training(self) -> int:
+        layers = self.activations + max(self.one_layer, self.logits)
+        return self._always + self.gradients + max(layers, self.update)
+
+    @property
+    def generating(self) -> int:
+        return self._always + self.kv_cache + self.sampling
+
+    @property
+    def total(self) -> int:
+        """The larger of the two phases."""
+        return max(self.training, self.generating)
+
+    @property
+    def _always(self) -> int:
+        return self.weights + self.master + self.optimiser + self.overhead
+
+
+def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Device) -> Memory:
+    """What `setup` needs at most, prompts and completions at their caps.
+
+    Raises:
+        UsageError: the model has no module of the LoRA targets.
+    """
+    width = setup.width
+    adapters = geometry.lora_parameters(setup.lora_rank, setup.lora_targets) if setup.lora else 0
+    trained = adapters or geometry.parameters
+    mastered = width < 4
+    # The head's gradient is made whole before it is added to what is there, and waits for the embedding's if tied.
+    gradients = width * (trained + (0 if setup.lora else geometry.vocabulary * geometry.hidden))
+    kept, one_layer = activations(geometry, workload, setup)
+    cache, sampling = _generating(geometry, workload, setup, device)
+    bare = Memory(
+        weights=width * (geometry.parameters + adapters),
+        master=4 * trained if mastered else 0,
+        gradients=gradients,
+        optimiser=round(MOMENT_BYTES[setup.optimiser] * trained),
+        activations=kept,
+        one_layer=one_layer,
+        logits=_logits(geometry, workload, setup),
+        update=_update(geometry, trained, mastered, setup, device),
+        kv_cache=cache,
+        sampling=sampling,
+        overhead=0,
+    )
+    return replace(bare, overhead=CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total))
+
+
+def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[int, int]:
+    """Bytes that the layers keep of one micro-batch, and bytes that one layer adds on the way back."""
+    g, width = geometry, setup.width
+    prompts, completions = workload.split(setup.micro_batch_tokens)
+    tokens, reach = prompts + completions, workload.longest
+    attention = width * g.heads * g.head_dim
+    mlp = width * g.intermediate
+    spread = completions * reach // workload.completion_tokens  # keys and values of the completions' rows
+
+    kept = tokens * _kept_by_token(g, setup)
+    kept += 2 * attention * (prompts + spread) + width * completions * reach
+    in_mlp = setup.lora and any(g.intermediate in (t.inputs, t.outputs) for t in _targeted(g, setup))
+    gradients = 3 if setup.lora and not in_mlp else 2
+    passing = tokens * (gradients * mlp + width * g.hidden)
+    passing = max(passing, 4 * attention * (prompts + spread) - 3 * tokens * mlp)  # the MLP is done before attention
+
+    around = tokens * (2 * width * g.head_dim + 64) + completions * reach  # rotary tables, indices, the mask as bits
+    if setup.gradient_checkpointing:
+        return g.layers * tokens * width * g.hidden + around, kept + passing
+    return g.layers * kept + around, passing
+
+
+def _kept_by_token(g: Geometry, setup: Setup) -> int:
+    """Bytes that a layer keeps of each token, but for keys, values and the mask."""
+    width, heads = setup.width, g.heads * g.head_dim
+    frozen = 2 * (4 * g.hidden + 4) + 3 * width * g.intermediate + 2 * width * heads + 4 * g.heads
+    if not setup.lora:
+        return frozen + 4 * width * g.hidden + width * g.intermediate + width * heads
+    targets = _targeted(g, setup)
+    ranks = sum(setup.lora_rank * t.count for t in targets)
+    inputs = {(t.path.rpartition(".")[0], t.inputs, t.path.endswith("o_proj")): t.inputs * t.count for t in targets}
+    return frozen + width * (ranks + sum(inputs.values())) // g.layers
+
+
+def _targeted(g: Geometry, setup: Setup) -> list[Linear]:
+    """The targeted modules within the layers."""
+    return [linear for linear in g.targeted(setup.lora_targets) if linear.count >= g.layers]
+
+
+def _logits(g: Geometry, workload: Workload, setup: Setup) -> int:
+    """One chunk of tokens by the vocabulary, in fp32 and in the weights' dtype; the final norm and hidden states."""
+    prompts, completions = workload.split(setup.micro_batch_tokens)
+    chunk = min(CHUNK_BYTES, 4 * completions * g.vocabulary)
+    states = (prompts + completions) * (4 + 3 * setup.width) * g.hidden
+    return LOGIT_BUFFERS * chunk + (chunk // 2 if setup.width < 4 else 0) + states
+
+
+def _update(g: Geometry, trained: int, mastered: bool, setup: Setup, device: Device) -> int:
+    """Fp32 gradients for masters, some at a time; AdamW's square roots, on a GPU of all that it is given at once.
+
+    On a CPU bitsandbytes turns the moments of one parameter at a time into fp32, with three passing copies beside them.
+    """
+    largest = min(g.largest, trained)
+    together = max(0 if setup.lora else largest, min(UPDATE_ELEMENTS, trained)) if mastered else trained
+    by_kind = (
+        {"adamw": 4 * together, "adamw8bit": 0}
+        if device == "cuda"
+        else {"adamw": 8 * largest, "adamw8bit": 20 * largest}
+    )
+    return (4 * together if mastered else 0) + by_kind[setup.optimiser]
+
+
+def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -> tuple[int, int]:
+    """The cache, full; and the rest, which is the most of what there is at different times.
+
+    As evaluation makes it, with a prompt of its own for each row; the decoder has a prompt once for its whole group.
+    The rest is logits and what drawing takes, some rows at a time, or one layer's scores, or the pass over the prompts
+    before the cache is full: some at a time, but in transformers' `generate` all, and each for every completion.
+    """
+    rows = max(workload.group, setup.generation_batch // workload.group * workload.group)
+    lean = setup.engine == "native" and workload.longest <= g.decoded
+    row_bytes = 2 * g.layers * g.kv_heads * g.head_dim * setup.width
+    cache = round((1 if lean else CACHE_GROWTH[device]) * rows * workload.longest * row_bytes)
+    drawing = rows * g.vocabulary * setup.width + DRAWN * min(CHUNK_BYTES, 4 * rows * g.vocabulary)
+    if setup.engine == "hf":
+        drawing = rows * g.vocabulary * (setup.width + 16)
+    scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
+    token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
+    prompts = rows * workload.prompt_tokens
+    together = prompts if setup.engine == "hf" else min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
+    reading = prompts * row_bytes + together * token
+    return cache, max(drawing, scores, reading - cache)

@@ -1,0 +1,212 @@
+"""How best to train a model within a given memory. Pure: `memory` says what things take, this chooses.
+
+Best comes first, and the first that fits is taken: full training, with gradient checkpointing, with 8-bit AdamW, LoRA,
+LoRA with checkpointing. Only if none fits at full size are micro-batches made smaller, as far as one sequence, and
+generation batches, as far as one group; each phase by itself, for they do not need memory at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ftis_node.fit.geometry import Geometry
+from ftis_node.fit.memory import Device, Dtype, Engine, Memory, OptimiserName, Setup, Workload, estimate
+from ftis_node.text import GB, rounded
+
+# Sizes that choosing starts from; it only makes them smaller.
+MICRO_BATCH_TOKENS: dict[Device, int] = {"cpu": 2_048, "cuda": 16_384}  # on a CPU larger ones leave the caches
+GENERATION_BATCH = 288
+
+# Models with fewer parameters are trained in fp32 on a GPU too: they are small enough, and need no second copy.
+SMALL_MODEL = 100_000_000
+
+# Smaller micro-batches are refused by the settings, and save nothing.
+MIN_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a person has decided; None leaves the choice to the plan."""
+
+    lora: bool | None = None
+    dtype: Dtype | None = None
+    optimiser: OptimiserName | None = None
+    gradient_checkpointing: bool | None = None
+    micro_batch_tokens: int | None = None
+    generation_batch: int | None = None
+    lora_rank: int = 128
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    engine: Engine = "native"
+
+
+@dataclass(frozen=True)
+class Plan(Setup):
+    """How to train. `fits` says whether `memory.total` is within `budget` (bytes); `reasons` are sentences."""
+
+    memory: Memory
+    budget: int
+    fits: bool
+    reasons: tuple[str, ...]
+
+
+def plan(geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool) -> Plan:
+    """The best way to train that fits.
+
+    Args:
+        budget: bytes of memory of the device.
+        eight_bit: whether 8-bit AdamW may be chosen. On a CPU it is slow, and used only where it is wished for.
+
+    Returns:
+        A plan; if nothing fits, the smallest one, with `fits` False and a reason that says how much would do.
+
+    Raises:
+        UsageError: the model has no module of the LoRA targets.
+    """
+    ways = _setups(geometry, workload, wishes, device, eight_bit and device == "cuda")
+    full_size = [(setup, estimate(geometry, workload, setup, device)) for setup in ways]
+    chosen = next((index for index, (_, need) in enumerate(full_size) if need.total <= budget), None)
+    if chosen is None:  # then of what is left when there is no choice between full and LoRA any more
+        last = [way for way in ways if way.lora == ways[-1].lora]
+        setup = _shrunk(geometry, budget, workload, wishes, device, last)
+    else:
+        setup = ways[chosen]
+    memory = estimate(geometry, workload, setup, device)
+    return Plan(
+        **vars(setup),
+        memory=memory,
+        budget=budget,
+        fits=memory.total <= budget,
+        reasons=tuple(_reasons(setup, memory, full_size, chosen, wishes, budget)),
+    )
+
+
+def _setups(geometry: Geometry, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool) -> list[Setup]:
+    """Every way to train at full size that the wishes allow, best first."""
+    small = device == "cpu" or geometry.parameters < SMALL_MODEL
+    step_tokens = workload.batch_groups * (workload.prompt_tokens + workload.group * workload.completion_tokens)
+    most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
+    common = Setup(
+        lora=False,
+        dtype=wishes.dtype or ("float32" if small else "bfloat16"),
+        optimiser="adamw",
+        gradient_checkpointing=False,
+        micro_batch_tokens=wishes.micro_batch_tokens or most,
+        generation_batch=wishes.generation_batch or _whole_groups(GENERATION_BATCH, workload),
+        lora_rank=wishes.lora_rank,
+        lora_targets=wishes.lora_targets,
+        engine=wishes.engine,
+    )
+    checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
+    kinds = (False, True) if geometry.has(wishes.lora_targets) else (False,)
+    setups = []
+    for lora in kinds if wishes.lora is None else (wishes.lora,):
+        optimisers: list[OptimiserName] = ["adamw", "adamw8bit"] if eight_bit and not lora else ["adamw"]
+        for optimiser in optimisers if wishes.optimiser is None else [wishes.optimiser]:
+            setups += [
+                replace(common, lora=lora, optimiser=optimiser, gradient_checkpointing=on) for on in checkpointing
+            ]
+    return setups
+
+
+def _shrunk(
+    geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, device: Device, ways: list[Setup]
+) -> Setup:
+    """The first of `ways` that trains at full size and generates in smaller batches; else the last, both smaller.
+
+    A size that was wished for stays. Where nothing is small enough it is the smallest.
+    """
+
+    def largest(sizes: list[Setup]) -> Setup | None:
+        return next((size for size in sizes if estimate(geometry, workload, size, device).total <= budget), None)
+
+    def generating(way: Setup) -> list[Setup]:
+        rows = range(way.generation_batch, 0, -workload.group) if wishes.generation_batch is None else ()
+        return [replace(way, generation_batch=size) for size in rows] or [way]
+
+    def training(way: Setup) -> list[Setup]:
+        sizes, least = [way.micro_batch_tokens], max(MIN_TOKENS, workload.longest)
+        while wishes.micro_batch_tokens is None and sizes[-1] > least:
+            sizes.append(max(least, sizes[-1] // 2))
+        return [replace(way, micro_batch_tokens=size) for size in sizes]
+
+    for way in ways:
+        fitting = largest(generating(way))
+        if fitting is not None:
+            return fitting
+    micro = training(generating(ways[-1])[-1])
+    size = (largest(micro) or micro[-1]).micro_batch_tokens
+    generation = [replace(way, micro_batch_tokens=size) for way in generating(ways[-1])]
+    return largest(generation) or generation[-1]
+
+
+def enough_gb(size: int) -> float:
+    """So many GB, to two decimals, are no less than `size` bytes."""
+    return math.ceil(100 * size / GB) / 100
+
+
+def _whole_groups(rows: int, workload: Workload) -> int:
+    return max(workload.group, rows // workload.group * workload.group)
+
+
+def _reasons(
+    setup: Setup,
+    memory: Memory,
+    full_size: list[tuple[Setup, Memory]],
+    chosen: int | None,
+    wishes: Wishes,
+    budget: int,
+) -> Iterator[str]:
+    """One sentence each: why full or LoRA, what was tried, why checkpointing, what was made smaller, what would do.
+
+    `full_size` are the ways that were open and what they take, best first; `chosen` is the one taken, if one fits.
+    """
+    tried = full_size[:chosen]
+    if wishes.lora is not None:
+        kind = replace(setup, optimiser="adamw", gradient_checkpointing=False)
+        yield f"{_label(kind)}, as it was asked for or settled before."
+    elif setup.lora:
+        way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
+        state = need.weights + need.master + need.gradients + need.optimiser
+        yield (
+            f"LoRA, because {_inner(way)} needs {rounded(need.total)} and there are {rounded(budget)}: "
+            f"{rounded(state)} are weights, gradients and optimiser state of every parameter."
+        )
+    else:
+        yield f"Full training fits: it needs {rounded(memory.total)} of {rounded(budget)}."
+    if tried:
+        yield f"Too large: {'; '.join(f'{_inner(way)}, {rounded(need.total)}' for way, need in tried)}."
+    if setup.gradient_checkpointing and wishes.gradient_checkpointing is None:
+        plain = next(need for way, need in full_size if way.lora == setup.lora and not way.gradient_checkpointing)
+        yield (
+            f"Gradient checkpointing, because {full_size[0][0].micro_batch_tokens:,} tokens would keep "
+            f"{rounded(plain.activations)} of activations without it."
+        )
+    wanted = full_size[-1][0]
+    if setup.micro_batch_tokens < wanted.micro_batch_tokens:
+        yield (
+            f"Micro-batches of {setup.micro_batch_tokens:,} tokens, because training on "
+            f"{wanted.micro_batch_tokens:,} needs {rounded(full_size[-1][1].training)}; the step stays the same."
+        )
+    if setup.generation_batch < wanted.generation_batch:
+        yield (
+            f"{setup.generation_batch} completions at a time, because generating {wanted.generation_batch} needs "
+            f"{rounded(full_size[-1][1].generating)}."
+        )
+    if memory.total > budget:
+        yield (
+            f"Nothing that is allowed fits in {rounded(budget)}: the smallest needs {rounded(memory.training)} to "
+            f"train and {rounded(memory.generating)} to generate, so {enough_gb(memory.total):g} GB would do."
+        )
+
+
+def _label(setup: Setup) -> str:
+    extras = ["8-bit AdamW"] if setup.optimiser == "adamw8bit" else []
+    extras += ["gradient checkpointing"] if setup.gradient_checkpointing else []
+    return ("LoRA" if setup.lora else "Full training") + (f" with {' and '.join(extras)}" if extras else "")
+
+
+def _inner(setup: Setup) -> str:
+    """The label within a sentence."""
+    return _label(setup).replace("Full", "full")

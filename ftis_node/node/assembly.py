@@ -1,0 +1,247 @@
+"""From an empty home to all that a training node consists of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftis_node.config.run import Run, RunFile, in_short
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UsageError
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.node.checkpointing import Books, Saving
+from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
+from ftis_node.node.progress import Progress
+from ftis_node.node.stepper import Stepper
+from ftis_node.observe.metrics import MetricsLog
+from ftis_node.observe.provenance import versions
+from ftis_node.policy.names import lasting
+from ftis_node.store.checkpoints import labelled
+from ftis_node.store.home import Home
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.swarm.handshake import fetch_run, refuse_a_twin
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.p2pd import listening_of
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.transport import Transport
+from ftis_node.text import GB, rounded
+from ftis_node.worker.client import Worker
+
+CHECKPOINTS = 3  # on disk while the third is written
+LOG_BYTES = 64 << 20  # node.log and output.log with their older files, the present part of metrics.jsonl and one more
+OLDER_METRICS_BYTES = 256 << 20  # compressed; an eighth of what `disk_gb` leaves, where that is less
+LEAST_PACKETS = 16 << 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """What a node has once it knows its run and has its model. `books` and `saving` outlive the process."""
+
+    run_file: RunFile
+    context: AdmissionContext
+    store: PacketStore
+    metrics: MetricsLog
+    saving: Saving
+    books: Books
+    stepper: Stepper
+    swarm: Swarm
+
+    def close(self) -> None:
+        """Closes the files; the swarm must have ended."""
+        self.saving.abandon()
+        self.store.close()
+        self.metrics.close()
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """Bytes that the home may keep: packets, older_metrics (compressed parts of metrics.jsonl)."""
+
+    packets: int
+    older_metrics: int
+
+
+def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
+    """What is left for packets and for the log of steps.
+
+    Args:
+        checkpoint_bytes: of one; three lie there while the third is written.
+
+    Raises:
+        UsageError: `disk_gb` has no room for the checkpoints.
+    """
+    packets = settings.packet_quota_mb << 20
+    if settings.disk_gb is None:
+        return Quotas(packets, OLDER_METRICS_BYTES)
+    room = round(settings.disk_gb * GB) - CHECKPOINTS * checkpoint_bytes - LOG_BYTES
+    older = min(OLDER_METRICS_BYTES, room // 8)
+    if room - older < LEAST_PACKETS:
+        need = CHECKPOINTS * checkpoint_bytes + LOG_BYTES + LEAST_PACKETS * 8 // 7
+        raise UsageError(
+            f"The home may take {rounded(settings.disk_gb * GB)} on disk, but checkpoints, packets and logs need "
+            f"{rounded(need)} at least.",
+            "Give it more with --set disk_gb=…, or train LoRA layers, whose checkpoints are small.",
+        )
+    return Quotas(min(packets, room - older), older)
+
+
+def furnish(
+    home: Home,
+    settings: Settings,
+    run_file: RunFile,
+    facts: dict[str, Any],
+    opened: dict[str, Any],
+    *,
+    identity: Identity,
+    transport: Transport,
+    worker: Worker,
+) -> Rooms:
+    """Puts everything in its place. The swarm is not started yet.
+
+    Args:
+        facts: what the compute process said of task and model; opened: and of the run.
+    """
+    run = run_file.run
+    quota = quotas(settings, facts["checkpoint_bytes"])
+    store = PacketStore(home.store, run.id, quota.packets)
+    store.skip_round()
+    metrics = MetricsLog(home.metrics, quota.older_metrics)
+    model = labelled(lasting(settings.model), facts["kind"])
+    standing = Standing(boot_seconds, settings.defences)
+    context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
+    stepper = Stepper(
+        context=context,
+        standing=standing,
+        own_only=opened["own_only"],
+        identity=identity,
+        settings=settings,
+        store=store,
+        worker=worker,
+    )
+    swarm = Swarm(
+        transport=transport,
+        identity=identity,
+        run_file=run_file,
+        context=context,
+        store=store,
+        standing=standing,
+        exchange_peers=settings.exchange_peers,
+        max_age=settings.max_age,
+        want=stepper.want,
+        on_groups=stepper.on_groups,
+        peer_cache=home.path / "peers.json",
+        upload_bytes=settings.upload_mbit * 1e6 / 8,
+    )
+    stepper.swarm = swarm
+    return Rooms(
+        run_file=run_file,
+        context=context,
+        store=store,
+        metrics=metrics,
+        saving=Saving(
+            home.checkpoints, model, facts["plan"]["optimiser"], metrics, minutes=settings.checkpoint_minutes
+        ),
+        books=Books(home.standing, standing),
+        stepper=stepper,
+        swarm=swarm,
+    )
+
+
+def go_on_from(rooms: Rooms, restored: Progress | None, facts: dict[str, Any], options: JoinOptions) -> None:
+    """Takes up a checkpoint's progress, and writes down all that `lab replay` must know of this start.
+
+    Args:
+        restored: None: with the model's own weights.
+        facts: what the compute process said of task and model.
+    """
+    rooms.stepper.progress = restored or Progress()
+    rooms.metrics.write(
+        "started",
+        step=rooms.stepper.progress.step,
+        fresh=restored is None,
+        branch=rooms.saving.branch,
+        directory=str(Path.cwd()),  # which relative paths in the settings are relative to
+        task=options.task_of(rooms.run_file),
+        **options.files(),
+        run=rooms.run_file.run.id.hex(),
+        kind=facts["kind"],
+        settings=facts["settings"],
+        plan=facts["plan"],
+        device=facts["device"],
+        threads=facts["threads"],
+        versions=versions(),
+    )
+
+
+def refill_pool(rooms: Rooms, max_age: float) -> None:
+    """Groups that were admitted and, before the compute process ended, neither scored nor trained on are scored."""
+    for author, body, held in rooms.store.waiting(max_age):
+        verdict = admit(rooms.context, author, body)
+        if not isinstance(verdict, Rejection) and not rooms.stepper.pool.knows(verdict.key):
+            rooms.stepper.score_later(verdict, boot_seconds() - held)
+
+
+async def open_network(
+    home: Home,
+    settings: Settings,
+    sockets: Path,
+    identity: Identity,
+    bootstraps: Sequence[str],
+    started: Callable[[int], None],
+) -> Transport:
+    """A p2pd that runs, on the port from before if that is free.
+
+    Args:
+        started: told the process id of each p2pd.
+
+    Raises:
+        UserError: another node has this key, the port is taken, or p2pd does not start.
+    """
+    listening = listening_of(settings, home.key, sockets)
+    await refuse_a_twin(listening, identity, bootstraps, home.path)
+    return await Transport.start(listening, started, home.last_port())
+
+
+async def find_run(
+    home: Home, options: JoinOptions, transport: Transport, bootstraps: Sequence[str], patience: float
+) -> RunFile | None:
+    """The run of a previous start, of the file that was named, or of a peer; None if this node is to start one.
+
+    Raises:
+        UsageError: the home belongs to another run than the file, or it is none for this node and its files.
+        UserError: no peer gave its run within `patience` seconds.
+    """
+    found, ours = known_run(home, options.run), home.run_file.exists()
+    if found is None and bootstraps:
+        found = await fetch_run(transport, bootstraps, patience)
+        logger.info("The peers' run is %s: %s", found.run.id.hex(), in_short(found.run))
+    if found is not None:
+        check_run(found, options, ours=ours)
+        await asyncio.to_thread(check_foreseen, found, options)
+    return found
+
+
+def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:
+    """Raises UsageError for peers that all belong to another run than the home's, or all speak another protocol: not
+    what the person wanted."""
+    named = [parse_address(text)[1] for text in bootstraps]
+    if named and all(peer in membership.majors for peer in named):
+        raise UsageError(
+            f"None of the --peers can work with this node: {membership.refused[named[0]]}.",
+            "Upgrade ftis-node there or here, so that both speak one protocol.",
+        )
+    if named and all(peer in membership.refused for peer in named):
+        raise UsageError(
+            f"The --peers are all in another run than the home {home}, which belongs to run {run.id.hex()}.",
+            "Name a fresh --home to join their run, or leave out --peers.",
+        )

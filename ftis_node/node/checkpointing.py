@@ -1,0 +1,374 @@
+"""What outlives a restart: checkpoints, the way back to an older one, and what a home learned of its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UsageError, UserError
+from ftis_node.host.files import bytes_under, replace_text
+from ftis_node.node.progress import Progress
+from ftis_node.observe.metrics import MetricsLog
+from ftis_node.policy.names import lasting, same_model
+from ftis_node.store.checkpoints import Checkpoints, labelled, newest_facts, parse_label
+from ftis_node.store.home import Home
+from ftis_node.swarm.standing import Standing
+from ftis_node.text import GB, rounded
+from ftis_node.worker.client import Worker
+
+CHECKPOINT_SECONDS, LONGEST_SECONDS = 300.0, 3600.0  # between checkpoints, by default
+CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # beyond which they come less often: a disk for 600 TB lasts six years and a half
+BOOKS_SECONDS = 60.0
+SETBACKS = 2  # returns to older checkpoints, until so many good steps in a row show that it goes on again
+RECOVERED_STEPS = 10
+
+logger = logging.getLogger(__name__)
+
+
+def checkpoint_seconds(minutes: float | None, size: int) -> float:
+    """Seconds between checkpoints of `size` bytes.
+
+    Args:
+        minutes: the setting. None: five, longer where that would write more than 10 GB an hour, an hour at most.
+    """
+    if minutes is not None:
+        return 60 * minutes
+    return min(max(CHECKPOINT_SECONDS, 3600 * size / CHECKPOINT_BYTES_AN_HOUR), LONGEST_SECONDS)
+
+
+def wear(minutes: float | None, size: int) -> str:
+    """How often checkpoints of `size` bytes are written, and what that adds up to, for people."""
+    seconds = checkpoint_seconds(minutes, size)
+    if not seconds:
+        return f"a checkpoint of {rounded(size)} after every step"
+    return f"a checkpoint of {rounded(size)} every {seconds / 60:.3g} min, {rounded(size * 86400 / seconds)} a day"
+
+
+class Saving:
+    """Writes checkpoints beside the training, and knows which of them can be trusted.
+
+    A checkpoint is due after the first good step of every start and of every way back: that step shows that the weights
+    can be trained. From then on checkpoints come as often as `checkpoint_seconds` says. A start may go back some steps,
+    but it trains on none of their groups again: that they are used is on disk before any checkpoint of their step.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: str,
+        optimiser: str,
+        metrics: MetricsLog,
+        minutes: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            model: what a checkpoint must be of: the model's name and what of it is trained.
+            optimiser: whose state it must hold.
+            minutes: between checkpoints, see `checkpoint_seconds`. clock: seconds.
+        """
+        self.saved_step = 0
+        self.written = 0  # checkpoints, by this process
+        self.branch = 1  # of the training since the latest start or way back, see `Checkpoints`
+        self._path = path
+        self._model = model
+        self._optimiser = optimiser
+        self._metrics = metrics
+        self._minutes = minutes
+        self._clock = clock
+        self._checkpoints = Checkpoints(path)
+        self._writing: asyncio.Task[None] | None = None
+        self._saved_at: float | None = None  # when the training was as the newest checkpoint is
+        self._begun_at = 0.0  # the latest one, which may still be written
+        self._saved_bytes = 0
+        self._unsaved = False  # some good step is in no checkpoint
+        self._tried = False  # a step from these weights was good, and was saved
+        self._good_step = 0  # the last one with a finite gradient
+        self._good_steps = 0  # in a row
+        self._setbacks = 0
+
+    async def restore(self, worker: Worker, *, older: bool = False) -> Progress | None:
+        """Goes on from the newest sound checkpoint; None if there is none.
+
+        Args:
+            older: not from the newest, if there is another: with its weights the compute process only fails. When it
+                has failed with those of the other too, they were not to blame, and the newest is taken again.
+
+        Raises:
+            UsageError: it is of another model.
+        """
+        older = older and not await asyncio.to_thread(self._checkpoints.take_back)
+        known_damaged = self._checkpoints.damaged()
+        found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step) if older else None
+        found = found or await asyncio.to_thread(self._checkpoints.latest)
+        self.branch = await asyncio.to_thread(self._checkpoints.next_branch)
+        for path in set(self._checkpoints.damaged()) - set(known_damaged):
+            logger.error(
+                "A checkpoint is damaged and was set aside as %s; an older one is used, if there is one.", path
+            )
+        if found is None:
+            return None
+        directory, facts = found
+        refuse_other_model(self._path, facts["model"], self._model)
+        progress = Progress.from_facts(facts["progress"])
+        if older:
+            await asyncio.to_thread(self._checkpoints.set_aside, progress.step, "doubted")
+        await self._load(worker, directory, progress.step)
+        self.saved_step = self._good_step = progress.step
+        logger.info("Going on from step %d", progress.step)
+        self._metrics.write("resumed", step=progress.step, branch=facts.get("branch", 0))
+        return progress
+
+    async def _load(self, worker: Worker, directory: Path, step: int) -> None:
+        await worker.call("restore", directory=str(directory), steps=step)
+        self._unsaved = self._tried = False
+        self._saved_at = self._clock()
+
+    async def after_step(self, worker: Worker, progress: Progress, report: dict[str, Any]) -> None:
+        """Checkpoints if one is due; after too many bad steps in a row, goes back to an older checkpoint.
+
+        Args:
+            report: the learner's `StepReport`, as a dictionary.
+
+        Raises:
+            UserError: going back was tried before and did not help.
+        """
+        if self._writing is not None and self._writing.done():
+            await self.settle()  # that it failed must not be found out at the next checkpoint only
+        if report["bad_steps"] == 0:
+            self._good_step = progress.step
+            self._good_steps += 1
+            if self._good_steps >= RECOVERED_STEPS:
+                self._setbacks = 0
+            self._unsaved = True
+            if self._due_in() <= 0:
+                await self.checkpoint(worker, progress)
+                self._tried = True
+        elif report["diverged"]:  # no checkpoint of bad steps: the same weights again would push out older ones
+            await self._go_back(worker, progress)
+
+    def _due_in(self) -> float:
+        """Seconds until the next good step is saved; 0 or less if it is due."""
+        if not self._tried:
+            return 0.0
+        return self._begun_at + checkpoint_seconds(self._minutes, self._saved_bytes) - self._clock()
+
+    async def save(self, worker: Worker, progress: Progress) -> None:
+        """Checkpoints at once what no checkpoint has yet; `settle` waits until it is on disk.
+
+        Steps that were not good left the weights as they were: if only such came, there is nothing to save.
+        """
+        await self.settle()
+        if self._unsaved:
+            await self.checkpoint(worker, progress)
+
+    async def checkpoint(self, worker: Worker, progress: Progress) -> None:
+        """Has the worker copy its state into main memory; writing it, checksums, fsync and rename go on beside the next
+        step."""
+        await self.settle()
+        directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
+        await worker.call("snapshot", directory=str(directory))
+        self._begun_at, self._unsaved = self._clock(), False
+        of = {"model": self._model, "optimiser": self._optimiser, "branch": self.branch}
+        facts = {**of, "progress": progress.facts()}
+        self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
+
+    async def _write(self, worker: Worker, directory: Path, step: int, facts: dict[str, Any]) -> None:
+        await worker.call("write", directory=str(directory))
+        self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
+        await asyncio.to_thread(self._checkpoints.commit, directory, facts)
+        self.saved_step, self._saved_at = step, self._begun_at
+        self.written += 1
+
+    def next_bytes(self) -> int:
+        """What the next checkpoint takes on disk, as far as known; it is written before an older one goes."""
+        return self._saved_bytes
+
+    def status(self) -> dict[str, Any]:
+        """Of the newest checkpoint: its step, bytes (None: not known yet), how many seconds of training it lacks.
+
+        `due_seconds` is how long it is until a step is saved again, None while no step is unsaved; all are None before
+        the first checkpoint.
+        """
+        age = None if self._saved_at is None else self._clock() - self._saved_at
+        due = max(0.0, self._due_in()) if self._unsaved else None
+        step = None if age is None else self.saved_step
+        return {"step": step, "bytes": self._saved_bytes or None, "age_seconds": age, "due_seconds": due}
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writing is not None and not self._writing.done()
+
+    async def wait(self, seconds: float) -> None:
+        """Gives the checkpoint that is being written so long to be finished; whether it failed, `settle` tells."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=seconds)
+
+    async def settle(self) -> None:
+        """Waits until the latest checkpoint is on disk.
+
+        Raises:
+            WorkerDied, WorkerFault, OSError: it could not be written, which is told once; the one before stands.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+
+    def abandon(self) -> None:
+        """The node ends, and nobody will ask any more what came of the checkpoint that is being written."""
+        writing, self._writing = self._writing, None
+        if writing is None or writing.cancel() or writing.cancelled():
+            return
+        if (error := writing.exception()) is not None:
+            logger.warning("A checkpoint was not written (%s); step %d was saved last.", error, self.saved_step)
+
+    async def _go_back(self, worker: Worker, progress: Progress) -> None:
+        """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
+        self._count_setback()
+        await self.settle()
+        found = await asyncio.to_thread(self._checkpoints.latest, self._good_step)
+        if found is None:
+            raise self._hopeless()
+        directory, facts = found
+        self.saved_step = self._good_step = facts["progress"]["step"]
+        await asyncio.to_thread(self._checkpoints.set_aside, self._good_step)
+        await self._load(worker, directory, progress.step)
+        logger.error("Too many steps without a finite gradient: back to the weights of step %d.", self._good_step)
+        self._metrics.write("restored", step=progress.step, weights_of_step=self._good_step)
+
+    def _count_setback(self) -> None:
+        self._good_steps = 0
+        self._setbacks += 1
+        if self._setbacks > SETBACKS:
+            raise self._hopeless()
+
+    def _hopeless(self) -> UserError:
+        return UserError(
+            "The training gives no finite numbers any more, and older checkpoints did not help.",
+            f"Start again with a smaller learning_rate; the checkpoints under {self._path} stand.",
+        )
+
+
+def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
+    """Raises UsageError if checkpoints are not of the model, trained in the way, that both labels name."""
+    of, to = parse_label(theirs), parse_label(ours)
+    if theirs == ours or (of and to and of[1] == to[1] and same_model(of[0], to[0])):
+        return
+    raise UsageError(
+        f"The checkpoints in {checkpoints} are of another model, or trained otherwise: {theirs}, not {ours}.",
+        "Use the model and --lora/--full of the first start, or a fresh --home.",
+    )
+
+
+def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
+    """Raises UsageError if the newest checkpoint is not of the settings' model, or was not trained as they say."""
+    facts = newest_facts(checkpoints)
+    of = parse_label(facts["model"]) if facts is not None else None
+    if of is not None:
+        kind = of[1] if settings.lora is None else "lora" if settings.lora else "full"
+        refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
+
+
+def settled(checkpoints: Path, model: str) -> dict[str, Any]:
+    """How the newest checkpoint of `model` was trained, and alone can go on: LoRA or not, and the optimiser."""
+    facts = newest_facts(checkpoints)
+    of = parse_label(facts["model"]) if facts is not None else None
+    if facts is None or of is None or not same_model(of[0], model):
+        return {}
+    return {"lora": of[1] == "lora", "optimiser": facts["optimiser"]}
+
+
+def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """The settings with the model of the newest checkpoint where nobody names one, and the origin of each."""
+    facts = newest_facts(home.checkpoints) if home.checkpoints.is_dir() else None
+    of = parse_label(facts.get("model")) if facts is not None else None
+    if of is None or origins["model"] != "default":
+        return settings, dict(origins)
+    return settings.model_copy(update={"model": of[0]}), {**origins, "model": "home"}
+
+
+def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """The settings with what the home has settled where nobody does, and the origin of each.
+
+    Imports PyTorch where the home has learned sizes: they hold for as much memory as there was.
+    """
+    settings, origins = with_begun(home, settings, origins)
+    if not settings.port and origins["port"] == "default" and (port := home.last_port()):
+        settings, origins = settings.model_copy(update={"port": port}), {**origins, "port": "home"}
+    learned = LearnedSizes(home.plan, settings.model).sizes
+    kept = settled(home.checkpoints, settings.model)
+    found = {key: value for key, value in kept.items() if getattr(settings, key) is None}
+    if learned:
+        from ftis_node.policy.load import choose_device
+        from ftis_node.worker import planning
+
+        budget = planning.memory_budget(settings, choose_device(settings.device))
+        found |= planning.recalled(settings, learned, budget)
+    return settings.model_copy(update=found), {**origins, **dict.fromkeys(found, "home")}
+
+
+class LearnedSizes:
+    """Batch sizes that memory turned out to allow, and the memory that there was then; kept for the next start."""
+
+    _LEAST: ClassVar[dict[str, int]] = {"budget": 1, "micro_batch_tokens": 1, "generation_batch": 1}
+
+    def __init__(self, path: Path, model: str) -> None:
+        self._path = path
+        self._model = model
+        self.sizes = self._read()
+
+    def learn(self, budget: int, **sizes: int) -> None:
+        """Keeps sizes that turned out to be all that fits into `budget` bytes, and forgets others."""
+        learned = {"budget": budget, **sizes} if sizes else {}
+        if learned != self.sizes:
+            self.sizes = learned
+            replace_text(self._path, json.dumps({"model": lasting(self._model), **learned}))
+
+    def _read(self) -> dict[str, int]:
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            if not same_model(str(kept.pop("model")), self._model):
+                return {}
+            if kept.keys() <= self._LEAST.keys() and all(self._sound(name, value) for name, value in kept.items()):
+                return dict(kept)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass
+        logger.warning("%s cannot be read and is made anew.", self._path)
+        return {}
+
+    def _sound(self, name: str, value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self._LEAST[name] <= value < 1 << 48
+
+
+class Books:
+    """What this node thinks of others, on disk: a ban or a record must not end with the process."""
+
+    def __init__(self, path: Path, standing: Standing) -> None:
+        """Takes up what is there; a damaged file is left out, which makes everybody a newcomer."""
+        self._path = path
+        self._standing = standing
+        self._written = time.monotonic()
+        try:
+            standing.take_up(json.loads(path.read_text()))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            logger.warning("The file %s is damaged (%r): everybody is a newcomer again.", path, error)
+
+    def after_step(self) -> None:
+        """Writes, once a minute."""
+        if time.monotonic() - self._written >= BOOKS_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        self._written = time.monotonic()
+        replace_text(self._path, json.dumps(self._standing.facts()))

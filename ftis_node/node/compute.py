@@ -1,0 +1,166 @@
+"""The daemon's compute process: started, counted when it fails, and told what memory turned out to allow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ftis_node.config.run import RunFile
+from ftis_node.config.settings import Settings
+from ftis_node.errors import FtisError, UserError
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.descriptors import OutOfFiles
+from ftis_node.node.checkpointing import LearnedSizes, settled
+from ftis_node.node.options import JoinOptions
+from ftis_node.node.status import worker_memory
+from ftis_node.store.home import Home
+from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
+
+FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
+FAILURES = 5  # in a row, without a checkpoint between them
+LONGEST_PAUSE = 30.0
+GPU_SECONDS = 2.0  # between looks at what it is at
+UNWRITABLE = (
+    "The tokenizer of %s has nothing for some letters of the prompts and tags of %s, which get lost: %s. It "
+    "cannot answer in the form that is asked for; take a model with another tokenizer, or a task in its letters."
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ComputeProcess:
+    """One at a time; `worker` is the present one, `facts` what it said of task and model when it was loaded. `options`
+    may change before it is started."""
+
+    def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
+        """
+        Args:
+            started: called when there is another process.
+        """
+        self.worker = Worker()
+        self.facts: dict[str, Any] = {}
+        self.gpu: dict[str, Any] | None = None  # what it is at; None where there is none, or it does not tell
+        self.restarts = 0
+        self.options = options
+        self._home = home
+        self._started = started
+        self._failures = self._written = 0
+        self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # when, and what was wrong
+        self._learned: LearnedSizes
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, settings: Settings, run_file: RunFile | None) -> None:
+        """Spawns it and loads task and model in it.
+
+        Raises:
+            UserError: they cannot be loaded.
+        """
+        self._learned = LearnedSizes(self._home.plan, settings.model)
+        self.worker = Worker()
+        with contextlib.ExitStack() as stack:
+            output = self.options.output
+            await self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
+        self._started()
+        run = run_file.run if run_file is not None else None
+        caps = ("prompt_tokens", "completion_tokens", "group") if run is not None else ()
+        self.facts = await self.worker.call(
+            "load",
+            settings=settings.model_dump(mode="json"),
+            task=self.options.task_of(run_file),
+            **self.options.files(),
+            reward=self.options.reward_of(run_file),
+            code=self.options.task is not None,
+            caps={name: getattr(run, name) for name in caps},
+            remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
+            must_fit=not self.facts,  # later ones go on: what others take of a GPU's memory may be gone in a minute
+        )
+        if self.facts["device"].startswith("cuda"):
+            self._watching = asyncio.create_task(self._watch(self.worker))
+        if lost := self.facts["unwritable"]:
+            logger.warning(UNWRITABLE, settings.model, self.facts["task"], lost)
+        plan = self.facts["plan"]
+        for reason in plan["reasons"]:
+            (logger.info if plan["fits"] else logger.warning)("%s", reason)
+
+    async def stop(self) -> None:
+        """Ends it now, which frees its memory. What should last must have been saved before."""
+        await self._unwatch()
+        await self.worker.stop()
+
+    async def _watch(self, worker: Worker) -> None:
+        with contextlib.suppress(WorkerDied, WorkerFault):
+            while True:
+                self.gpu = (await worker.call("gpu"))["gpu"]
+                await asyncio.sleep(GPU_SECONDS)
+        self.gpu = None
+
+    async def _unwatch(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait({watching})
+        self.gpu = None
+
+    def saved(self, written: int) -> None:
+        """So many checkpoints were written: if there is a new one, what failed before it is forgiven."""
+        if written > self._written:
+            self._written, self._failures = written, 0
+
+    def stepped(self, last: dict[str, Any], generation_batch: int) -> None:
+        """A step succeeded; what is smaller than the plan wanted it is remembered, and what has grown again is not.
+
+        Args:
+            last: the step's metrics.
+        """
+        sizes = {"micro_batch_tokens": last["micro_batch_tokens"], "generation_batch": generation_batch}
+        smaller = {name: size for name, size in sizes.items() if size < self.facts["sizes"][name]}
+        self._learned.learn(self.facts["plan"]["budget"], **smaller)
+
+    async def failed(self, fault: FtisError) -> bool:
+        """Ends what is left of it and lets some time pass; returns whether an older checkpoint should be tried.
+
+        Raises:
+            UserError: it failed too often in a row.
+        """
+        if isinstance(fault, OutOfFiles):  # which is not its doing
+            await self.stop()
+            return False
+        self.restarts += 1
+        self._failures += 1
+        self._faults.append((boot_seconds(), _one_line(fault)))
+        if self._failures > FAILURES:
+            raise UserError(
+                f"The compute process failed {self._failures} times in a row, at last with: {fault}",
+                f"Look into {self._home.log}; if it was out of memory, give a smaller micro_batch_tokens.",
+            )
+        logger.error("The compute process failed (%s); starting a new one.", fault)
+        await self.stop()
+        await asyncio.sleep(min(2.0**self._failures, LONGEST_PAUSE))
+        return self._failures > FAILURES_OF_NEWEST
+
+    def status(self) -> dict[str, Any]:
+        """In plain values, for people."""
+        return {
+            **{name: self.facts.get(name) for name in ("kind", "plan", "parameters")},
+            "worker_restarts": self.restarts,
+            "worker_memory_bytes": worker_memory(self.worker.pid),
+            "gpu": self.gpu,
+        }
+
+    def owing(self, limit: float) -> float:
+        """Seconds for which it has owed an answer, 0 if they are no more than `limit`."""
+        owed = self.worker.owing_seconds()
+        return owed if owed > limit else 0.0
+
+    def faults(self, seconds: float) -> tuple[str, ...]:
+        """What it failed with in the last so many seconds, the latest last."""
+        return tuple(what for when, what in self._faults if boot_seconds() - when < seconds)
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of what is wrong, cut, without the full stop."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

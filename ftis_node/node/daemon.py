@@ -1,0 +1,498 @@
+"""The daemon: wires the rooms together and owns the life cycle, from an empty home to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from ftis_node.config.run import CODE, RunFile, check_fit, dump_run_file, in_short, run_for
+from ftis_node.config.settings import Settings
+from ftis_node.errors import FtisError
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.descriptors import raise_limit, wait_for_room
+from ftis_node.host.files import replace_text
+from ftis_node.host.signals import listen
+from ftis_node.node.assembly import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
+from ftis_node.node.compute import ComputeProcess
+from ftis_node.node.condition import FAULT_SECONDS, Condition, Signs, State, condition
+from ftis_node.node.dashboard import invitation, start_page
+from ftis_node.node.evaluation_schedule import Exams
+from ftis_node.node.migration import remember_files, upgrade, with_remembered
+from ftis_node.node.options import JoinOptions
+from ftis_node.node.status import StepLog, peers_report, training_status
+from ftis_node.observe.api import Api
+from ftis_node.observe.notify import Notifier
+from ftis_node.observe.prometheus import exposition
+from ftis_node.observe.web import Web
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.transport import Transport
+from ftis_node.worker.client import WorkerDied, WorkerFault
+
+logger = logging.getLogger(__name__)
+
+# After a request to stop, the running step has so long to end, and then the last checkpoint and evaluation.
+GRACE_SECONDS = 12.0
+FINISH_SECONDS = 13.0
+
+
+class Node:
+    """One daemon. `run` returns when it was stopped or has taken its steps."""
+
+    def __init__(self, options: JoinOptions, settle: Callable[[str], Settings]) -> None:
+        """
+        Args:
+            settle: the settings for a task; which task that is may only be known once a peer has sent its run.
+        """
+        self.options = options
+        self.settings = settle(options.task or "arithmetic")
+        self._settle = settle
+        self.home = options.home  # which may be open already
+        # While it does not train; else the condition is what the signs say.
+        self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
+        self._told = (State.LOADING, "")  # state and advice that the log has
+        self._stopping = asyncio.Event()
+        self._finishing, self._pausing = False, options.paused
+        self._called = asyncio.Event()  # while it rests: to resume, finish or stop
+        self._exit_code = 0
+        self._deadline = 0.0  # by which it must have ended, once it is stopping
+        self._stack = contextlib.AsyncExitStack()
+        self._run_file: RunFile | None = None
+        self._transport: Transport | None = None
+        self._rooms: Rooms | None = None
+        self._page: Web | None = None
+        self._addresses: list[str] = []
+        self._compute = ComputeProcess(options, self.home, self._note_children)
+        self._sought = 0
+        self._exams = Exams(self.settings.eval_share)
+        self._started = boot_seconds()
+        self._steps = StepLog()
+
+    async def run(self) -> int:
+        """Starts everything, trains until stopped, and ends everything in the opposite order.
+
+        Returns the exit code: 0, or 130 after Ctrl-C.
+
+        Raises:
+            UserError: something that a person can mend keeps the node from starting or going on.
+        """
+        raise_limit()
+        listen(self.stop)
+        try:
+            async with self._stack:
+                if await self._start_unless_stopped():
+                    await self._train()
+        except (TimeoutError, ConnectionError):
+            raise  # of the network; nothing is wrong with the home
+        except (OSError, sqlite3.Error) as error:
+            raise self.home.failed(error) from error
+        return self._exit_code
+
+    # --- what its owner asks --------------------------------------------------------------------------------------
+
+    def stop(self, exit_code: int = 0) -> None:
+        """Asks the node to finish its step, save and end, within half a minute; a second call ends it at once."""
+        if self._stopping.is_set():
+            logger.warning("Second request to stop: ending at once; the last checkpoint stands.")
+            raise SystemExit(130)
+        self._exit_code = exit_code
+        self._set_apart(State.STOPPING, "The node was asked to stop.")
+        self._deadline = time.monotonic() + GRACE_SECONDS + FINISH_SECONDS
+        self._stopping.set()
+        self._called.set()
+
+    def finish(self) -> None:
+        """As `stop`, but the running step may take as long as it takes; before the first there is none."""
+        if self._rooms is None:
+            return self.stop()
+        self._finishing = True
+        self._hurry(True)
+        self._called.set()
+
+    def pause(self) -> None:
+        """After this step it saves, ends the compute process, which frees its memory, and only serves its peers."""
+        self._pausing = True
+        self._hurry(True)
+
+    def resume(self) -> None:
+        """Goes on from where `pause` left it."""
+        self._pausing = False
+        self._hurry(self._finishing)
+        self._called.set()
+
+    def _hurry(self, wanted: bool) -> None:
+        """Whether the running step makes do with the groups that are there."""
+        if self._rooms is not None:
+            (self._rooms.stepper.hurry.set if wanted else self._rooms.stepper.hurry.clear)()
+
+    def _asked(self, what: Callable[[], None]) -> Callable[[], dict[str, Any]]:
+        """The same, for the local API; a node that stops already does nothing else."""
+
+        def answer() -> dict[str, Any]:
+            if not self._stopping.is_set():
+                what()
+            return {"state": self.condition().state, "pausing": self._pausing, "finishing": self._finishing}
+
+        return answer
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    async def _start_unless_stopped(self) -> bool:
+        """Starts; a request to stop meanwhile cuts it short, for loading a large model takes its time."""
+        starting = await self._until_stopped(self._start())
+        if not starting.done():
+            while not starting.done():  # again and again: a cancellation can be lost in a wait that has just ended
+                starting.cancel()
+                await asyncio.wait({starting}, timeout=1.0)
+            return False
+        starting.result()
+        return not self._stopping.is_set()
+
+    async def _start(self) -> None:
+        self.home.open()
+        self._stack.callback(self.home.close)
+        upgrade(self.home)
+        self.options = self._compute.options = with_remembered(self.options, self.home)
+        self._runtime = self.home.make_runtime()
+        await self._begin_to_tell()
+        if self.settings.nice > os.getpriority(os.PRIO_PROCESS, 0):
+            os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # the processes that it starts have it from here
+        bootstraps = [parse_address(text)[0] for text in self.options.peers]
+        identity = Identity.load_or_create(self.home.key)
+        transport = await self._open_network(identity, bootstraps)
+        self._run_file = await self._find_run(transport, bootstraps)
+        self.settings = self._settle(self.options.task_of(self._run_file))
+        self._stack.push_async_callback(self._compute.stop)
+        await self._load()
+        if self._run_file is None:
+            self._run_file = RunFile(run=run_for(self._compute.facts))
+        run = self._run_file.run
+        check_fit(run, self._compute.facts, self.settings.model)
+        opened = await self._compute.worker.call("open", run=run.model_dump(mode="json"))
+        replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the model has room for its rows
+        remember_files(self.home, self.options, self.options.task_of(self._run_file))
+        self._rooms = rooms = furnish(
+            self.home,
+            self.settings,
+            self._run_file,
+            self._compute.facts,
+            opened,
+            identity=identity,
+            transport=transport,
+            worker=self._compute.worker,
+        )
+        self._stack.callback(rooms.close)
+        self._exams.recall(self.home.metrics)
+        self._hurry(self._pausing or self._finishing)
+        go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
+        self._set_apart(State.LOADING, "Greeting peers.")
+        hints = self._run_file.hints.bootstraps
+        await rooms.swarm.start([*bootstraps, *(hints if self.options.run is not None else ())], hints)
+        self._stack.push_async_callback(rooms.swarm.close)
+        if self.options.run is None:
+            check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
+        refill_pool(rooms, self.settings.max_age)
+        logger.info("Run %s: %s", run.id.hex(), in_short(run))
+        logger.info("Others join it with --peers and an address that `ftis-node id%s` prints", self.home.flag)
+
+    async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Transport:
+        self._transport = transport = await open_network(
+            self.home, self.settings, self._runtime, identity, bootstraps, self._note_p2pd
+        )
+        self._stack.push_async_callback(transport.close)
+        replace_text(self.home.port, str(transport.port))
+        with contextlib.suppress(Exception):  # hivemind raises anything; a loaded machine answers later
+            self._addresses = await transport.addresses()
+        return transport
+
+    async def _begin_to_tell(self) -> None:
+        """The local API, the page, and what a supervisor hears: they tell from here on what the node is doing."""
+        actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
+        api = Api(
+            {"/status": self.status, "/peers": self.peers, "/page": lambda: invitation(self._page)},
+            {f"/{name}": self._asked(what) for name, what in actions.items()},
+            {"/metrics": lambda: exposition(self.status(), self.peers())},
+        )
+        await api.start(self._runtime / "api.sock")
+        self._stack.push_async_callback(api.close)
+        self._page = await start_page(
+            self.home, self.settings, self.status, self.peers, lambda: self._rooms.stepper if self._rooms else None
+        )
+        if self._page is not None:
+            self._stack.push_async_callback(self._page.close)
+        watching = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
+        self._stack.callback(watching.cancel)
+
+    def _stalled(self) -> float:
+        return self._compute.owing(self.settings.stall_seconds)
+
+    def _note_p2pd(self, pid: int) -> None:
+        self._p2pd = pid
+        self._note_children()
+
+    def _note_children(self) -> None:
+        """For the reaper of the next start, should this process be killed."""
+        children = (self._p2pd, self._compute.worker.pid)
+        self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
+
+    async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
+        asking = f"Asking the peers for their run, for {self.settings.patience:g} s at most."
+        self._set_apart(State.LOADING, asking if bootstraps else "Looking for its run.")
+        return await find_run(self.home, self.options, transport, bootstraps, self.settings.patience)
+
+    async def _load(self) -> None:
+        self._set_apart(State.LOADING, f"Loading {self.settings.model}.")
+        await self._compute.start(self.settings, self._run_file)
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    async def _train(self) -> None:
+        rooms = self._rooms
+        if rooms is None:
+            raise FtisError("A node has to start before it trains.")
+        self._apart = None
+        while not (self._stopping.is_set() or self._finishing or self._done(rooms)):
+            try:
+                await (self._rest(rooms) if self._pausing else self._unless_stopped(self._go_on(rooms)))
+            except (WorkerDied, WorkerFault) as fault:
+                await self._recover(rooms, fault)
+            except (OSError, sqlite3.Error) as error:
+                await self._recover(rooms, await wait_for_room(error, self._stopping))
+        await self._finish(rooms)
+        rooms.books.write()
+        await self._compute.stop()  # before its files are closed: it may be scoring still
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Does the work; the task is not done if the node was asked to stop meanwhile."""
+        task, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        return task
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does the work; after a request to stop, what is not done within the grace is given up."""
+        task = await self._until_stopped(work)
+        if not task.done():
+            await asyncio.wait({task}, timeout=GRACE_SECONDS)
+        if task.done():
+            return task.result()
+        logger.warning("The compute process is busy for longer than %.0f s; its work is given up.", GRACE_SECONDS)
+        task.cancel()
+        await asyncio.wait({task})
+        if self._rooms is not None:
+            await self._rooms.saving.wait(self._deadline - time.monotonic())
+        await self._compute.stop()
+
+    async def _go_on(self, rooms: Rooms) -> None:
+        """The first evaluation, or the next step."""
+        self._look_around()
+        if rooms.stepper.progress.pass_at_1 is None:
+            await self._evaluate(rooms)
+            await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)
+            await self._wait_for_peers(rooms)
+        elif await rooms.stepper.step(self._stopping) is not None:
+            await self._after_step(rooms)
+
+    def _done(self, rooms: Rooms) -> bool:
+        return self.settings.steps is not None and rooms.stepper.progress.step >= self.settings.steps
+
+    async def _wait_for_peers(self, rooms: Rooms) -> None:
+        """With `min_peers`, does not take the first steps without them (for swarms that are started all at once)."""
+        self._sought, view = self.settings.min_peers, rooms.swarm.membership.view
+        while len(view) < self._sought and not (self._stopping.is_set() or self._finishing or self._pausing):
+            self._look_around()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), 0.2)
+        self._sought = 0
+
+    async def _after_step(self, rooms: Rooms) -> None:
+        progress, last = rooms.stepper.progress, rooms.stepper.last
+        for warning in last["warnings"]:
+            logger.info("%s", warning)
+        self._compute.stepped(last, rooms.stepper.generation_batch)
+        rooms.metrics.write(
+            "step",
+            state=self.condition().state,
+            peers=len(rooms.swarm.membership.view),
+            pool=len(rooms.stepper.pool),
+            bytes_in=rooms.swarm.traffic.bytes_in,
+            bytes_out=rooms.swarm.traffic.bytes_out,
+            **last,
+        )
+        self._steps.tell(last)
+        await rooms.saving.after_step(self._compute.worker, progress, last)
+        self._compute.saved(rooms.saving.written)
+        rooms.books.after_step()
+        if progress.step % self.settings.eval_every == 0 and self._exams.due():
+            await self._evaluate(rooms)
+
+    async def _evaluate(self, rooms: Rooms) -> None:
+        result = await self._compute.worker.call("evaluate")
+        progress = rooms.stepper.progress
+        progress.evaluated(result["pass_at_1"])
+        self._exams.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
+        rooms.metrics.write("evaluation", step=progress.step, since_start=boot_seconds() - self._started, **result)
+
+    async def _rest(self, rooms: Rooms) -> None:
+        """Paused: without a compute process, so that its memory is free for others; peers are served."""
+        progress = rooms.stepper.progress
+        try:
+            await self._unless_stopped(self._save_last(rooms))
+        except (WorkerDied, WorkerFault) as fault:
+            logger.warning(
+                "Pausing without a new checkpoint (%s); step %d was saved last.", fault, rooms.saving.saved_step
+            )
+        await self._compute.stop()
+        self._note_children()
+        self._set_apart(
+            State.PAUSED,
+            f"Paused at step {progress.step}: it serves its peers and trains nothing.",
+            f"`ftis-node resume{self.home.flag}` goes on.",
+        )
+        rooms.stepper.resting = True
+        while self._pausing and not (self._stopping.is_set() or self._finishing):
+            self._called.clear()
+            await self._called.wait()
+        if not (self._stopping.is_set() or self._finishing):
+            try:
+                await self._unless_stopped(self._renew(rooms))
+            except (WorkerDied, WorkerFault) as fault:
+                await self._unless_stopped(self._revive(rooms, fault))
+
+    async def _save_last(self, rooms: Rooms) -> None:
+        await rooms.saving.save(self._compute.worker, rooms.stepper.progress)
+        await rooms.saving.settle()
+
+    async def _finish(self, rooms: Rooms) -> None:
+        """The last checkpoint and evaluation. They take as long as they take, unless the node was asked to stop: then
+        what was saved before stands."""
+        if rooms.stepper.resting:
+            return
+        self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
+        ending = await self._until_stopped(self._end(rooms))
+        if not ending.done():
+            await asyncio.wait({ending}, timeout=max(0.0, self._deadline - time.monotonic()))
+        ending.cancel()
+        await asyncio.wait({ending})
+        fault = asyncio.CancelledError() if ending.cancelled() else ending.exception()
+        if isinstance(fault, (asyncio.CancelledError, WorkerDied, WorkerFault)):
+            why, saved = str(fault) or "out of time", rooms.saving.saved_step
+            logger.warning("The end was cut short (%s); step %d was saved last.", why, saved)
+        elif fault is not None:
+            raise fault
+
+    async def _end(self, rooms: Rooms) -> None:
+        await self._save_last(rooms)
+        if rooms.stepper.progress.pass_at_1_step != rooms.stepper.progress.step:
+            await self._evaluate(rooms)
+
+    # --- the compute process --------------------------------------------------------------------------------------
+
+    async def _recover(self, rooms: Rooms, fault: FtisError) -> None:
+        """Goes on from the last checkpoint; too many open files end nothing here either."""
+        try:
+            await self._unless_stopped(self._revive(rooms, fault))
+        except (OSError, sqlite3.Error) as error:
+            await self._recover(rooms, await wait_for_room(error, self._stopping))
+
+    async def _revive(self, rooms: Rooms, fault: FtisError) -> None:
+        """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
+        self._set_apart(State.LOADING, "The compute process failed and is being started again.")
+        while not self._stopping.is_set():
+            with contextlib.suppress(WorkerDied, WorkerFault):
+                await rooms.saving.settle()
+            self._compute.saved(rooms.saving.written)
+            older = await self._compute.failed(fault)
+            try:
+                return await self._renew(rooms, older=older)
+            except (WorkerDied, WorkerFault) as error:
+                fault = error
+        await self._compute.stop()  # nothing is saved from one that has failed
+
+    async def _renew(self, rooms: Rooms, *, older: bool = False) -> None:
+        """Another compute process, with the newest checkpoint (or an older one)."""
+        await self._load()
+        worker = self._compute.worker
+        await worker.call("open", run=rooms.run_file.run.model_dump(mode="json"))
+        go_on_from(rooms, await rooms.saving.restore(worker, older=older), self._compute.facts, self.options)
+        self._exams.went_back(rooms.stepper.progress.step)
+        rooms.stepper.worker = worker  # only now: an engine without a run could score nothing
+        rooms.stepper.resting = False
+        refill_pool(rooms, self.settings.max_age)
+        if not self._stopping.is_set():
+            self._apart = None
+
+    # --- looking around -------------------------------------------------------------------------------------------
+
+    def condition(self) -> Condition:
+        """What is true now."""
+        return self._apart if self._apart is not None else condition(self._signs())
+
+    def _signs(self) -> Signs:
+        if self._rooms is None or self._transport is None:
+            return Signs()
+        membership, last = self._rooms.swarm.membership, self._rooms.stepper.last
+        return Signs(
+            peers=len(membership.view),
+            sought=self._sought,
+            reachability=membership.reachability(),
+            network_down=self._transport.down_seconds(),
+            free_bytes=None if self._rooms.saving.writing else shutil.disk_usage(self.home.path).free,
+            checkpoint_bytes=self._rooms.saving.next_bytes(),
+            faults=self._compute.faults(FAULT_SECONDS),
+            stalled=self._stalled(),
+            bad_steps=last.get("bad_steps", 0),
+            idle_steps=self._rooms.stepper.idle_steps,
+            other_protocol=len(membership.majors),
+            own_refused=self._rooms.stepper.own_unsound,
+            clock=membership.clocks.difference(membership.view),
+            replayed=self._rooms.swarm.gossip.counts["replayed"],
+            home=self.home.flag,
+        )
+
+    def _look_around(self) -> None:
+        """Says so when the state, or what to do about it, changes."""
+        now = self.condition()
+        if (now.state, now.advice) != self._told:
+            self._say(now)
+
+    def _say(self, now: Condition) -> None:
+        logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
+        self._told = (now.state, now.advice)
+
+    def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
+        """From now on it does not train, for this reason."""
+        if not self._stopping.is_set() or state is State.STOPPING:
+            self._apart = Condition(state, reason, advice)
+            self._say(self._apart)
+
+    def status(self) -> dict[str, Any]:
+        """What `ftis-node status --json` shows."""
+        now, rooms = self.condition(), self._rooms
+        return {
+            "name": self.options.name,
+            "state": now.state,
+            "reason": now.reason,
+            "advice": now.advice,
+            "stalled": self._stalled() > 0,
+            "pausing": self._pausing,
+            "finishing": self._finishing,
+            "model": self.settings.model,
+            "addresses": rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
+            "run": self._run_file.run.id.hex() if self._run_file is not None else None,
+            "curve": list(self._exams.curve),
+            "page": self._page.address if self._page is not None else None,
+            "uptime": boot_seconds() - self._started,
+            **self._compute.status(),
+        } | (training_status(rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else {})
+
+    def peers(self) -> dict[str, Any]:
+        """What `ftis-node peers --json` shows."""
+        return peers_report(self._rooms.stepper, self._rooms.swarm) if self._rooms else {"peers": [], "left_out": []}

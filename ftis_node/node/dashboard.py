@@ -1,0 +1,133 @@
+"""What the page of a running node shows, and where it is served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from ftis_node.config.settings import Settings
+from ftis_node.node.stepper import Stepper
+from ftis_node.observe.api import TEXT
+from ftis_node.observe.history import History
+from ftis_node.observe.prometheus import exposition
+from ftis_node.observe.recent import Shown
+from ftis_node.observe.web import Handler, Route, Web, json_response, json_route, read_token, to_json
+from ftis_node.store.home import Home
+from ftis_node.worker.client import WorkerDied, WorkerFault
+
+logger = logging.getLogger(__name__)
+
+TEXT_SECONDS = 5.0
+
+Facts = Callable[[], dict[str, Any]]
+
+
+async def start_page(
+    home: Home,
+    settings: Settings,
+    status: Facts,
+    peers: Facts,
+    stepper: Callable[[], Stepper | None],
+) -> Web | None:
+    """Starts the page of an open home; None if its owner wants none.
+
+    Args:
+        stepper: whose groups are shown, None while there is none.
+
+    Raises:
+        UserError: its port is taken.
+    """
+    if not settings.page:
+        return None
+    routes = [
+        json_route("/api/status", _at_once(status)),
+        json_route("/api/peers", _at_once(peers)),
+        Route("/api/history", _Curves(History(home.metrics)).handle),
+        json_route("/api/completions", _Texts(stepper).answer),
+        Route("/metrics", _metrics(status, peers), open=True),  # there is nothing secret in them
+    ]
+    server = Web(read_token(home.page_token), routes)
+    await server.start(settings.http_host, settings.http_port)
+    logger.info("Page: %s (`ftis-node page%s` prints the link that opens it)", server.address, home.flag)
+    return server
+
+
+def invitation(page: Web | None) -> dict[str, Any]:
+    """A link that opens once, new for each who asks the local API; null from a node without a page."""
+    return {"link": page.invite() if page is not None else None}
+
+
+def _metrics(status: Facts, peers: Facts) -> Handler:
+    async def handle(_: web.BaseRequest) -> web.Response:
+        return web.Response(body=exposition(status(), peers()), headers={"Content-Type": TEXT})
+
+    return handle
+
+
+def _at_once(facts: Facts) -> Callable[[], Any]:
+    async def answer() -> dict[str, Any]:
+        return facts()
+
+    return answer
+
+
+class _Curves:
+    """The history as JSON, made anew only when the log has grown."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._lock = asyncio.Lock()
+        self._body = to_json(history.facts())
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
+        async with self._lock:
+            if await asyncio.to_thread(self._history.follow):
+                self._body = to_json(self._history.facts())
+        return json_response(request, self._body)
+
+
+class _Texts:
+    """The latest groups with their texts, which only the compute process can read; each group is asked for once."""
+
+    def __init__(self, stepper: Callable[[], Stepper | None]) -> None:
+        self._stepper = stepper
+        self._lock = asyncio.Lock()
+        self._known: dict[Shown, dict[str, Any]] = {}
+
+    async def answer(self) -> dict[str, Any]:
+        stepper = self._stepper()
+        if stepper is None:
+            return {"step": 0, "groups": []}
+        async with self._lock:
+            groups, step = stepper.recent.groups(), stepper.recent.step
+            new = [group for group in groups if group not in self._known]
+            self._known = {group: self._known[group] for group in groups if group in self._known}
+            if new:
+                asked = [{"row": g.row, "ids": g.ids, "lengths": list(g.lengths)} for g in new]
+                try:
+                    async with asyncio.timeout(TEXT_SECONDS):
+                        texts = await stepper.worker.call("texts", groups=asked)
+                except (WorkerDied, WorkerFault, TimeoutError):
+                    pass  # it is being started again, or very busy: those that are known are shown
+                else:
+                    self._known |= dict(zip(new, texts["groups"], strict=True))
+            shown = [_told(group, self._known[group]) for group in groups if group in self._known]
+        return {"step": step, "groups": shown}
+
+
+def _told(group: Shown, texts: dict[str, Any]) -> dict[str, Any]:
+    samples = zip(texts["completions"], group.rewards, group.lengths, group.finished, strict=True)
+    return {
+        "step": group.step,
+        "author": group.author,
+        "question": texts["question"],
+        "answer": texts["answer"],
+        "completions": [
+            {"text": text, "reward": reward, "tokens": tokens, "finished": finished}
+            for text, reward, tokens, finished in samples
+        ],
+    }

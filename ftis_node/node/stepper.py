@@ -1,0 +1,457 @@
+"""The rhythm of a node: what it generates itself, what it takes from others, how long it waits, and the step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ftis_node.config.settings import Settings
+from ftis_node.errors import FtisError, UserError
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.node.progress import Progress, Totals
+from ftis_node.observe.recent import KEPT, Recent, Shown
+from ftis_node.packet import Group, encode, pack_group, packet_digest
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.table import Arrival
+from ftis_node.worker.client import WorkerDied, WorkerFault
+from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
+
+# However many peers there are, a node makes at least this part of its batch itself, or strangers would rule it.
+OWN_SHARE_FLOOR = 0.25
+RECENT_SECONDS = 30.0
+PREFETCH_SECONDS = 10.0
+WAIT_SECONDS = 0.25
+SUPPLY_MEMORY = 0.2  # how much of what is known of others' supply each step replaces
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnGroup:
+    """A group of one's own with its rewards, in the form the worker takes."""
+
+    group: Group
+    completions: dict[str, Any]
+    rewards: Sequence[float]
+
+
+class Exchange(Protocol):
+    """What a node's rhythm needs of the swarm (or of the lab's exchange in memory)."""
+
+    interval: float
+
+    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
+        """Spreads word of packets that are in the store."""
+
+    def poke(self) -> None:
+        """The node wants more."""
+
+    def recent_authors(self, seconds: float) -> set[bytes]:
+        """Other authors who announced something within `seconds`."""
+
+    def has_peers(self) -> bool:
+        """Whether it makes sense to wait for groups."""
+
+
+class Compute(Protocol):
+    """Who does the work: the daemon's compute process, or an engine in this one."""
+
+    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+        """As `ftis_node.worker.client.Worker.call`."""
+
+
+def exchange_interval(step_seconds: float) -> float:
+    """Seconds between a hungry node's exchanges, whose steps take so long."""
+    return min(max(step_seconds / 4, 0.1), 15.0)
+
+
+class Stepper:
+    """Assembles batches and takes steps. It knows the pool and the worker; the swarm brings it groups."""
+
+    def __init__(
+        self,
+        *,
+        context: AdmissionContext,
+        own_only: bool,
+        identity: Identity,
+        settings: Settings,
+        store: PacketStore,
+        worker: Compute,
+        standing: Standing,
+        clock: Callable[[], float] | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        """
+        Args:
+            standing: what is thought of authors, and learns of what came of their groups.
+            clock: seconds, which groups' ages and all durations are told by; the event loop must keep the same time.
+                By default groups age while the machine sleeps, and steps take only the time that it is awake.
+            pool: by default one that drops groups without a signal.
+        """
+        self.progress = Progress()
+        self.totals = Totals()
+        self.pool = Pool(settings.max_age, clock or boot_seconds) if pool is None else pool  # an empty one is false
+        self.worker = worker
+        self.standing = standing
+        standing.banned_author.append(lambda author: self.pool.drop(author))
+        self.waiting_for = ""
+        self.last: dict[str, Any] = {}
+        self.recent = Recent()  # for people to look at
+        self.swarm: Exchange
+        self.own_only = own_only  # the objective trains on nobody else's samples
+        self.own_refused = 0
+        self.own_unsound = False  # some of the latest round
+        self.hurry = asyncio.Event()  # set: no step waits for others or makes up for them
+        self.resting = False  # there is nobody to score what comes, so nothing is pulled
+        self.idle_steps = 0  # in a row that changed nothing
+        self.generation_batch = sys.maxsize  # how many sequences the compute process has room for side by side
+        self._clock, self._age_clock = clock or time.monotonic, clock or boot_seconds
+        self._context = context
+        self.run = context.run
+        self._run_id = context.run.id
+        self._identity = identity
+        self._settings = settings
+        self._store = store
+        self._pool_grew = asyncio.Event()
+        self._scoring: set[asyncio.Task[None]] = set()
+        self._supply: float | None = None  # groups that come into the pool a step; None before the first
+        self._counted = 0  # of the groups that ever came into the pool
+        self._left = 0  # groups that the latest batch had no room for
+        self._step_seconds: deque[float] = deque(maxlen=8)
+        self._device: deque[Mapping[str, float]] = deque(maxlen=8)  # where the compute process's time went
+        self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one group oneself
+
+    # --- what the swarm asks and brings ---------------------------------------------------------------------------
+
+    def want(self) -> Want:
+        """How many more foreign groups to pull: for the next step, and the smaller of 10 s and one step ahead."""
+        if self.own_only or self.resting:
+            return Want(0, Newcomers(), 0)
+        batch, step_seconds = self._settings.batch_groups, self.step_seconds()
+        ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
+        newcomers, waiting = self._newcomers(), self.pool.waiting()
+        usable = sum(waiting.values()) + len(self._scoring)
+        if newcomers.room is not None:
+            theirs = self._of_newcomers(waiting)
+            most = math.ceil(newcomers.room * ahead)
+            usable -= max(0, theirs - most)  # what no batch has room for must not keep others' from being pulled
+            newcomers.room = max(0, most - theirs)
+        return Want(math.ceil((batch - self._own_part()) * ahead) - usable, newcomers, 2 * batch)
+
+    def take(self, count: int) -> list[Scored]:
+        """Groups for one batch, of the pool."""
+        return self.pool.take(count, self._newcomers())
+
+    def _newcomers(self) -> Newcomers:
+        """How much of a batch those have together who have no record."""
+        room = self.standing.newcomers_room(self._settings.batch_groups)
+        return Newcomers(lambda author: not self.standing.established(author), room, self.standing.record)
+
+    def _of_newcomers(self, waiting: Mapping[bytes, int]) -> int:
+        return sum(count for author, count in waiting.items() if not self.standing.established(author))
+
+    async def on_groups(self, arrived: Sequence[Arrival]) -> None:
+        """Stores admitted groups and has them scored; the pool gets each as soon as its rewards are known."""
+        self._store.add([(one.group, one.body) for one in arrived], own=False)
+        for one in arrived:
+            self.score_later(one.group, one.born)
+
+    def score_later(self, group: Group, born: float) -> None:
+        task = asyncio.create_task(self._score(group, born))
+        self._scoring.add(task)
+        task.add_done_callback(self._scoring.discard)
+
+    async def scored(self) -> None:
+        """Waits until every group that came in has its rewards."""
+        while self._scoring:
+            await asyncio.gather(*self._scoring)
+
+    async def _score(self, group: Group, born: float) -> None:
+        packed = pack_completions(list(group.packet.completions()))
+        try:
+            rewards = (await self.worker.call("score", row=group.row, completions=packed))["rewards"]
+        except WorkerDied:
+            return  # it stays in the store as admitted and is scored after the worker's restart
+        except (WorkerFault, UserError) as fault:
+            logger.error("A group of %s could not be scored: %s", peer_id(group.author), fault)
+            self._store.settle([group.key], "unscored")
+            return
+        scored = Scored(group, tuple(rewards), born)
+        self.standing.scored(group.author, rewards, signal=scored.has_signal)
+        if self.standing.banned(group.author) is not None:
+            return
+        if self.pool.add(scored):
+            self._pool_grew.set()
+        elif not scored.has_signal:
+            self._store.settle([group.key], "no-signal")
+
+    # --- the step -------------------------------------------------------------------------------------------------
+
+    def own_quota(self) -> int:
+        """Groups of the next batch that this node generates itself, before it is known whether others suffice.
+
+        Its part, and besides what others are not going to bring: by what waits and what came lately, not by who
+        announced something, or to announce and to hold nothing useful would make others wait.
+        """
+        part, batch = self._own_part(), self._settings.batch_groups
+        if self._supply is None or self.own_only or self._settings.own_share is not None:
+            return part
+        return min(batch, max(part, batch - max(int(self._left + self._supply), self._takeable())))
+
+    def _own_part(self) -> int:
+        """Groups of a batch that this node makes itself if others bring theirs."""
+        share = 1.0 if self.own_only else self._settings.own_share
+        if share is None:
+            recent = self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds()))
+            share = max(1 / (1 + self.standing.heads(recent)), OWN_SHARE_FLOOR)
+        return math.ceil(share * self._settings.batch_groups)
+
+    def _takeable(self) -> int:
+        """Groups that wait and have room in a batch."""
+        waiting, room = self.pool.waiting(), self._newcomers().room
+        return sum(waiting.values()) - (0 if room is None else max(0, self._of_newcomers(waiting) - room))
+
+    def note_supply(self) -> None:
+        """What came since the latest batch, to be called when the next one is assembled."""
+        came, self._counted = self.pool.added - self._counted, self.pool.added
+        self._supply = came if self._supply is None else self._supply + SUPPLY_MEMORY * (came - self._supply)
+        self._left = self._takeable()
+
+    def step_seconds(self) -> float:
+        """Mean duration of the latest steps; 0 before the first."""
+        return sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else 0.0
+
+    def idle_share(self) -> float | None:
+        """Part of the time that the latest steps took, one after the other, in which the compute device had no work."""
+        total = sum(spent["total"] for spent in self._device)
+        return sum(spent["idle"] for spent in self._device) / total if total else None
+
+    async def step(self, stopping: asyncio.Event) -> dict[str, Any] | None:
+        """One step; returns its metrics, or None if `stopping` was set before the batch was there, or `hurry` while
+        there was nothing to train on."""
+        began = self._clock()
+        own = await self.generate(self.own_quota())
+        generated = self._clock()
+        foreign = await self._gather(self._settings.batch_groups - len(own), stopping)
+        waited = self._clock() - generated
+        if stopping.is_set():
+            self.pool.put_back(foreign)
+            return None
+        self.note_supply()
+        try:
+            own += await self.generate(0 if self.hurry.is_set() else self._missing(len(own) + len(foreign)))
+        except FtisError:
+            self.pool.put_back(foreign)  # the step will be tried again, with a new compute process
+            raise
+        if not own and not foreign:
+            return None
+        self.swarm.poke()
+        return await self.train(own, foreign, began=began, wait=waited)
+
+    async def train(
+        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], *, began: float, wait: float = 0.0
+    ) -> dict[str, Any]:
+        """Takes the step on these groups and returns its metrics; it `began` (by the clock) with their generation."""
+        trained = self._clock()
+        weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
+        groups = messages(own, foreign, weights, horizontal=self.run.parts > 1)
+        # Written down beside the step and before its checkpoint: a group that a crash took out of a step is lost, none
+        # is trained on twice.
+        report = await self._beside(
+            self.worker.call("step", groups=groups),
+            lambda: self._store.settle([scored.group.key for scored in foreign], "trained"),
+        )
+        ended = self._clock()
+        self._judge(foreign, report)
+        self._step_seconds.append(ended - began)
+        self._device.append(report["device"])
+        self.swarm.interval = exchange_interval(self.step_seconds())
+        spent = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
+        last = self._account(own, foreign, report, spent)
+        self.recent.add(_to_show(self.progress.step, own, foreign))
+        if any(weight != 1.0 for weight in weights.values()):
+            last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
+        return last
+
+    async def _beside(self, call: Coroutine[Any, Any, dict[str, Any]], write: Callable[[], None]) -> dict[str, Any]:
+        """What the worker answers; while it works, something is written to disk, for which it need not wait."""
+        answer = asyncio.create_task(call)
+        try:
+            await asyncio.sleep(0)  # the worker is asked first
+            write()
+            return await answer
+        finally:
+            answer.cancel()  # for nothing, unless writing failed or the step is given up
+
+    def _judge(self, foreign: Sequence[Scored], report: dict[str, Any]) -> None:
+        """What the step showed of the authors of its groups."""
+        sources = {} if report["skipped"] else report["diagnostics"]["sources"]
+        for author, groups in Counter(one.group.author for one in foreign).items():
+            if (figures := sources.get(peer_id(author))) is not None:
+                self.standing.trained(author, groups, figures)
+
+    def _missing(self, have: int) -> int:
+        return 0 if self._settings.own_share == 0 else max(0, self._settings.batch_groups - have)
+
+    async def _gather(self, count: int, stopping: asyncio.Event) -> list[Scored]:
+        """Takes from the pool; waits for more at most as long as making the missing groups oneself would take.
+
+        Waiting longer than that cannot pay, waiting less might have been too little: like renting before buying, it
+        costs at most twice the best choice. A node that generates nothing waits as long as it takes.
+        """
+        newcomers = self._newcomers()
+        taken = self.pool.take(count, newcomers)
+        self.swarm.poke()
+        deadline = self._clock() + self._patience(count - len(taken))
+        while len(taken) < count and not (stopping.is_set() or self.hurry.is_set()):
+            if self._settings.own_share == 0:
+                self.waiting_for = f"groups of others ({len(taken)} of {count})"
+            elif self._clock() >= deadline:
+                break
+            left = WAIT_SECONDS if self._settings.own_share == 0 else max(deadline - self._clock(), 0.01)
+            await _first(self._pool_grew, stopping, self.hurry, seconds=min(left, WAIT_SECONDS))
+            self._pool_grew.clear()
+            taken += self.pool.take(count - len(taken), newcomers)
+        self.waiting_for = ""
+        return taken
+
+    def _patience(self, missing: int) -> float:
+        if missing <= 0 or not self.swarm.has_peers():
+            return 0.0
+        cost = sum(self._group_seconds) / len(self._group_seconds) if self._group_seconds else 0.0
+        return min(self._settings.wait, missing * cost)
+
+    async def generate(self, count: int) -> list[OwnGroup]:
+        """Generates, stores and announces `count` groups, in rounds of at most `run.slots`."""
+        groups: list[OwnGroup] = []
+        while len(groups) < count:
+            groups += await self._generate_round(min(count - len(groups), self.run.slots))
+        return groups
+
+    async def _generate_round(self, count: int) -> list[OwnGroup]:
+        began = self._clock()
+        number = self._store.upcoming_round()
+        author = self._identity.author
+        rows = [self._context.row_of(author, number, slot) for slot in range(count)]
+        answer = await self._beside(self.worker.call("generate", rows=rows), lambda: self._store.take_round(number))
+        answers, self.generation_batch = answer["groups"], answer["generation_batch"]
+        self._group_seconds.append((self._clock() - began) / count)
+        groups, packets, refs = [], [], []
+        for slot, answer in enumerate(answers):
+            packet = pack_group(
+                run_id=self._run_id,
+                author=author,
+                round=number,
+                slot=slot,
+                policy_step=self.progress.step,
+                prompt_ids=answer["prompt_ids"],
+                completions=unpack_completions(answer),
+            )
+            data = encode(packet)
+            digest = packet_digest(data)
+            verdict = admit(self._context, author, data, announced=(number, slot), digest=digest)
+            if isinstance(verdict, Rejection):  # what others would refuse is neither sent nor trained on
+                self.own_refused += 1
+                logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
+                continue
+            groups.append(OwnGroup(verdict, answer, answer["rewards"]))
+            packets.append((verdict, data))
+            refs.append(PacketRef(slot=slot, digest=digest, size=len(data)))
+        self.own_unsound = len(packets) < len(answers)
+        if not packets:
+            raise WorkerFault("Every group that this node generated is unsound; its model may have diverged.")
+        self.totals.add_round([group for group, _ in packets])
+        self._store.add(packets, own=True)
+        self.swarm.announce(number, self.progress.step, refs)
+        return groups
+
+    def _account(
+        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], seconds: dict[str, float]
+    ) -> dict[str, Any]:
+        batch = describe(own, foreign)
+        self.progress.add_step(len(own), batch["authors"], report)
+        self.idle_steps = 0 if report["skipped"] is None else self.idle_steps + 1
+        now = self._age_clock()
+        self.last = {
+            "step": self.progress.step,
+            **batch,
+            "foreign_age": _mean([now - scored.born for scored in foreign]),
+            **report,
+            "seconds": seconds,
+        }
+        self.totals.add_step(self.last)
+        return self.last
+
+
+def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> dict[str, Any]:
+    """Of a step's groups: how many, whose, mean rewards, and the packets (hex) in their order, for a replay."""
+    return {
+        "own_groups": len(own),
+        "foreign_groups": len(foreign),
+        "authors": dict(Counter(peer_id(scored.group.author) for scored in foreign)),
+        "own_reward": _mean([r for group in own for r in group.rewards]),
+        "foreign_reward": _mean([r for scored in foreign for r in scored.rewards]),
+        "batch": {
+            "own": [group.group.digest.hex() for group in own],
+            "foreign": [scored.group.digest.hex() for scored in foreign],
+        },
+    }
+
+
+def messages(
+    own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], *, horizontal: bool
+) -> list[dict[str, Any]]:
+    """Groups as the engine takes them; horizontal ones are put together of the parts of one round and slot."""
+    parts: list[tuple[Group, dict[str, Any]]] = [
+        (one.group, {"source": OWN, "completions": one.completions, "rewards": one.rewards}) for one in own
+    ]
+    for scored in foreign:
+        completions = pack_completions(list(scored.group.packet.completions()))
+        source = peer_id(scored.group.author)
+        told = {"source": source, "completions": completions, "rewards": scored.rewards}
+        parts.append((scored.group, {**told, "weight": weights[scored.group.author]}))
+    groups: dict[Any, dict[str, Any]] = {}
+    for group, part in parts:
+        key = group.key[1:] if horizontal else group.key
+        groups.setdefault(key, {"row": group.row, "parts": []})["parts"].append(part)
+    return list(groups.values())
+
+
+def _to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:
+    """A few groups of a step; of one's own those first whose rewards differ, for nothing is learned from the others."""
+    told = sorted(own, key=lambda one: min(one.rewards) == max(one.rewards))[:KEPT]
+    shown = [Shown.of(step, None, one.group.row, one.rewards, one.completions) for one in told]
+    turns: Counter[bytes] = Counter()
+
+    def turn(scored: Scored) -> int:
+        turns[scored.group.author] += 1
+        return turns[scored.group.author]
+
+    for scored in sorted(foreign, key=turn)[:KEPT]:  # of as many authors as there are
+        packed = pack_completions(list(scored.group.packet.completions()))
+        shown.append(Shown.of(step, peer_id(scored.group.author), scored.group.row, scored.rewards, packed))
+    return shown
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+async def _first(*events: asyncio.Event, seconds: float) -> None:
+    """Waits until one of the events is set, or for so many seconds."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

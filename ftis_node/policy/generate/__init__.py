@@ -1,0 +1,1 @@
+"""Decoders: how completions are sampled from a policy."""

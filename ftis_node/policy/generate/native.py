@@ -1,0 +1,209 @@
+"""Our own engine: a prompt is read once for its whole group, log-probs are taken as tokens are drawn, rows that end go.
+
+Models that `decoder` understands are decoded by it, others by transformers' modules with the cache that they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from ftis_node.fit.memory import PREFILL_TOKENS
+from ftis_node.packet import Completion
+from ftis_node.policy.generate.cache import Ids, SharedCache, closing_up
+from ftis_node.policy.generate.decoder import Decoder, reach
+from ftis_node.policy.generate.sampler import draw
+from ftis_node.policy.generate.sampling import Sampling, left_padded, to_completions
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.reference_model import reference
+
+# Steps between two looks at who has ended: on a GPU each waits for it.
+_LOOK_EVERY = {"cpu": 1, "cuda": 8}
+
+
+class _Rows(Protocol):
+    """Completions under way: `step` gives each row a token and returns logits `[rows, ≥ V]` of the next; `keep` drops.
+
+    gaps  which part of the rows must have ended for dropping them to pay
+    """
+
+    gaps: float
+
+    def step(self, tokens: Tensor) -> Tensor: ...
+
+    def keep(self, order: Ids) -> None: ...
+
+
+def native(
+    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, generator: torch.Generator | None
+) -> list[list[Completion]]:
+    """One batch; see `generate.generate`."""
+    longest = max(len(prompt) for prompt in prompts) + sampling.max_new_tokens
+    if policy.lean and longest <= reach(policy.causal_lm):
+        with torch.inference_mode():  # not for other modules: training cannot use what they may keep of it
+            return _complete(policy, _decoder, prompts, group, sampling, generator)
+    if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba has a cache of its own kind
+        return reference(policy, prompts, group, sampling, generator)
+    return _complete(policy, _modules, prompts, group, sampling, generator)
+
+
+@torch.no_grad()
+def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
+    """Log-probs, fp32 `[Σ lengths]`, that `decoder` gives completions; every prompt has equally many."""
+    completions = [completion for group in groups for completion in group.completions]
+    longest, each = max(len(completion) for completion in completions), len(groups[0].completions)
+    ids = torch.zeros(len(completions), longest, dtype=torch.long)
+    for row, completion in enumerate(completions):
+        ids[row, : len(completion)] = torch.from_numpy(completion.astype(np.int64))
+    ids = ids.to(policy.device)
+    logits, rows = _decoder(policy, [group.prompt for group in groups], each, longest)
+    columns = [logits.repeat_interleave(each, 0)[:, : policy.vocabulary]]
+    columns += [rows.step(ids[:, step]) for step in range(longest - 1)]
+    logprobs = torch.stack(columns, 1).float().log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0]
+    return torch.cat([logprobs[row, : len(completion)] for row, completion in enumerate(completions)])
+
+
+def _complete(
+    policy: Policy,
+    start: Callable[[Policy, Sequence[Sequence[int]], int, int], tuple[Tensor, _Rows]],
+    prompts: Sequence[Sequence[int]],
+    group: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
+) -> list[list[Completion]]:
+    """Draws tokens until all rows have ended.
+
+    Args:
+        start: reads the prompts and gives logits `[prompts, ≥ V]` of what follows them.
+    """
+    device, vocabulary = policy.device, policy.vocabulary
+    kwargs: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "greedy": sampling.greedy,
+        "generator": generator,
+    }
+    ends = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+    ends[[end for end in sampling.eos if end < vocabulary]] = True
+    there = np.arange(len(prompts) * group)  # which rows are left
+    finished = torch.zeros(len(there), dtype=torch.bool, device=device)
+    logits, rows = start(policy, prompts, group, sampling.max_new_tokens)
+    token, logprob = (part.flatten() for part in draw(logits[:, :vocabulary], group, **kwargs))
+    del logits  # before the next ones are made
+    drawn: list[tuple[Ids, Tensor, Tensor]] = [(there, token, logprob)]
+    while len(drawn) < sampling.max_new_tokens:
+        finished |= ends[token]
+        if len(drawn) % _LOOK_EVERY[device.type] == 0:
+            over = finished.cpu().numpy()
+            if over.all():
+                break
+            if over.sum() >= rows.gaps * len(over):
+                order = closing_up(~over)
+                left = torch.from_numpy(order).to(device)
+                rows.keep(order)
+                there, token, finished = there[order], token[left], finished[left]
+        token, logprob = (part.flatten() for part in draw(rows.step(token)[:, :vocabulary], 1, **kwargs))
+        drawn.append((there, token, logprob))
+    return to_completions(*_table(drawn, sampling.max_new_tokens), sampling.eos, group)
+
+
+def _table(drawn: Sequence[tuple[Ids, Tensor, Tensor]], tokens: int) -> tuple[Any, Any]:
+    """Ids and log-probs `[rows, tokens]` from those of each step; what was never drawn is 0."""
+    where = np.concatenate([there for there, _, _ in drawn])
+    steps = np.repeat(np.arange(len(drawn)), [len(there) for there, _, _ in drawn])
+    shape = (len(drawn[0][0]), tokens)
+    ids, logprobs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    ids[where, steps] = torch.cat([token for _, token, _ in drawn]).cpu().numpy()
+    logprobs[where, steps] = torch.cat([logprob for _, _, logprob in drawn]).cpu().numpy()
+    return ids, logprobs
+
+
+def _decoder(policy: Policy, prompts: Sequence[Sequence[int]], group: int, tokens: int) -> tuple[Tensor, Decoder]:
+    logits, cache, mask = _prefill(policy, prompts, DynamicCache)
+    layers = [(layer.keys, layer.values) for layer in cache.layers]
+    own = SharedCache(layers, mask, group, tokens - 1)  # the last token drawn is not read
+    return logits, Decoder(policy.causal_lm, policy.vocabulary, own, mask.sum(1), tokens - 1)
+
+
+def _modules(policy: Policy, prompts: Sequence[Sequence[int]], group: int, _: int) -> tuple[Tensor, _Modules]:
+    config = policy.causal_lm.config.get_text_config(decoder=True)
+    logits, cache, mask = _prefill(policy, prompts, lambda: DynamicCache(config=config))
+    return logits, _Modules(policy.causal_lm, cache, mask, group)
+
+
+class _Modules:
+    """By the forward pass of the whole model, its cache repeated for each completion."""
+
+    gaps = 0.25  # dropping rows copies the cache
+
+    def __init__(self, model: Any, cache: DynamicCache, mask: Tensor, group: int) -> None:
+        self._model = model
+        self._cache = cache
+        if group > 1:
+            cache.reorder_cache(torch.arange(len(mask), device=mask.device).repeat_interleave(group))
+        self._mask = mask.repeat_interleave(group, 0)
+        self._positions = self._mask.sum(1)  # of each row's next token
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
+        logits = self._model(
+            input_ids=tokens[:, None],
+            attention_mask=self._mask,
+            position_ids=self._positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits[:, -1]
+        self._positions = self._positions + 1
+        return logits  # type: ignore[no-any-return]
+
+    def keep(self, order: Ids) -> None:
+        rows = torch.from_numpy(order).to(self._mask.device)
+        self._cache.reorder_cache(rows)
+        self._mask, self._positions = self._mask[rows], self._positions[rows]
+
+
+def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], empty: Any) -> tuple[Tensor, DynamicCache, Tensor]:
+    """Reads each prompt once: logits `[prompts, ≥ V]` of what follows, its cache, and its mask `[prompts, width]`.
+
+    Some prompts at a time, where the cache's parts can be joined: evaluation has as many prompts as rows.
+
+    Args:
+        empty: makes an empty cache.
+    """
+    ids, mask = (table.to(policy.device) for table in left_padded(prompts))
+    plain = all(type(layer) is DynamicLayer for layer in empty().layers)
+    together = max(1, PREFILL_TOKENS // ids.shape[1]) if plain else len(prompts)
+    read = []
+    for first in range(0, len(prompts), together):
+        rows = slice(first, first + together)
+        cache = empty()
+        logits = policy.causal_lm(
+            input_ids=ids[rows],
+            attention_mask=mask[rows],
+            position_ids=(mask[rows].cumsum(1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        read.append((logits, cache))
+    if len(read) == 1:
+        return *read[0], mask
+    return torch.cat([logits for logits, _ in read]), _joined([cache for _, cache in read]), mask
+
+
+def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
+    """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
+    whole = DynamicCache()
+    for index in range(len(caches[0].layers)):
+        layers = [cache.layers[index] for cache in caches]
+        whole.update(torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers]), index)
+        for layer in layers:
+            layer.keys = layer.values = None
+    return whole

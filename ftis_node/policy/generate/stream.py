@@ -1,0 +1,51 @@
+"""Sampling groups of completions, by one of two engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ftis_node.packet import Completion
+from ftis_node.policy.generate.native import native
+from ftis_node.policy.generate.sampling import Sampling
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.reference_model import reference
+
+__all__ = ["Sampling", "generate"]
+
+_ENGINES = {"native": native, "hf": reference}
+
+
+@torch.no_grad()
+def generate(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    *,
+    group: int,
+    sampling: Sampling,
+    generator: torch.Generator | None = None,
+    batch: int = 288,
+) -> list[list[Completion]]:
+    """Samples `group` completions of each prompt, by the policy's engine.
+
+    Args:
+        prompts: token ids of each prompt, none empty.
+        group: completions a prompt (G).
+        generator: source of randomness on the policy's device; the default one if None.
+        batch: how many sequences are decoded side by side at most (prompts are split, groups are not).
+
+    Returns:
+        For each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a sampled
+        EOS included. The log-probs are those of the distribution sampled from: temperature applied, softmax in fp32
+        over the valid vocabulary, nothing cut off.
+
+    Raises:
+        FtisError: the weights have diverged.
+    """
+    per_call = max(1, batch // group)
+    engine = _ENGINES[policy.engine]
+    out: list[list[Completion]] = []
+    for start in range(0, len(prompts), per_call):
+        out += engine(policy, prompts[start : start + per_call], group, sampling, generator)
+    return out

@@ -1,0 +1,120 @@
+"""The shape of a model, exactly, from its configuration alone: no weights are read, and none are downloaded."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config
+from transformers.pytorch_utils import Conv1D
+
+from ftis_node.errors import UsageError, UserError
+from ftis_node.fit.context import context_of
+from ftis_node.fit.geometry import Geometry, Linear
+from ftis_node.policy.generate.decoder import reach, understood
+from ftis_node.policy.load import refuse_unsupported, unloadable, where_to_look
+from ftis_node.policy.names import ALIASES, resolve
+
+# hidden, intermediate, layers, heads, kv heads, embedding rows, whether head and embedding are one
+_QWEN25: dict[str, tuple[int, int, int, int, int, int, bool]] = {
+    "0.5B": (896, 4_864, 24, 14, 2, 151_936, True),
+    "1.5B": (1_536, 8_960, 28, 12, 2, 151_936, True),
+    "3B": (2_048, 11_008, 36, 16, 2, 151_936, True),
+    "7B": (3_584, 18_944, 28, 28, 4, 152_064, False),
+}
+
+
+def geometry(name: str) -> Geometry:
+    """The geometry of `name` (see `resolve`), read from its configuration.
+
+    A Qwen2.5 model needs no network: its configuration is kept here for when the hub does not answer.
+
+    Raises:
+        UsageError: the name is unknown, or the architecture is not supported.
+        UserError: the configuration cannot be found or read.
+    """
+    source = resolve(name)
+    try:
+        config = AutoConfig.from_pretrained(source, **where_to_look(source))
+    except Exception as error:  # transformers raises a dozen kinds for a missing or damaged file
+        config = known_config(name)
+        if config is None:
+            raise unloadable(name, source, error) from error
+    return geometry_of(config, name)
+
+
+def geometry_of(config: PretrainedConfig, name: str) -> Geometry:
+    """The geometry of the model that `config` describes; `name` is for messages. Raises as `geometry` does."""
+    refuse_unsupported(config, name)
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model = AutoModelForCausalLM.from_config(config)
+        return _measure(model, config.get_text_config(), name)
+    except UserError:
+        raise
+    except Exception as error:  # as many kinds as there are architectures
+        line = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise UsageError(
+            f"{name} is no model that can be planned for: {line}",
+            "Use a decoder of a family such as Qwen2.5 or Llama.",
+        ) from error
+
+
+def known_config(name: str) -> PretrainedConfig | None:
+    """The configuration of a Qwen2.5 model by alias or hub id, from memory; None for any other name.
+
+    Coder and Instruct models have the geometry of their base model.
+    """
+    hub_id = ALIASES.get(name.lower(), name)
+    if hub_id not in ALIASES.values():
+        return None
+    size = next(part for part in hub_id.split("-") if part in _QWEN25)
+    hidden, intermediate, layers, heads, kv_heads, rows, tied = _QWEN25[size]
+    return Qwen2Config(
+        architectures=["Qwen2ForCausalLM"],
+        vocab_size=rows,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=32_768,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=tied,
+        bos_token_id=151_643,
+        eos_token_id=151_643,
+    )
+
+
+def _measure(model: Any, config: Any, name: str) -> Geometry:
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    tied = head is embedding
+    heads = config.num_attention_heads
+    return Geometry(
+        name=name,
+        parameters=sum(p.numel() for p in model.parameters()),
+        largest=max(p.numel() for p in model.parameters()),
+        hidden=config.hidden_size,
+        intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocabulary=embedding.shape[0],
+        tied=tied,
+        decoded=reach(model) if understood(model) else 0,
+        context=context_of(config),
+        linears=_linears(model),
+    )
+
+
+def _linears(model: Any) -> tuple[Linear, ...]:
+    counts: Counter[tuple[str, int, int]] = Counter()
+    for path, module in model.named_modules():
+        if isinstance(module, (torch.nn.Linear, Conv1D)):
+            inputs, outputs = module.weight.shape if isinstance(module, Conv1D) else module.weight.shape[::-1]
+            counts[re.sub(r"^.*\.\d+\.", "", path), inputs, outputs] += 1
+    return tuple(Linear(*shape, count) for shape, count in counts.items())

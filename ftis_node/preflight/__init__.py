@@ -1,0 +1,1 @@
+"""Checks before a start: of the command, the machine, the model and the network."""

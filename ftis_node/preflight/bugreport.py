@@ -1,0 +1,194 @@
+"""What helps to find a mistake, in one file: facts, findings and logs. No keys, no weights, no packets."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import shutil
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+from packaging.requirements import Requirement
+
+from ftis_node.config.settings import ENVIRONMENT_PREFIX
+from ftis_node.errors import UsageError, UserError, brief
+from ftis_node.host.files import bytes_under, end_of
+from ftis_node.observe.api import ask
+from ftis_node.observe.parts import end_of_parts
+from ftis_node.observe.provenance import commit, versions
+from ftis_node.preflight.finding import Case, Finding
+from ftis_node.preflight.machine import memory_limit
+from ftis_node.preflight.place import file_system, standing
+from ftis_node.preflight.redaction import Redactor
+
+TAIL_BYTES = 1 << 20
+# Files of a home whose whole text is a secret: they are never packed, and what they hold is removed from what is.
+_TOKENS = "*.token"
+
+
+def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = False) -> dict[str, str]:
+    """Name → text of all that a report consists of, cleaned."""
+    home = case.home
+    redactor = Redactor(_key(case), _secrets(case), with_addresses=with_addresses)
+    parts: dict[str, Callable[[], str]] = {
+        "facts.json": lambda: _json(_facts(case)),
+        "doctor.json": lambda: _json([asdict(finding) for finding in findings]),
+        "settings.json": lambda: _json(_settings(case)),
+        "environment.json": lambda: _json({k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT_PREFIX)}),
+        "run.toml": lambda: _whole(home.run_file),
+        "status.json": lambda: _json(ask(home.api_socket(), "/status")) if case.status else "",
+        "peers.json": lambda: _json(ask(home.api_socket(), "/peers")) if case.status else "",
+        "node.log": lambda: _tail(home.log),
+        "metrics.jsonl": lambda: _last_events(home.metrics),
+        "checkpoints.json": lambda: _json(_manifests(case)),
+        "home.txt": lambda: "\n".join(_listing(home.path)),
+    }
+    packed = {}
+    for name, part in parts.items():
+        try:
+            text = part()
+        except Exception as error:  # whatever is broken here is what the report is for
+            text = f"This could not be collected: {brief(error)}\n"
+        if text:
+            packed[name] = redactor.clean(text)
+    return packed
+
+
+def pack(parts: Mapping[str, str], out: Path) -> None:
+    """Writes them as a .tar.gz that only its owner may read.
+
+    Raises:
+        UsageError: there is a file of that name.
+        UserError: it cannot be written.
+    """
+    data = io.BytesIO()
+    folder = out.name.removesuffix(".tar.gz")
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for name, text in parts.items():
+            entry = tarfile.TarInfo(f"{folder}/{name}")  # owner and group stay at 0: who sends it is not told
+            entry.size, entry.mtime = len(content := text.encode(errors="replace")), int(time.time())
+            archive.addfile(entry, io.BytesIO(content))
+    try:
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{out} exists already.", "Name another file with --out; none is overwritten.") from None
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}.", "Name another file with --out.") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data.getvalue())
+
+
+def _key(case: Case) -> bytes | None:
+    try:
+        return case.home.key.read_bytes()
+    except OSError:
+        return None
+
+
+def _secrets(case: Case) -> Iterator[str]:
+    """Texts that this machine keeps as secrets: a token of the hub, tokens of the home, the key in its spellings."""
+    from huggingface_hub import get_token
+
+    yield get_token() or ""
+    for file in case.home.path.glob(_TOKENS) if case.home.path.is_dir() else ():
+        yield _whole(file).strip()
+    key = _key(case) or b""
+    yield key.hex()
+    yield key[4:36].hex()
+
+
+def _facts(case: Case) -> dict[str, Any]:
+    import torch
+
+    memory, place = psutil.virtual_memory(), standing(case.home.path)
+    disk = shutil.disk_usage(place)
+    cuda = torch.cuda.is_available()
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": {**versions(), **_libraries()},
+        "commit": commit(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "memory": {"total": memory.total, "available": memory.available, "limit": memory_limit()},
+        "disk": {
+            "total": disk.total,
+            "free": disk.free,
+            "home": bytes_under(case.home.path),
+            "kind": file_system(place),
+        },
+        "cuda": torch.version.cuda,
+        "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if cuda else [],
+    }
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(index)
+    return {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
+
+
+def _libraries() -> dict[str, str]:
+    found = {}
+    for text in metadata.requires("ftis-node") or ():
+        name = Requirement(text).name
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _settings(case: Case) -> dict[str, Any]:
+    values = case.settings.model_dump(mode="json")
+    return {name: {"value": value, "origin": case.origins[name]} for name, value in values.items()}
+
+
+def _manifests(case: Case) -> dict[str, Any]:
+    """What each checkpoint says of itself; of its weights only names and checksums."""
+    found = {}
+    for file in sorted(case.home.checkpoints.glob("*/checkpoint.json")):
+        try:
+            found[file.parent.name] = json.loads(_whole(file))
+        except ValueError:
+            found[file.parent.name] = "damaged"
+    return found
+
+
+def _listing(home: Path) -> Iterator[str]:
+    """Names, sizes and modes of a home's files."""
+    for file in sorted(home.rglob("*")) if home.is_dir() else ():
+        facts = file.lstat()
+        yield f"{facts.st_mode:o} {facts.st_size:12} {file.relative_to(home)}"
+
+
+def _whole(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not file.is_symlink() else ""
+
+
+def _tail(file: Path) -> str:
+    """The last MB."""
+    if not file.is_file() or file.is_symlink():
+        return ""
+    with file.open("rb") as opened:
+        return end_of(opened, TAIL_BYTES).decode(errors="replace")
+
+
+def _last_events(file: Path) -> str:
+    """The last MB, of its older parts too."""
+    if not file.is_file() or file.is_symlink():
+        return ""
+    return end_of_parts(file, TAIL_BYTES).decode(errors="replace")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

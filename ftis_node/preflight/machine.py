@@ -1,0 +1,229 @@
+"""Python, libraries, torch, the GPU, limits: what a node finds on any machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import metadata, util
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from ftis_node.host.descriptors import raise_limit
+from ftis_node.policy.names import built_in
+from ftis_node.preflight.finding import Case, Finding, Verdict
+from ftis_node.text import GB, rounded
+
+_PACKAGE = "ftis-node"
+_NVIDIA = Path("/proc/driver/nvidia/version")
+SMOKE_SECONDS = 60.0
+_TOLD = ("transformers", "peft", "hivemind")
+FEW_FILES = 1024  # what most systems give; p2pd has one for each connection
+
+
+def python(case: Case) -> Iterator[Finding]:
+    """Version and platform, and whether hivemind's p2pd is there for it."""
+    seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    wanted = SpecifierSet(_wanted_python())
+    if not wanted.contains(platform.python_version(), prereleases=True):
+        yield Finding("python", "fail", f"{seen}; {_PACKAGE} needs {wanted}.", "Make the environment with a newer one.")
+        return
+    found = util.find_spec("hivemind")
+    daemon = Path(found.origin).parent / "hivemind_cli" / "p2pd" if found is not None and found.origin else Path()
+    if not os.access(daemon, os.X_OK) or not daemon.is_file():
+        yield Finding(
+            "python",
+            "fail",
+            f"{seen}; hivemind's network daemon p2pd is not there.",
+            "Use Linux on x86-64, which hivemind's wheel is for, and install hivemind from that wheel.",
+        )
+        return
+    yield Finding("python", "ok", f"{seen}.")
+
+
+def _wanted_python() -> str:
+    try:
+        return metadata.metadata(_PACKAGE)["Requires-Python"] or ">=3.11"
+    except metadata.PackageNotFoundError:
+        return ">=3.11"
+
+
+def libraries(case: Case) -> Iterator[Finding]:
+    """Versions against the ranges of pyproject.toml. What an extra brings is looked at only if it is there."""
+    try:
+        requirements = [Requirement(text) for text in metadata.requires(_PACKAGE) or ()]
+    except metadata.PackageNotFoundError:
+        advice = "Install it: pip install -e . in its folder, or `make`."
+        yield Finding("libraries", "warn", f"{_PACKAGE} itself is not installed, so its ranges are unknown.", advice)
+        return
+    sound = 0
+    for requirement in requirements:
+        optional = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+        wanted = f"{requirement.name}{requirement.specifier}"
+        version = _version(requirement.name)
+        if not version:
+            if not optional:
+                yield Finding("libraries", "fail", f"{wanted} is not installed.", f"Run: pip install '{wanted}'")
+            continue
+        if requirement.specifier.contains(version, prereleases=True):
+            sound += not optional
+        else:
+            text = f"{requirement.name} {version} is outside of {requirement.specifier}."
+            yield Finding("libraries", "warn" if optional else "fail", text, f"Run: pip install '{wanted}'")
+    versions = "".join(f"{name} {version}, " for name in _TOLD if (version := _version(name)))
+    yield Finding("libraries", "ok", f"{sound} are within their ranges; {versions}".rstrip(", ;") + ".")
+
+
+def _version(name: str) -> str:
+    """Empty if it is not installed, which is a finding of its own."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def torch_(case: Case) -> Iterator[Finding]:
+    """Which torch, for what; whether it sees the GPU that the machine has."""
+    import torch
+
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU"
+    seen = f"{torch.__version__}, {build}; {torch.get_num_threads()} thread(s)"
+    with warnings.catch_warnings(record=True) as said:  # torch tells of a driver that is too old in a warning
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    reason = " ".join(str(one.message).split(" (Triggered")[0] for one in said)[:300]
+    if usable or (not _NVIDIA.exists() and not case.settings.device.startswith("cuda")):
+        yield Finding("torch", "ok", f"{seen}.")
+        return
+    verdict: Verdict = "fail" if case.settings.device.startswith("cuda") else "warn"
+    if not _NVIDIA.exists():
+        text, advice = f"{seen}; no NVIDIA driver is loaded.", "Mend or install the driver, or use --device cpu."
+    elif not torch.version.cuda:
+        text = f"{seen}, though this machine has an NVIDIA GPU."
+        advice = "Install torch for CUDA (pytorch.org says how) to use it."
+    else:
+        text = f"{seen}, which cannot use the GPU with driver {_driver()}. {reason}".rstrip()
+        advice = "Update the driver, or install a torch for the CUDA that it knows (`nvidia-smi` names it)."
+    yield Finding("torch", verdict, text, advice)
+
+
+def gpu(case: Case) -> Iterator[Finding]:
+    """A small matrix product in bf16 and a way back, in a process of its own: a broken driver may kill it."""
+    import torch
+
+    if case.settings.device == "cpu" or not torch.cuda.is_available():
+        if case.settings.device == "cpu" or case.settings.model in built_in():
+            yield Finding("gpu", "ok", "No GPU is used; the CPU trains.")
+        else:
+            advice = "Fine for small models; large ones take a GPU, see `ftis-node fit`."
+            yield Finding("gpu", "warn", "There is none that torch can use: the CPU trains.", advice)
+        return
+    device = case.settings.device if case.settings.device.startswith("cuda") else "cuda"
+    found = smoke(device)
+    if found.verdict == "fail" and (case.status is not None or case.home.in_use()):
+        text = f"{found.text} But a daemon runs on this home, and may have all of the GPU's memory."
+        found = Finding("gpu", "warn", text, f"Stop it to try the GPU alone. {found.advice}")
+    yield found
+
+
+def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
+    """What `ftis_node.preflight.smoke` finds out about a device, in a process of its own."""
+    advice = "Look at `nvidia-smi` and the kernel's log; with --device cpu the node does without."
+    line = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ftis_node.preflight.smoke",
+        device,
+    ]  # -P: what lies in this folder is no module
+    try:
+        ended = subprocess.run(line, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return Finding("gpu", "fail", f"A small computation on {device} did not end within {seconds:g} s.", advice)
+    if ended.returncode != 0:
+        why = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1][:300]
+        return Finding("gpu", "fail", f"A small computation on {device} failed: {why}", advice)
+    told = json.loads(ended.stdout.strip().splitlines()[-1])
+    memory = f", {rounded(told['free'])} of {rounded(told['total'])} free" if "total" in told else ""
+    text = f"{told['name']}{memory}; driver {_driver()}: bf16 and a backward pass agree with the CPU."
+    if told["wrong"]:
+        text = f"{told['name']} computes {', '.join(told['wrong'])} otherwise than the CPU does."
+        return Finding("gpu", "fail", text, "Its memory or its driver is broken: update the driver, test the card.")
+    return Finding("gpu", "ok", text)
+
+
+def _driver() -> str:
+    """The version of NVIDIA's kernel module; "unknown" where it does not say."""
+    try:
+        words = _NVIDIA.read_text(encoding="utf-8").split()
+    except OSError:
+        return "unknown"
+    return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), "unknown")
+
+
+def limits(case: Case) -> Iterator[Finding]:
+    """Open files, and the memory and disk for temporary files that a container may have."""
+    files = raise_limit()  # as a node does
+    if files < FEW_FILES:
+        advice = "Ask for more: a higher hard limit (limits.conf)."
+        yield Finding("limits", "warn", f"Only {files} files may be open at a time.", advice)
+    total, limit = psutil.virtual_memory().total, memory_limit()
+    if limit is not None and limit < total:
+        text = (
+            f"This process's control group may use {rounded(limit)} of the machine's {rounded(total)} of memory, "
+            "which planning for the CPU does not see."
+        )
+        advice = f"On a CPU start with --vram {0.8 * limit / GB:.1f}, or give the container more."
+        yield Finding("limits", "warn", text, advice)
+    if not os.access(_temporary(), os.W_OK):
+        advice = "Set TMPDIR to a folder that can be written."
+        yield Finding("limits", "fail", f"The directory for sockets, {_temporary()}, cannot be written.", advice)
+        return
+    free = shutil.disk_usage(_temporary()).free
+    if free < 16 << 20:
+        text = f"Only {rounded(free)} are free in {_temporary()}."
+        yield Finding("limits", "warn", text, "Make room there, or set TMPDIR to a folder on another disk.")
+    yield Finding("limits", "ok", f"{files} open files, {os.cpu_count()} cores, {rounded(total)} of memory.")
+
+
+def _temporary() -> str:
+    return os.environ.get("TMPDIR") or "/tmp"
+
+
+def memory_limit(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes of memory that the control groups (version 1 or 2) of this process allow; None if they do not say."""
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, file = tree, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, file = tree / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        place = root / path.lstrip("/")
+        # What a container sees of the tree may begin at its own group: then the path leads nowhere, and the root is it.
+        for directory in (place, *place.parents):
+            if directory.is_relative_to(root):
+                found += _bytes_in(directory / file)
+    return min(found, default=None)
+
+
+def _bytes_in(file: Path) -> list[int]:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return []
+    return [int(text)] if text.isdecimal() and int(text) < 1 << 60 else []  # version 1 writes 2^63 for no limit

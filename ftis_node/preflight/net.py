@@ -1,0 +1,181 @@
+"""What keeps a node from its peers, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from ftis_node.config.run import RunFile
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UserError
+from ftis_node.node.condition import CLOCK_FAR, CLOCK_TOLD, SET_CLOCK
+from ftis_node.preflight.finding import Finding
+from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
+from ftis_node.swarm.handshake import fetch_run, greeting, shake
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.membership import Reachability
+from ftis_node.swarm.p2pd import listening_of
+from ftis_node.swarm.transport import Transport, Unreachable
+from ftis_node.text import counted, duration
+
+FORWARD = (
+    "Forward a port (TCP and UDP) in your router to this machine and start the node with --port; or name with --relay "
+    "nodes that can be dialled. It takes full part in any case, over the connections that it opens itself."
+)
+
+
+def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
+    """What a daemon's own status says of its network."""
+    found = [_addresses(status["addresses"] or [])]
+    network = status.get("network")
+    if network is None:
+        return [*found, Finding("daemon", "warn", f"It is still starting: {status['reason']}")]
+    restarts = network["p2pd_restarts"]
+    if restarts:
+        text = f"The network daemon p2pd had to be started again {restarts} times."
+        found.append(
+            Finding("p2pd", "warn", text, "If that number grows, look into the log, and at this machine's memory.")
+        )
+    if status["peers"]:
+        found.append(Finding("peers", "ok", f"{status['peers']} peers."))
+    else:
+        advice = "Fine for the first node of a run; else dial one by hand: `ftis-node doctor net --peers ADDRESS`."
+        found.append(Finding("peers", "warn", "No peers: it trains alone.", advice))
+    if network.get("clock") is not None:
+        found.append(_clock(network["clock"]["behind"], f"the clocks of {counted(network['clock']['peers'], 'peer')}"))
+    found.append(_reachability(network["reachability"], (network["p2pd"] or {}).get("reachability", "unknown")))
+    return found
+
+
+def looked_around(
+    settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
+) -> Iterator[Finding]:
+    """`look_around` for who has no event loop: each finding as soon as it is known."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        findings = look_around(settings, peers, patience, met)
+
+        async def following() -> Finding | None:
+            return await anext(findings, None)
+
+        while (finding := runner.run(following())) is not None:
+            yield finding
+
+
+async def look_around(
+    settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
+) -> AsyncGenerator[Finding, None]:
+    """Starts a network daemon of its own, with a key that it throws away, and tries what a node would do.
+
+    Args:
+        peers: addresses to dial.
+        patience: seconds to wait for what peers find out about this node.
+        met: told the run of each peer that answers.
+
+    Raises:
+        UserError: the port is taken, or p2pd does not start.
+        UsageError: an address is none.
+    """
+    targets = [parse_address(text)[0] for text in peers]
+    with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
+        key = Path(scratch) / "key"
+        Identity(os.urandom(32)).keep(key)
+        began = time.monotonic()
+        transport = await Transport.start(listening_of(settings, key, Path(scratch)))
+        try:
+            seconds = time.monotonic() - began
+            where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
+            yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
+            yield _addresses(await transport.addresses())
+            answered = 0
+            for text in targets:
+                finding, run_file = await _dial(transport, text)
+                if run_file is not None and met is not None:
+                    met(run_file)
+                answered += finding.verdict == "ok"
+                yield finding
+                if run_file is not None and (told := await _time_of(transport, text)):
+                    yield _clock(told - time.time(), f"the clock of {text}")
+            if not targets:
+                yield Finding("peers", "warn", "None was named, so none was dialled.", "Name some with --peers.")
+            if answered:
+                yield _reachability(*await _autonat(transport, patience))
+        finally:
+            await transport.close()
+
+
+def _addresses(addresses: Sequence[str]) -> Finding:
+    if not addresses:
+        return Finding("addresses", "warn", "This node listens nowhere: it only dials.")
+    best = ranked(addresses)
+    listed = ", ".join(best)
+    match scope(best[0]):
+        case "public":
+            return Finding("addresses", "ok", f"Others are told: {listed}.")
+        case "relayed":
+            return Finding("addresses", "ok", f"Others are told, through relays: {listed}.")
+        case "private":
+            text = f"All are of a private network: {listed}."
+            return Finding("addresses", "warn", text, f"That is fine for peers in it. For others: {FORWARD}")
+        case _:
+            text = f"All are of this machine alone: {listed}."
+            return Finding("addresses", "warn", text, "For peers elsewhere start with --host 0.0.0.0.")
+
+
+async def _dial(transport: Transport, text: str) -> tuple[Finding, RunFile | None]:
+    began = time.monotonic()
+    try:
+        run_file = await fetch_run(transport, [text], 0.0)
+    except UserError as error:
+        advice = "Check its address, that it runs, and firewalls on both sides."
+        return Finding("peer", "fail", error.what, advice), None
+    milliseconds = 1000 * (time.monotonic() - began)
+    run = f"run {run_file.run.id.hex()} ({run_file.run.task})"
+    return Finding("peer", "ok", f"{text} answers in {milliseconds:.0f} ms; {run}."), run_file
+
+
+async def _time_of(transport: Transport, text: str) -> int:
+    """Seconds since 1970 by the clock of the node there; 0 if it does not say."""
+    try:
+        return int((await shake(transport, parse_address(text)[1], greeting(None, []))).time)
+    except Unreachable:
+        return 0
+
+
+def _clock(behind: float, whose: str) -> Finding:
+    """This machine's clock beside others'."""
+    far = f"{duration(abs(behind))} {'behind' if behind > 0 else 'ahead of'} {whose}"
+    if abs(behind) < CLOCK_TOLD:
+        return Finding("clock", "ok", f"It agrees with {whose}.")
+    return Finding("clock", "fail" if abs(behind) >= CLOCK_FAR else "warn", f"It is {far}.", SET_CLOCK)
+
+
+async def _autonat(transport: Transport, patience: float) -> tuple[str, str]:
+    """(reachability, AutoNAT's finding), as soon as AutoNAT knows."""
+    deadline = time.monotonic() + patience
+    verdict = "unknown"
+    while verdict == "unknown" and time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+        health = await transport.health()
+        verdict = health.reachability if health is not None else "unknown"
+    if verdict != "private":
+        return Reachability.DIRECT, verdict
+    relayed = any(map(is_relayed, await transport.addresses()))
+    return (Reachability.RELAYED if relayed else Reachability.OUTBOUND_ONLY), verdict
+
+
+def _reachability(how: str, autonat: str) -> Finding:
+    if how == Reachability.OUTBOUND_ONLY:
+        return Finding("reachability", "warn", "Nobody can dial this node.", FORWARD)
+    if how == Reachability.RELAYED:
+        return Finding("reachability", "ok", "Nobody can dial this node directly; relays pass calls on.")
+    if autonat == "public":
+        return Finding("reachability", "ok", "Peers dialled this node successfully.")
+    text = "Not known yet: only peers with public addresses can tell, and none has."
+    return Finding("reachability", "warn", text)

@@ -1,0 +1,39 @@
+"""``python -m ftis_node.preflight.smoke DEVICE``: a small computation there, compared with the CPU's; one JSON line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+_SIZE = 256
+_TOLERANCE = 0.05  # of the largest value; bf16 has 8 bits, and sums over 256 products
+
+
+def smoke(device: str) -> dict[str, Any]:
+    """Name and memory of the device, and which of a product and its gradient in bf16 differ from the CPU's in fp32."""
+    place = torch.device(device)
+    random = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(_SIZE, _SIZE, generator=random) for _ in range(2))
+    right /= _SIZE**0.5
+    here = left.to(place, torch.bfloat16).requires_grad_()
+    product = here @ right.to(place, torch.bfloat16)
+    (gradient,) = torch.autograd.grad(product.float().square().sum(), here)
+    expected = left @ right
+    wanted = {"a product": expected, "a gradient": 2 * expected @ right.T}
+    seen = {"a product": product.detach(), "a gradient": gradient}
+    wrong = [name for name, value in seen.items() if not _alike(value.float().cpu(), wanted[name])]
+    if place.type != "cuda":
+        return {"name": device, "wrong": wrong}
+    free, total = torch.cuda.mem_get_info(place)
+    return {"name": torch.cuda.get_device_name(place), "free": free, "total": total, "wrong": wrong}
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool((one - other).abs().max() <= _TOLERANCE * other.abs().max())
+
+
+if __name__ == "__main__":
+    print(json.dumps(smoke(sys.argv[1])))
