@@ -143,6 +143,16 @@ async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute
         assert alice.strangers() == [BOB.author]
 
 
+async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(tmp_path: Path) -> None:
+    async with clocked(tmp_path) as (alice, now):
+        alice.hear([NOWHERE], identity(3).author)
+        assert not await alice.greet(BOB.author)
+        now[0] += NAMED_PAUSE
+        made_up = [NOWHERE.replace(BOB.peer_id, identity(number).peer_id) for number in range(100, 120)]
+        alice.hear(made_up, MALLORY.author)
+        assert BOB.author in alice.strangers()[:2], "the two who named somebody have turns"
+
+
 async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path: Path) -> None:
     """Also where this node may dial none of its addresses."""
     async with clocked(tmp_path / "1") as (alice, _), member(2, tmp_path) as bob:

@@ -213,13 +213,20 @@ class Membership:
     def strangers(self) -> list[bytes]:
         """Peers heard of but not in the view, of which none was greeted in vain a moment ago.
 
-        Those that the owner named come first, then those that were met before, then those greeted in vain least often;
+        Those that the owner named come first. Of the rest those who told of them have turns, so that nobody who names
+        fresh peers without end keeps others from being greeted. Of one teller, those that were met before come first;
         otherwise the order is random.
         """
         found = [peer for peer in self._heard if peer not in self.view and not self._retries.seconds(peer)]
         random.shuffle(found)
-        found.sort(key=lambda peer: (peer not in self._owners, peer not in self._met, self._retries.times(peer)))
-        return found
+        found.sort(key=lambda peer: (peer not in self._owners, peer not in self._met))
+        told = Counter[bytes | None]()
+        turns: dict[bytes, int] = {}
+        for peer in found:
+            teller = self._tellers.get(peer)
+            turns[peer] = told[teller]
+            told[teller] += 1
+        return sorted(found, key=lambda peer: (peer not in self._owners, turns[peer]))
 
     def look_for(self, addresses: Sequence[str]) -> None:
         """Hears of bootstraps again; a node that is alone greets them without a pause."""
