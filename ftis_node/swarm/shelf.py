@@ -58,8 +58,8 @@ class Shelf:
         return {owner: self._validator.addresses(record) for owner, record in kept.items()}
 
     def _has_shelf(self, key: bytes, caller: bytes) -> bool:
-        """Whether there is a shelf for this key, or room for one. Keys are free too: a shelf of strangers makes room, one
-        with a record of the view only for a peer of the view."""
+        """Whether there is a shelf for this key, or room for one. Keys are free too: a shelf of strangers makes room,
+        one with a record of the view only for a peer of the view."""
         if key in self._shelves or len(self._shelves) < MAX_KEYS:
             return True
         for shelf in self._shelves.values():
