@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,10 +52,12 @@ HEARD_SIZE = 256
 MET_SIZE = 256
 assert MET_SIZE > VIEW_SIZE, "those that were met include the view, and the oldest outside the view makes room"
 # Identities and addresses are free. Peers that came by themselves have at most half of the view; the first that this
-# node found stay while they answer; of the rest those make room that crowd together in one network. What one peer tells
-# of others fills at most an eighth of what this node has heard.
+# node found stay while they answer, and so do the first sixteen that have a record as authors. Of the rest those make
+# room that crowd together in one network; in which a peer is it says itself, so that rule alone would spare no honest
+# one. What one peer tells of others fills at most an eighth of what this node has heard.
 INBOUND_MAX = VIEW_SIZE // 2
 ANCHORS = 8
+VOUCHED = INBOUND_MAX // 2
 TELLER_PART = 8
 ADDRESSES_TOLD = 2
 PEERS_IN_A_HANDSHAKE = 16
@@ -102,8 +104,18 @@ class Membership:
     """
 
     def __init__(
-        self, transport: Transport, identity: Identity, run_file: RunFile, traffic: Traffic, cache: Path | None = None
+        self,
+        transport: Transport,
+        identity: Identity,
+        run_file: RunFile,
+        traffic: Traffic,
+        cache: Path | None = None,
+        recorded: Callable[[bytes], bool] = lambda peer: False,
     ) -> None:
+        """
+        Args:
+            recorded: whether a peer has a record as an author.
+        """
         self.view: dict[bytes, Peer] = {}
         self.refused: dict[bytes, str] = {}
         self.majors: dict[bytes, int] = {}  # of those refused, the versions that are not this node's
@@ -115,6 +127,7 @@ class Membership:
         self._run_text = dump_run_file(run_file)
         self._traffic = traffic
         self._cache = cache
+        self._recorded = recorded
         self._heard: dict[bytes, dict[str, bytes | None]] = {}  # addresses, and who named each
         self.tellers = Tellers()
         self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
@@ -431,6 +444,8 @@ class Membership:
             leaving = [peer for peer in self.view.values() if peer not in anchors]
         else:
             return
+        vouched = [peer for peer in leaving if self._recorded(peer.id)][:VOUCHED]
+        leaving = [peer for peer in leaving if peer not in vouched]
         networks = [network_of(peer.addresses) for peer in leaving]
         crowd = Counter(networks)
         crowded = max(crowd.values())
