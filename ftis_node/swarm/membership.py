@@ -198,7 +198,7 @@ class Membership:
             news |= peer not in self._heard and peer not in self.view
             known = self._heard.setdefault(peer, {})
             if text not in known:
-                self._heard[peer] = dict(islice({text: teller, **known}.items(), MAX_ADDRESSES))
+                self._heard[peer] = _own_first(peer, {text: teller, **known})
             elif teller is None:
                 known[text] = None
         return news
@@ -359,8 +359,10 @@ class Membership:
             if entry.failures >= GIVE_UP_AFTER and boot_seconds() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
-                if entry.addresses and peer not in self._heard:  # else others may have named a newer address
-                    self._hear_claims(peer, entry.addresses)
+                if entry.addresses:
+                    named = self._heard.get(peer, {})
+                    self._hear_claims(peer, entry.addresses)  # others may have named a newer address, or false ones
+                    self._heard[peer] = _own_first(peer, named | self._heard[peer])
 
     def limits(self, peer: bytes) -> Limits | None:
         """What fits into a message between the two; None if they have not shaken hands."""
@@ -466,3 +468,9 @@ class Membership:
         self._retries.refused(peer)
         self.view.pop(peer, None)
         self._met.pop(peer, None)
+
+
+def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:
+    """At most eight, with who named each: four that the peer itself or this node's owner named, then the first."""
+    own = [text for text, teller in addresses.items() if teller is None or teller == peer]
+    return dict(islice((dict.fromkeys(own[: MAX_ADDRESSES // 2]) | addresses).items(), MAX_ADDRESSES))
