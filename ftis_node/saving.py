@@ -361,7 +361,7 @@ class Books:
             standing.take_up(json.loads(path.read_text()))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             logger.warning("The file %s is damaged (%r): everybody is a newcomer again.", path, error)
 
     def after_step(self) -> None:
