@@ -41,6 +41,7 @@ ROWS = {
     "an unknown setting": Row(f"{JOIN} --set lerning_rate=1", "lerning_rate", "learning_rate"),
     "a setting without a value": Row(f"{JOIN} --set wait", "no value", "KEY=VALUE"),
     "a value out of range": Row(f"{JOIN} --own-share 3", "own_share.*flags", "valid value"),
+    "a value that nothing can hold": Row(f"{JOIN} --set disk_gb=1e300", "disk_gb cannot be 1e.300", "smaller"),
     "a value that is no number": Row(f"{JOIN} --set betas=x", "'betas' from flags is wrong: could not", "valid value"),
     "no settings file": Row(f"{JOIN} --settings {{tmp}}/none.toml", "cannot be read", "path"),
     "a settings file that is no TOML": Row(

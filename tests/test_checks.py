@@ -138,3 +138,19 @@ def test_limits_have_bounds(name: str, least: float, most: float) -> None:
 def test_a_choice_that_is_none_is_answered_with_the_nearest() -> None:
     assert "'json'" in refused(log_format="jason").fix
     assert "'likelihood'" in refused(defences="claims,likelyhood").fix
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("disk_gb", 1e300), ("vram_gb", 1e300), ("learning_rate", 1e300), ("packet_quota_mb", 10**23)),
+        *(("eval_every", 10**23), ("lora_alpha", 10**23), ("generation_batch", 10**23)),
+    ],
+)
+def test_a_number_that_nothing_can_hold_is_refused_before_anything_computes_with_it(name: str, value: float) -> None:
+    error = refused(**{name: value})
+    assert f"The {name} cannot be {value} (flags)" in error.what and "smaller" in error.fix
+
+
+def test_to_wait_without_end_and_the_largest_seed_are_allowed() -> None:
+    assert settled(wait=float("inf"), seed=2**63 - 1).wait == float("inf")

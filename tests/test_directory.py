@@ -143,6 +143,27 @@ def test_row_38_a_key_full_of_peers_of_the_view_takes_no_stranger() -> None:
     assert BOB.author not in shelf.addresses()
 
 
+def test_row_38_strangers_who_fill_other_keys_displace_no_peer_of_the_view() -> None:
+    shelf = Shelf(VALIDATOR, {ALICE.author}.__contains__)
+    shelf.keep(of(ALICE), ALICE.author)
+    for number in range(500):
+        stranger = Identity((5000 + number).to_bytes(32, "big"))
+        for depth in DEPTHS[1:]:
+            shelf.keep(of(stranger, shard_of(stranger.author, depth)), stranger.author)
+    assert ALICE.author in {VALIDATOR.owner(record) for record in shelf.records(KEY)}
+
+
+def test_row_38_where_each_key_has_a_peer_of_the_view_a_strangers_new_key_has_no_room() -> None:
+    view = [Identity((5000 + number).to_bytes(32, "big")) for number in range(2 * MAX_KEYS)]
+    shelf = Shelf(VALIDATOR, {one.author for one in view}.__contains__)
+    shards = {shard_of(one.author, 3): one for one in view}
+    used = list(shards.items())[:MAX_KEYS]
+    for shard, one in used:
+        assert shelf.keep(of(one, shard), one.author)
+    assert not shelf.keep(of(BOB), BOB.author)
+    assert all(shelf.records(key_bytes(RUN.id, shard)) for shard, _ in used)
+
+
 def test_row_38_there_are_few_keys_and_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = filled(set())
     authors = [identity(number) for number in range(100, 100 + 2 * MAX_KEYS)]

@@ -66,6 +66,11 @@ def test_a_second_daemon_on_the_home_is_told_so(home: Home) -> None:
     assert "ftis-node stop" in error.value.fix
 
 
+def test_no_daemon_is_awaited_on_a_home_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert not Home(tmp_path / "file").in_use()
+
+
 def test_who_asks_whether_a_home_is_in_use_keeps_no_daemon_from_it(home: Home) -> None:
     home.path.mkdir()
     with (home.path / "lock").open("w+") as lock:

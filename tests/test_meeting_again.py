@@ -14,6 +14,7 @@ import pytest
 from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
 from ftis_node.swarm.addresses import Whereabouts
+from ftis_node.swarm.handshake import MAX_ADDRESSES
 from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, Membership
 from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
@@ -141,6 +142,33 @@ async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute
         assert alice.patience() == NAMED_PAUSE
         now[0] += NAMED_PAUSE
         assert alice.strangers() == [BOB.author]
+
+
+async def test_row_38_fresh_made_up_peers_of_one_teller_do_not_keep_others_from_being_greeted(tmp_path: Path) -> None:
+    async with clocked(tmp_path) as (alice, now):
+        alice.hear([NOWHERE], identity(3).author)
+        assert not await alice.greet(BOB.author)
+        now[0] += NAMED_PAUSE
+        made_up = [NOWHERE.replace(BOB.peer_id, identity(number).peer_id) for number in range(100, 120)]
+        alice.hear(made_up, MALLORY.author)
+        assert BOB.author in alice.strangers()[:2], "the two who named somebody have turns"
+
+
+async def test_row_13b_of_a_lost_peer_false_addresses_leave_its_own_among_those_that_are_dialled(
+    tmp_path: Path,
+) -> None:
+    async with clocked(tmp_path) as (alice, _):
+        alice._transport.up = True
+        false = [NOWHERE.replace("1024", str(port)) for port in range(4001, 4001 + 2 * MAX_ADDRESSES)]
+        alice.on_handshake(hello(), BOB.author)
+        alice.hear(false[:MAX_ADDRESSES], MALLORY.author)
+        alice.view[BOB.author].seen -= 60.0
+        for _ in range(GIVE_UP_AFTER):
+            alice.failed(BOB.author)
+        assert BOB.author not in alice.view
+        alice.hear(false[MAX_ADDRESSES:], MALLORY.author)
+        dialled = alice._to_dial(BOB.author)
+        assert NOWHERE in dialled and false[-1] in dialled, "its own, and the newest that others name"
 
 
 async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
@@ -220,6 +221,14 @@ def test_damaged_files_are_a_mistake_with_a_fix(file: str, folder: Path) -> None
     with pytest.raises(UserError, match="cannot be loaded") as caught:
         load_policy(settings(folder))
     assert caught.value.fix
+
+
+def test_a_model_whose_weights_lack_a_part_is_refused_rather_than_trained_with_random_ones(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    gone = sorted(name for name in weights if "mlp" in name)[0]
+    save_file({name: value for name, value in weights.items() if name != gone}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=f"lack {gone}"):
+        load_policy(Settings(model=str(folder)))
 
 
 def test_weights_that_only_pickle_can_read_are_not_loaded(folder: Path) -> None:

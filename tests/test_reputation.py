@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 from ftis_node.node.checkpointing import Books
 from ftis_node.swarm import books, gossip, rounds
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
+from ftis_node.swarm.handshake import greeting
+from ftis_node.swarm.membership import INBOUND_MAX
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
 from tests.crowds import Crowd
-from tests.helpers_swarm import RUN, identity
+from tests.helpers_swarm import (
+    RUN,
+    event_loop_policy,  # noqa: F401 - a fixture
+    eventually,
+    identity,
+    member,
+)
 from tests.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
 from tests.test_standing import Clock, established
 
@@ -44,6 +52,34 @@ def bare(author: bytes, round: int, slots: int = 3) -> Announcement:
 
 def put(table: Table, made: Announcement, introducer: bytes) -> Heard:
     return table.add(made, made.author + made.round.to_bytes(8, "big"), age=0.0, introducer=introducer)
+
+
+async def test_row_34_throw_away_peers_leave_those_with_a_record_in_the_view(tmp_path: Path) -> None:
+    """Their addresses lie in networks of their own, as they say, and the honest ones' in one."""
+    async with (
+        member(1, tmp_path) as alice,
+        member(2, tmp_path, [alice.address]) as bob,
+        member(3, tmp_path, [alice.address]) as carol,
+    ):
+        await eventually(lambda: alice.met(bob, carol), "they have met")
+        for one in (bob, carol):
+            established(alice.swarm.standing, one.author)
+        for number in range(100, 400):
+            place = f"/ip4/127.{number % 250}.{number // 250}.1/tcp/4001/p2p/{identity(number).peer_id}"
+            alice.swarm.membership.on_handshake(greeting(RUN, [place]), identity(number).author)
+        assert alice.met(bob, carol) and len(alice.swarm.membership.view) == INBOUND_MAX
+
+
+async def test_row_34_half_of_the_places_for_inbound_peers_are_for_any(tmp_path: Path) -> None:
+    async with member(1, tmp_path) as alice:
+        membership = alice.swarm.membership
+        old, new = ([identity(number).author for number in many] for many in (range(100, 164), range(200, 260)))
+        for author in old:
+            established(alice.swarm.standing, author)
+        for author in [*old, *new]:
+            membership.on_handshake(greeting(RUN, []), author)
+        assert len(membership.view.keys() & set(old)) >= INBOUND_MAX // 2
+        assert new[-1] in membership.view
 
 
 # --- records and bans -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.store.checkpoints import Checkpoints, labelled
-from ftis_node.worker.client import Worker
+from ftis_node.worker.client import Worker, WorkerFault
 from tests.helpers_models import arithmetic_run, arithmetic_settings
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
@@ -133,6 +133,25 @@ async def test_a_checkpoint_whose_weights_only_fail_gives_way_to_the_one_before(
     assert older is not None and older.step == 2 and same(await weights(worker, tmp_path), after[1])
     last = await saving.restore(worker, older=True)
     assert last is not None and last.step == 3, "it failed with both, so the weights were not to blame"
+
+
+@on_one_loop
+async def test_a_step_that_is_given_up_leaves_what_was_trained_before_to_be_saved(
+    worker: Worker, saving: Saving, tmp_path: Path
+) -> None:
+    await train(worker)
+    before = await weights(worker, tmp_path)
+    groups = (await worker.call("generate", rows=[1]))["groups"]
+    part = {"source": "own", "completions": groups[0], "rewards": [float(k % 2) for k in range(8)]}
+    for op, given in (("generate", {"rows": [1]}), ("step", {"groups": [{"row": 1, "parts": [part]}]})):
+        await worker.call("interrupt")
+        with pytest.raises(WorkerFault, match="given up"):
+            await worker.call(op, **given)
+    await saving.checkpoint(worker, Progress(step=1))
+    await saving.settle()
+    assert same(load_file(saving._path / "step-00000001" / "trainable.safetensors"), before)
+    await train(worker)
+    assert not same(await weights(worker, tmp_path), before)
 
 
 @on_one_loop

@@ -87,6 +87,38 @@ def test_a_model_of_pickles_is_named_to_no_service_that_would_convert_it(tmp_pat
     assert strangers(tmp_path) == []
 
 
+TRAIN = textwrap.dedent(
+    """
+    from ftis_node.learner.optimiser import Optimiser
+    from ftis_node.policy.load import load_policy
+    from ftis_node.config.settings import Settings
+
+    settings = Settings(device="cpu", **{settings})
+    policy = load_policy(settings)
+    Optimiser({{name: p for name, p in policy.model.named_parameters() if p.requires_grad}}, settings, 1e-3)
+    """
+)
+
+
+def test_lora_layers_do_without_bitsandbytes_also_where_it_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "bitsandbytes.py").write_text("raise RuntimeError('no CUDA library fits')")
+    with hub_of({}) as hub:
+        known = environment(tmp_path, hub)
+        known["PYTHONPATH"] = os.pathsep.join((str(tmp_path), known["PYTHONPATH"]))
+        ended = ran([sys.executable, "-c", TRAIN.format(settings={"lora": True})], known)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_8_bit_optimiser_takes_no_compiled_code_from_the_hub(tmp_path: Path) -> None:
+    """bitsandbytes asks `kernels` for some on CPUs with bf16 instructions, and would run it."""
+    (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')")
+    with hub_of({}) as hub:
+        known = environment(tmp_path, hub)
+        known["PYTHONPATH"] = os.pathsep.join((str(tmp_path), known["PYTHONPATH"]))
+        ended = ran([sys.executable, "-c", TRAIN.format(settings={"lora": True, "optimiser": "adamw8bit"})], known)
+    assert ended.returncode == 0 and "kernels" not in ended.stderr, ended.stderr
+
+
 def test_what_an_owner_sets_or_a_process_starts_makes_no_difference() -> None:
     code = "import ftis_node, huggingface_hub.constants as c, os; print(c.HF_HUB_DISABLE_TELEMETRY, os.environ)"
     for told in ("0", "1", None):

@@ -257,7 +257,11 @@ def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> N
     assert after.banned(BOB) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"authors": {"zz": {}}}', '{"authors": []}', "\x00", "1e999"])
+ENDLESS = '{"authors": {"00": {"sound": 1e999, "ban": {"left": 0, "reason": "", "level": 1}}}}'
+DAMAGED = ["", "[]", "{}", '{"authors": {"zz": {}}}', '{"authors": []}', "\x00", "1e999", ENDLESS, "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
     tmp_path: Path, text: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -32,6 +32,9 @@ OBJECTIVE_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
 }
 OWN_ONLY = ("grpo",)  # objectives that learn from own samples only
 
+# Beyond it numbers have no room in messages (64 bits) or in float32, and mean nothing: seeds have a bound of their own.
+_LARGEST = 10**15
+
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _MB_PER_GB = 1024
 # Of a host; the last label begins with a letter, or a mistyped address would be a name.
@@ -44,12 +47,20 @@ def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     Raises:
         UsageError: what is wrong, all of it.
     """
+    raise_all(_numbers(values, origins))  # first: what follows computes with them
     raise_all((*_names(values, origins), *_machine(values, origins), *_network(values, origins)))
 
 
 def by_a_person(origin: str) -> bool:
     """Whether a value of that origin was set by somebody, rather than by defaults and profiles."""
     return not origin.startswith(("default", "task ", "profile "))
+
+
+def _numbers(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+    for key, value in values.items():
+        bounded = isinstance(value, (int, float)) and key != "seed" and key not in OBJECTIVE_LIMITS
+        if bounded and _LARGEST < abs(value) < math.inf:
+            yield UsageError(f"The {key} cannot be {value} ({origins[key]}): it is too large.", "Give a smaller one.")
 
 
 def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:

@@ -7,8 +7,11 @@ environment says. What a process of ours starts inherits them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Any, cast
 
 QUIET: Mapping[str, str] = MappingProxyType(
     {
@@ -27,3 +30,18 @@ QUIET: Mapping[str, str] = MappingProxyType(
 def be_quiet(environment: MutableMapping[str, str] = os.environ) -> None:
     """Sets `QUIET` for this process and those that it starts."""
     environment.update(QUIET)
+
+
+@contextmanager
+def without(module: str) -> Iterator[None]:
+    """As if a library were not installed, for imports in here."""
+    modules, nothing = cast(dict[str, Any], sys.modules), object()
+    before = modules.get(module, nothing)
+    modules[module] = None
+    try:
+        yield
+    finally:
+        if before is nothing:
+            del modules[module]
+        else:
+            modules[module] = before

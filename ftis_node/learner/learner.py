@@ -16,6 +16,7 @@ from torch import Tensor
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
+from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.learner.trust import distrusted, next_length
@@ -187,7 +188,9 @@ class Learner:
             raise FtisError("A single completion with its prompt does not fit into memory.")
 
     def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
-        """Adds the gradient of one micro-batch."""
+        """Adds the gradient of one micro-batch. Raises Interrupted, while no inner step has changed weights."""
+        if not start:
+            check()
         device = self.policy.device
         samples = [sample for prompted in part for sample in prompted.samples]
         lengths = torch.tensor([sample.tokens for sample in samples], device=device)

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.fit.memory import UPDATE_ELEMENTS
+from ftis_node.host.quiet import without
 from ftis_node.learner.state import flattened, unflattened
 
 # Each optimiser's name of its first moment, by which a state is told from another optimiser's.
@@ -148,7 +149,8 @@ def _eight_bit() -> Any:
     """bitsandbytes' AdamW, whose two moments take a byte each."""
     try:
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel which no node uses
-        from bitsandbytes.optim import AdamW8bit
+        with without("kernels"):  # or it takes compiled code from the hub, which the optimiser does not need
+            from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise UsageError(
             "8-bit AdamW needs bitsandbytes.", "Run: pip install 'ftis-node[gpu]', or use --set optimiser=adamw."

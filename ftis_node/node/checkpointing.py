@@ -27,6 +27,7 @@ CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # beyond which they come less often: a disk 
 BOOKS_SECONDS = 60.0
 SETBACKS = 2  # returns to older checkpoints, until so many good steps in a row show that it goes on again
 RECOVERED_STEPS = 10
+LOST_SHARE = 0.25  # of what a compute process trained, once one has failed with training that no checkpoint had
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,9 @@ class Saving:
     A checkpoint is due after the first good step of every start and of every way back: that step shows that the weights
     can be trained. From then on checkpoints come as often as `checkpoint_seconds` says. A start may go back some steps,
     but it trains on none of their groups again: that they are used is on disk before any checkpoint of their step.
+
+    A compute process that always failed before a checkpoint is due would never get any further. So after one that took
+    training with it checkpoints come sooner: after a quarter of what that one lived, or the present one has lived.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class Saving:
         self._unsaved = False  # some good step is in no checkpoint
         self._tried = False  # a step from these weights was good, and was saved
         self._good_step = 0  # the last one with a finite gradient
+        self._good_at = self._since = clock()  # when that was; when this compute process began
+        self._soon: float | None = None  # seconds between checkpoints, while compute processes fail between them
         self._good_steps = 0  # in a row
         self._setbacks = 0
 
@@ -103,6 +109,9 @@ class Saving:
         Raises:
             UsageError: it is of another model.
         """
+        if self._good_step > self.saved_step:  # which is lost
+            self._soon = LOST_SHARE * (self._good_at - self._since)
+        self._since = self._clock()
         older = older and not await asyncio.to_thread(self._checkpoints.take_back)
         known_damaged = self._checkpoints.damaged()
         found = await asyncio.to_thread(self._checkpoints.latest, self.saved_step) if older else None
@@ -142,7 +151,7 @@ class Saving:
         if self._writing is not None and self._writing.done():
             await self.settle()  # that it failed must not be found out at the next checkpoint only
         if report["bad_steps"] == 0:
-            self._good_step = progress.step
+            self._good_step, self._good_at = progress.step, self._clock()
             self._good_steps += 1
             if self._good_steps >= RECOVERED_STEPS:
                 self._setbacks = 0
@@ -157,7 +166,10 @@ class Saving:
         """Seconds until the next good step is saved; 0 or less if it is due."""
         if not self._tried:
             return 0.0
-        return self._begun_at + checkpoint_seconds(self._minutes, self._saved_bytes) - self._clock()
+        seconds = checkpoint_seconds(self._minutes, self._saved_bytes)
+        if self._soon is not None:
+            seconds = min(seconds, max(self._soon, LOST_SHARE * (self._clock() - self._since)))
+        return self._begun_at + seconds - self._clock()
 
     async def save(self, worker: Worker, progress: Progress) -> None:
         """Checkpoints at once what no checkpoint has yet; `settle` waits until it is on disk.
@@ -361,7 +373,7 @@ class Books:
             standing.take_up(json.loads(path.read_text()))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             logger.warning("The file %s is damaged (%r): everybody is a newcomer again.", path, error)
 
     def after_step(self) -> None:

@@ -23,6 +23,7 @@ from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
 LONGEST_PAUSE = 30.0
+INTERRUPT_SECONDS = 4.0  # of which a step needs those of a token or a micro-batch
 GPU_SECONDS = 2.0  # between looks at what it is at
 UNWRITABLE = (
     "The tokenizer of %s has nothing for some letters of the prompts and tags of %s, which get lost: %s. It "
@@ -90,6 +91,14 @@ class ComputeProcess:
         """Ends it now, which frees its memory. What should last must have been saved before."""
         await self._unwatch()
         await self.worker.stop()
+
+    async def interrupt(self, work: asyncio.Task[None]) -> bool:
+        """Has generation or a step given up; returns whether `work` has ended by that, and all that it had is there."""
+        asking = asyncio.create_task(self.worker.call("interrupt"))
+        await asyncio.wait({work}, timeout=INTERRUPT_SECONDS)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return work.done() and isinstance(work.exception(), (WorkerFault, type(None)))
 
     async def _watch(self, worker: Worker) -> None:
         with contextlib.suppress(WorkerDied, WorkerFault):

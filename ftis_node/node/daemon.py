@@ -284,6 +284,8 @@ class Node:
         if task.done():
             return task.result()
         logger.warning("The compute process is busy for longer than %.0f s; its work is given up.", GRACE_SECONDS)
+        if await self._compute.interrupt(task):
+            return  # and what was trained since the last checkpoint is saved
         task.cancel()
         await asyncio.wait({task})
         if self._rooms is not None:

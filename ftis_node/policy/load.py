@@ -50,14 +50,16 @@ def load_policy(settings: Settings) -> Policy:
         where = where_to_look(source)
         config = AutoConfig.from_pretrained(source, **where)
         refuse_unsupported(config, settings.model)
-        model = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             source,
+            output_loading_info=True,
             config=config,
             dtype=_dtype(settings.dtype),
             use_safetensors=True,
             attn_implementation="sdpa",
             **where,
         )
+        _refuse_gaps(found, settings.model)
         _refuse_small_embedding(model, tokenizer, settings.model)
     except UserError:
         raise
@@ -115,6 +117,16 @@ def refuse_unsupported(config: Any, name: str) -> None:
                 f"{name} transforms its logits after the head ({attribute}), which scoring does not know.",
                 "Use a model without it, for example one of the Qwen2.5 family.",
             )
+
+
+def _refuse_gaps(found: dict[str, Any], name: str) -> None:
+    """transformers fills what a file of weights lacks with random numbers."""
+    if missing := sorted(found["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise UserError(
+            f"The weights of {name} lack {missing[0]}{more}, and would be random there.",
+            "Download or copy the model again, whole; or mend its config.json, if that describes another model.",
+        )
 
 
 def _refuse_small_embedding(model: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> None:

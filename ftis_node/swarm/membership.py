@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,10 +52,12 @@ HEARD_SIZE = 256
 MET_SIZE = 256
 assert MET_SIZE > VIEW_SIZE, "those that were met include the view, and the oldest outside the view makes room"
 # Identities and addresses are free. Peers that came by themselves have at most half of the view; the first that this
-# node found stay while they answer; of the rest those make room that crowd together in one network. What one peer tells
-# of others fills at most an eighth of what this node has heard.
+# node found stay while they answer, and so do the first sixteen that have a record as authors. Of the rest those make
+# room that crowd together in one network; in which a peer is it says itself, so that rule alone would spare no honest
+# one. What one peer tells of others fills at most an eighth of what this node has heard.
 INBOUND_MAX = VIEW_SIZE // 2
 ANCHORS = 8
+VOUCHED = INBOUND_MAX // 2
 TELLER_PART = 8
 ADDRESSES_TOLD = 2
 PEERS_IN_A_HANDSHAKE = 16
@@ -102,8 +104,18 @@ class Membership:
     """
 
     def __init__(
-        self, transport: Transport, identity: Identity, run_file: RunFile, traffic: Traffic, cache: Path | None = None
+        self,
+        transport: Transport,
+        identity: Identity,
+        run_file: RunFile,
+        traffic: Traffic,
+        cache: Path | None = None,
+        recorded: Callable[[bytes], bool] = lambda peer: False,
     ) -> None:
+        """
+        Args:
+            recorded: whether a peer has a record as an author.
+        """
         self.view: dict[bytes, Peer] = {}
         self.refused: dict[bytes, str] = {}
         self.majors: dict[bytes, int] = {}  # of those refused, the versions that are not this node's
@@ -115,6 +127,7 @@ class Membership:
         self._run_text = dump_run_file(run_file)
         self._traffic = traffic
         self._cache = cache
+        self._recorded = recorded
         self._heard: dict[bytes, dict[str, bytes | None]] = {}  # addresses, and who named each
         self.tellers = Tellers()
         self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
@@ -185,7 +198,7 @@ class Membership:
             news |= peer not in self._heard and peer not in self.view
             known = self._heard.setdefault(peer, {})
             if text not in known:
-                self._heard[peer] = dict(islice({text: teller, **known}.items(), MAX_ADDRESSES))
+                self._heard[peer] = _own_first(peer, {text: teller, **known})
             elif teller is None:
                 known[text] = None
         return news
@@ -213,13 +226,20 @@ class Membership:
     def strangers(self) -> list[bytes]:
         """Peers heard of but not in the view, of which none was greeted in vain a moment ago.
 
-        Those that the owner named come first, then those that were met before, then those greeted in vain least often;
+        Those that the owner named come first. Of the rest those who told of them have turns, so that nobody who names
+        fresh peers without end keeps others from being greeted. Of one teller, those that were met before come first;
         otherwise the order is random.
         """
         found = [peer for peer in self._heard if peer not in self.view and not self._retries.seconds(peer)]
         random.shuffle(found)
-        found.sort(key=lambda peer: (peer not in self._owners, peer not in self._met, self._retries.times(peer)))
-        return found
+        found.sort(key=lambda peer: (peer not in self._owners, peer not in self._met))
+        told = Counter[bytes | None]()
+        turns: dict[bytes, int] = {}
+        for peer in found:
+            teller = self._tellers.get(peer)
+            turns[peer] = told[teller]
+            told[teller] += 1
+        return sorted(found, key=lambda peer: (peer not in self._owners, turns[peer]))
 
     def look_for(self, addresses: Sequence[str]) -> None:
         """Hears of bootstraps again; a node that is alone greets them without a pause."""
@@ -339,8 +359,10 @@ class Membership:
             if entry.failures >= GIVE_UP_AFTER and boot_seconds() - entry.seen > GIVE_UP_SECONDS:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
-                if entry.addresses and peer not in self._heard:  # else others may have named a newer address
-                    self._hear_claims(peer, entry.addresses)
+                if entry.addresses:
+                    named = self._heard.get(peer, {})
+                    self._hear_claims(peer, entry.addresses)  # others may have named a newer address, or false ones
+                    self._heard[peer] = _own_first(peer, named | self._heard[peer])
 
     def limits(self, peer: bytes) -> Limits | None:
         """What fits into a message between the two; None if they have not shaken hands."""
@@ -424,6 +446,8 @@ class Membership:
             leaving = [peer for peer in self.view.values() if peer not in anchors]
         else:
             return
+        vouched = [peer for peer in leaving if self._recorded(peer.id)][:VOUCHED]
+        leaving = [peer for peer in leaving if peer not in vouched]
         networks = [network_of(peer.addresses) for peer in leaving]
         crowd = Counter(networks)
         crowded = max(crowd.values())
@@ -444,3 +468,9 @@ class Membership:
         self._retries.refused(peer)
         self.view.pop(peer, None)
         self._met.pop(peer, None)
+
+
+def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:
+    """At most eight, with who named each: four that the peer itself or this node's owner named, then the first."""
+    own = [text for text, teller in addresses.items() if teller is None or teller == peer]
+    return dict(islice((dict.fromkeys(own[: MAX_ADDRESSES // 2]) | addresses).items(), MAX_ADDRESSES))

@@ -33,8 +33,8 @@ class Shelf:
         """Takes a caller's own record. Returns whether the key had room: a full one may have taken it all the same."""
         if self._validator.owner(record) != caller:
             return False
-        if record.key not in self._shelves and len(self._shelves) >= MAX_KEYS:
-            del self._shelves[random.choice(list(self._shelves))]
+        if not self._has_shelf(record.key, caller):
+            return False
         shelf = self._shelves.setdefault(record.key, {})
         _expire(shelf)
         room = caller in shelf or len(shelf) < MAX_RECORDS
@@ -56,6 +56,19 @@ class Shelf:
         """Where those who left records here may be dialled, by their 38-byte peer ids."""
         kept = {owner: record for shelf in self._shelves.values() for owner, record in shelf.items()}
         return {owner: self._validator.addresses(record) for owner, record in kept.items()}
+
+    def _has_shelf(self, key: bytes, caller: bytes) -> bool:
+        """Whether there is a shelf for this key, or room for one. Keys are free too: a shelf of strangers makes room,
+        one with a record of the view only for a peer of the view."""
+        if key in self._shelves or len(self._shelves) < MAX_KEYS:
+            return True
+        for shelf in self._shelves.values():
+            _expire(shelf)
+        idle = [other for other, shelf in self._shelves.items() if not any(map(self._known, shelf))]
+        if not idle and not self._known(caller):
+            return False
+        del self._shelves[random.choice(idle or list(self._shelves))]
+        return True
 
     def _make_room(self, shelf: dict[bytes, DHTRecord], caller: bytes) -> bool:
         strangers = [owner for owner in shelf if not self._known(owner)]

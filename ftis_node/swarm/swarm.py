@@ -86,7 +86,9 @@ class Swarm:
         self._run = run_file.run
         self._exchange_peers = exchange_peers
         self._want = want
-        self.membership = Membership(transport, identity, run_file, self.traffic, peer_cache)
+        self.membership = Membership(
+            transport, identity, run_file, self.traffic, peer_cache, recorded=standing.established
+        )
         self._told = asyncio.Event()  # something to tell or to ask
         self._news = asyncio.Event()  # something to pull
         self._heard = asyncio.Event()  # somebody to greet

@@ -21,11 +21,11 @@ from ftis_node.worker.messages import pack, receive
 
 # These need no GPU and are wanted while a long step or generation runs. Each set has a thread of its own: scoring must
 # not wait for a checkpoint of gigabytes.
-_ASIDE = (frozenset({"score", "texts"}), frozenset({"write"}), frozenset({"gpu"}))
+_ASIDE = (frozenset({"score", "texts"}), frozenset({"write"}), frozenset({"gpu"}), frozenset({"interrupt"}))
 
 
 class _Server:
-    """Reads requests, hands them to one of four threads, writes the answers."""
+    """Reads requests, hands them to one of five threads, writes the answers."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

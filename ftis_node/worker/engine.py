@@ -22,6 +22,7 @@ from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.evaluate import greedy
 from ftis_node.fit.context import Context, refuse_prompts, refuse_run
 from ftis_node.fit.memory import Workload
+from ftis_node.host.interruption import interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.objective import PRESETS, Objective
@@ -274,6 +275,11 @@ class Engine:
         refuse_prompts(self.policy.name, self._context, ids, questions, name, completion_tokens=cap)
         self._exams[name] = _Exam(ids, examples, loaded.reward, cap, loaded.scorer)
         return {"prompts": len(examples)}
+
+    def interrupt(self) -> dict[str, Any]:
+        """Gives up the generation or step that runs, which then fails and has changed no weights; from any thread."""
+        interrupt()
+        return {}
 
     def gpu(self) -> dict[str, Any]:
         """What the GPU is at, see `gpu_figures`; in a thread of its own."""

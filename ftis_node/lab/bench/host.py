@@ -24,6 +24,7 @@ import uvloop
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from ftis_node.config.run import RunFile
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.packets import make_context, make_packet, make_run
 from ftis_node.packet import Group, author_digest, decode, encode, packet_digest
 from ftis_node.store.packets import PacketStore
@@ -113,7 +114,7 @@ class BenchNode:
             store=self.store,
             exchange_peers=setup["exchange_peers"],
             max_age=600.0,
-            standing=Standing(time.monotonic),
+            standing=Standing(boot_seconds),
             want=lambda: Want(self.appetite - self.admitted, Newcomers(), sys.maxsize),
             on_groups=self._take,
         )
@@ -188,7 +189,7 @@ class BenchNode:
         self.store.add([(one.group, one.body) for one in arrived], own=False)
         self.admitted += len(arrived)
         self.authors |= {one.group.author for one in arrived}
-        self.ages += [time.monotonic() - one.born for one in arrived]
+        self.ages += [boot_seconds() - one.born for one in arrived]
 
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""

@@ -22,6 +22,7 @@ from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.draw import draw
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network
@@ -141,7 +142,7 @@ class WholeNode:
             settings=settings,
             store=store,
             worker=InProcess(self.engine),
-            standing=Standing(time.monotonic, ()),
+            standing=Standing(boot_seconds, ()),
         )
         network = Network()
         self.stepper.swarm = self._swarm = self._member(network, identity.author, context, store, on_demand=True)
@@ -156,7 +157,7 @@ class WholeNode:
             author=author,
             context=context,
             store=store,
-            clock=time.monotonic,
+            clock=boot_seconds,
             max_age=math.inf,
             rng=random.Random(0),
             on_demand=on_demand,

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ftis_node.fit.memory import PREFILL_TOKENS
+from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.cache import Ids, SharedCache, closing_up
 from ftis_node.policy.generate.decoder import Decoder, reach
@@ -99,6 +100,7 @@ def _complete(
     del logits  # before the next ones are made
     drawn: list[tuple[Ids, Tensor, Tensor]] = [(there, token, logprob)]
     while len(drawn) < sampling.max_new_tokens:
+        check()
         finished |= ends[token]
         if len(drawn) % _LOOK_EVERY[device.type] == 0:
             over = finished.cpu().numpy()
