@@ -88,10 +88,10 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "worker/engine.py": ("There is no objective ….",),
     },
     "test_context.py::test_a_row_longer_than_the_runs_cap_is_named_with_its_length": {
-        "policy/context.py": ("… is a prompt of … tokens, and the run allows …: ….",),
+        "fit/context.py": ("… is a prompt of … tokens, and the run allows …: ….",),
     },
     "test_context.py::test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_are_loaded": {
-        "policy/context.py": ("The run has completions of up to … tokens, but … ….",),
+        "fit/context.py": ("The run has completions of up to … tokens, but … ….",),
     },
     "test_engine.py::test_another_models_checkpoint_is_refused": {
         "worker/engine.py": ("str(error)",),
@@ -152,7 +152,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "cli/local.py": ("The node on this home serves no page.",),
     },
     "test_errors_within.py::test_a_question_without_a_token": {
-        "policy/context.py": ("… has no token in the tokenizer of …: ….",),
+        "fit/context.py": ("… has no token in the tokenizer of …: ….",),
     },
     "test_errors_within.py::test_a_report_replaces_no_file": {
         "preflight/bugreport.py": ("… exists already.",),
@@ -206,7 +206,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "… cannot be written: ….",
             "… is a model and no checkpoint, so --model says nothing.",
         ),
-        "policy/context.py": ("… is a prompt of … tokens and a completion may have …, but",),
+        "fit/context.py": ("… is a prompt of … tokens and a completion may have …, but",),
         "tasks/__init__.py": ("There is no task ….",),
         "tasks/jsonl.py": ("Cannot read …: ….",),
         "worker/restore.py": (
@@ -354,7 +354,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "policy/load.py": ("… transforms its logits after the head (…), which scoring does not kno",),
     },
     "test_policy_load.py::test_a_model_whose_weights_lack_a_part_is_refused_rather_than_trained_with_random_ones": {
-        "policy/load.py": ("The weights of … lack …, and would be random there.",),
+        "policy/load.py": ("The weights of … lack ……, and would be random there.",),
     },
     "test_policy_load.py::test_a_model_with_fewer_rows_than_its_tokenizer_has_ids_is_refused": {
         "policy/load.py": ("… has … embedding rows for the … token ids of its tokenizer.",),

@@ -15,9 +15,9 @@ import torch
 from ftis_node.config.run import Run
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import FtisError, UsageError, UserError
-from ftis_node.learner import memory
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import prompt_digest
+from ftis_node.policy import room
 from ftis_node.policy.tokenizer import prompt_ids
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import TEXT_LETTERS, Engine, choose_objective
@@ -189,7 +189,7 @@ def with_room_for(engine: Engine, rows: int) -> None:
 def test_generation_that_does_not_fit_goes_on_with_fewer_sequences_side_by_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "WAITS", ())
+    monkeypatch.setattr(room, "WAITS", ())
     engine = opened(generation_batch=64)
     with_room_for(engine, 20)
     answer = engine.generate(list(range(10)))
@@ -200,7 +200,7 @@ def test_generation_that_does_not_fit_goes_on_with_fewer_sequences_side_by_side(
 
 
 def test_a_group_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WAITS", ())
+    monkeypatch.setattr(room, "WAITS", ())
     engine = opened()
     with_room_for(engine, 7)
     with pytest.raises(FtisError, match="single prompt"):

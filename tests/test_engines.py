@@ -36,8 +36,8 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.packet import Completion
-from ftis_node.policy import cache as cache_module
-from ftis_node.policy import native as native_module
+from ftis_node.policy.generate import cache as cache_module
+from ftis_node.policy.generate import native as native_module
 from ftis_node.policy.generate.cache import closing_up
 from ftis_node.policy.generate.decoder import Decoder
 from ftis_node.policy.generate.stream import Sampling, generate

@@ -316,9 +316,9 @@ def test_an_unfinished_completion_is_wrong_but_may_be_lenient() -> None:
 
 def test_what_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     from ftis_node.evaluate import greedy
-    from ftis_node.learner import memory
+    from ftis_node.policy import room
 
-    monkeypatch.setattr(memory, "WAITS", ())
+    monkeypatch.setattr(room, "WAITS", ())
     policy, whole = tiny_policy(), greedy.generate
     sizes: list[int] = []
 

@@ -48,7 +48,7 @@ Fit = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fit:
     """The command in this process, with no hub to ask: exit code, stdout and stderr."""
-    monkeypatch.setattr("ftis_node.fit.geometry.where_to_look", lambda source: {"local_files_only": True})
+    monkeypatch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
 
     def run(*flags: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ftis-node", "fit", *flags])

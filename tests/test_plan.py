@@ -45,7 +45,7 @@ PARAMETERS = {"0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "
 @pytest.fixture(autouse=True, scope="module")
 def _without_hub() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ftis_node.fit.geometry.where_to_look", lambda source: {"local_files_only": True})
+        patch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
         yield
 
 

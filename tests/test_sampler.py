@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from ftis_node.policy import sampler
+from ftis_node.policy.generate import sampler
 from ftis_node.policy.generate.sampler import _invert, draw
 
 
