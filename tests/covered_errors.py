@@ -354,7 +354,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "policy/load.py": ("… transforms its logits after the head (…), which scoring does not kno",),
     },
     "test_policy_load.py::test_a_model_whose_weights_lack_a_part_is_refused_rather_than_trained_with_random_ones": {
-        "policy/load.py": ("The weights of … lack …, and would be random there.",),
+        "policy/load.py": ("The weights of … lack ……, and would be random there.",),
     },
     "test_policy_load.py::test_a_model_with_fewer_rows_than_its_tokenizer_has_ids_is_refused": {
         "policy/load.py": ("… has … embedding rows for the … token ids of its tokenizer.",),
