@@ -30,7 +30,7 @@ IDLE_SECONDS = 30.0
 TAKEN_TOGETHER = 16
 SLOW_SECONDS = 3.0
 REST_AFTER_LOOKING = 30.0  # times as long as looking through the table took, in seconds of CPU
-STEP_INTERVALS = 4.0  # of exchanges in a step, see `stepping.exchange_interval`
+STEP_INTERVALS = 4.0  # of exchanges in a step, see `node.stepper.exchange_interval`
 
 logger = logging.getLogger(__name__)
 _RNG = random.Random()
