@@ -28,8 +28,8 @@ from ftis_node.store.checkpoints import labelled, newest_facts
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.p2pd import listening_of
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.tasks import load_task
 from ftis_node.text import rounded
 from ftis_node.worker.engine import choose_objective
@@ -84,7 +84,7 @@ class DryRun:
             key = Path(scratch) / "key"
             Identity(os.urandom(32)).keep(key)
             dialling = self._settings.model_copy(update={"listen": False, "announce": (), "port": 0})
-            transport = await Transport.start(listening_of(dialling, key, Path(scratch)))
+            transport = await Libp2p.start(listening_of(dialling, key, Path(scratch)))
             try:
                 return await fetch_run(transport, bootstraps, min(PATIENCE, self._settings.patience))
             finally:

@@ -150,7 +150,7 @@ def file_system(path: Path) -> str:
 def port(case: Case) -> Iterator[Finding]:
     """Whether the node could listen where it is told to."""
     from ftis_node.swarm.addresses import check_port, free_port
-    from ftis_node.swarm.p2pd import listening_of
+    from ftis_node.swarm.wire.p2pd import listening_of
 
     settings = case.settings
     listening_of(settings, case.home.key, case.home.path)  # raises if addresses in the settings are none

@@ -24,7 +24,7 @@ from ftis_node.swarm.pool import Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival, Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.transport import Transport
 
 IDLE_SECONDS = 30.0
 TAKEN_TOGETHER = 16
