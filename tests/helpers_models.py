@@ -15,13 +15,15 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import ftis_node
-from ftis_node.config.run import Run, RunFile, dump_run_file, make_run
-from ftis_node.config.settings import collect
+from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
+from ftis_node.config.settings import Settings, collect
+from ftis_node.packet import Completion, decode, encode, pack_group
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import GroupPart, ModelFacts, ScoredPacket, StepGroup
 
 BUILT_IN = Path(ftis_node.__file__).parent / "models"
 QWEN = Path(__file__).resolve().parents[2] / "shared" / "data" / "qwen2.5-tokenizer"
@@ -93,39 +95,56 @@ def plain_logprobs(policy: Policy, prompts: Sequence[Sequence[int]], completions
     return torch.stack(out)
 
 
-def arithmetic_settings(**flags: Any) -> dict[str, Any]:
+def arithmetic_settings(**flags: Any) -> Settings:
     """The arithmetic task's settings as the compute process gets them."""
     flags = {"device": "cpu", "eval_prompts": 40} | flags
-    return collect(task="arithmetic", flags=flags, environment={})[0].model_dump(mode="json")
+    return collect(task="arithmetic", flags=flags, environment={})[0]
 
 
-def arithmetic_run(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def arithmetic_run(facts: ModelFacts, **changes: Any) -> Run:
     """A run that fits what the engine told of itself when it loaded."""
-    parts = {
-        "task": facts["task"],
-        "data": facts["data"],
-        "template": facts["template"],
-        "reward": facts["reward"],
-        "group": 8,
-        "slots": 32,
-        "prompt_tokens": facts["prompt_tokens"],
-        "completion_tokens": facts["completion_tokens"],
-        "temperature": 1.0,
-        "eos": tuple(facts["eos"]),
-        "tokenizer": facts["tokenizer"],
-        "vocabulary": facts["vocabulary"],
-    }
-    return Run(**parts | changes).model_dump(mode="json")
+    return run_for(facts.shared(), **{"group": 8} | changes)
 
 
-def engine_in(home: Path, *, lora: bool, eval_prompts: int) -> tuple[Engine, dict[str, Any]]:
+def completions_of(group: ScoredPacket) -> list[Completion]:
+    """The completions that an engine generated."""
+    return list(decode(group.packet).completions())
+
+
+def packed(engine: Engine, completions: Sequence[Completion], row: int = 0) -> bytes:
+    """The packet of a group that nobody sampled."""
+    return encode(
+        pack_group(
+            run_id=engine.run.id,
+            author=b"",
+            round=0,
+            slot=0,
+            policy_step=0,
+            prompt_ids=engine.prompts[row],
+            completions=completions,
+        )
+    )
+
+
+def batch_of(
+    rows: Sequence[int], generated: Sequence[ScoredPacket], *, uneven: bool = False, source: str = "own"
+) -> list[StepGroup]:
+    """Generated groups as a step takes them; `uneven`: with rewards that differ, whatever they earned."""
+    groups = []
+    for row, made in zip(rows, generated, strict=True):
+        rewards = [float(place % 2) for place in range(len(made.rewards))] if uneven else made.rewards
+        groups.append(StepGroup(row, [GroupPart(source, made.packet, rewards)]))
+    return groups
+
+
+def engine_in(home: Path, *, lora: bool, eval_prompts: int) -> tuple[Engine, ModelFacts]:
     """An engine on the arithmetic task, whose run file it leaves in the home; and what it said of model and task."""
     engine = Engine()
-    facts = engine.load(arithmetic_settings(lora=lora, eval_prompts=eval_prompts), "arithmetic", None, None)
+    facts = engine.load(arithmetic_settings(lora=lora, eval_prompts=eval_prompts), "arithmetic")
     run = arithmetic_run(facts)
     engine.open(run)
     home.mkdir(parents=True, exist_ok=True)
-    (home / "run.toml").write_text(dump_run_file(RunFile(run=make_run(**run | {"eos": tuple(run["eos"])}))))
+    (home / "run.toml").write_text(dump_run_file(RunFile(run=run)))
     return engine, facts
 
 

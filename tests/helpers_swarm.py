@@ -93,7 +93,7 @@ def packet(author: bytes, round: int, slot: int, *, interior_eos: bool = False, 
 
 def group(author: bytes, body: bytes) -> Group:
     content = decode(body)
-    return Group(author, draw(RUN.id, author, content.round, content.slot, ROWS), content, packet_digest(body))
+    return Group(author, draw(RUN.id, author, content.round, content.slot, ROWS), content, packet_digest(body), body)
 
 
 def announcement(

@@ -18,6 +18,7 @@ from ftis_node.node.evaluation_schedule import Exams
 from ftis_node.node.status import StepLog
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.swarm.membership import Reachability
+from tests.helpers_steps import taken_step
 
 
 @pytest.mark.parametrize(
@@ -124,15 +125,8 @@ def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, ca
     now, steps = 0.0, StepLog()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     caplog.set_level("INFO")
-    step = {
-        "own_groups": 1,
-        "own_reward": 0.5,
-        "foreign_groups": 2,
-        "foreign_reward": None,
-        "seconds": {"train": 1.5, "total": 2.0},
-    }
     for number in range(1, 22):
-        steps.tell(step | {"step": number})
+        steps.tell(taken_step(number))
         now += 1.0
     logged = [record.getMessage() for record in caplog.records]
     assert logged[0] == "Step 1: own groups 1 (reward 0.50), foreign 2 (–), 2.0 s"

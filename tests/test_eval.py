@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -61,7 +62,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         directory = checkpoints.begin(step)
         engine.save(str(directory))
         checkpoints.commit(directory, {"model": f"tiny-a ({request.param})", "progress": {"step": step}})
-    return path, engine.evaluate()
+    return path, asdict(engine.evaluate())
 
 
 def test_a_model_by_its_name() -> None:
@@ -197,7 +198,7 @@ def test_nothing_is_trained_on_a_test(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to train on"):
         CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
     with pytest.raises(UsageError, match="nothing to train on"):
-        Engine().load(arithmetic_settings(), "math500", None, None)
+        Engine().load(arithmetic_settings(), "math500")
 
 
 @pytest.mark.slow
@@ -301,7 +302,7 @@ def test_what_is_told_adds_up_and_does_not_hang_on_the_batch() -> None:
         *(other.correct, other.formatted, other.lenient),
         sum(judged.finished for judged in told),
     )
-    assert evaluate(policy, [], [], scorer, CAP).figures()["pass_at_1"] == 0.0
+    assert evaluate(policy, [], [], scorer, CAP).figures().pass_at_1 == 0.0
 
 
 def test_an_unfinished_completion_is_wrong_but_may_be_lenient() -> None:

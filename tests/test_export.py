@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -43,21 +44,21 @@ BASE = BUILT_IN_DIR / "tiny-a"
 def make_home(path: Path, *, lora: bool) -> Path:
     """A home with the checkpoint of an engine whose weights were changed, and a log as a daemon writes it."""
     engine, facts = engine_in(path, lora=lora, eval_prompts=60)
-    before = engine.evaluate()
+    before = asdict(engine.evaluate())
     change_weights(engine)
     checkpoints = Checkpoints(path / "checkpoints")
     directory = checkpoints.begin(12)
     engine.save(str(directory))
     progress = Progress(step=12, own_groups_used=200)
     progress.foreign_groups_used.update({"12D3KooWa": 50, "12D3KooWb": 38})
-    checkpoints.commit(directory, {"model": f"tiny-a ({facts['kind']})", "progress": progress.facts()})
+    checkpoints.commit(directory, {"model": f"tiny-a ({facts.kind})", "progress": progress.facts()})
     log = MetricsLog(path / "metrics.jsonl")
-    start = {"settings": facts["settings"], "versions": {"torch": "1.2.3"}}
+    start = {"settings": facts.settings.model_dump(mode="json"), "versions": {"torch": "1.2.3"}}
     log.write("started", step=0, **start)
     log.write("evaluation", step=0, **before)
     log.write("evaluation", step=9, **before)
     log.write("started", step=6, **start)  # a kill took the weights of step 9
-    log.write("evaluation", step=12, **engine.evaluate())
+    log.write("evaluation", step=12, **asdict(engine.evaluate()))
     log.write("evaluation", step=99, **before)
     log.close()
     return path

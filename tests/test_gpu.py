@@ -18,6 +18,7 @@ from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.gpu import gpu_figures
+from ftis_node.worker.messages import Gpu, GpuFigures
 from tests.helpers_models import arithmetic_settings
 from tests.test_prometheus import JOINING, TRAINING
 
@@ -28,8 +29,8 @@ def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none() -> None:
     assert gpu_figures(torch.device("cpu")) is None
     assert gpu_figures(torch.device("cuda:99")) is None
     engine = Engine()
-    engine.load(arithmetic_settings(), "arithmetic", None, None)
-    assert engine.gpu() == {"gpu": None}
+    engine.load(arithmetic_settings(), "arithmetic")
+    assert engine.gpu() is None
 
 
 def test_a_person_reads_how_busy_it_is_where_that_is_known() -> None:
@@ -52,11 +53,11 @@ async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, mo
     class Worker:
         pid = None
 
-        async def call(self, op: str) -> dict[str, Any]:
+        async def call(self, request: Gpu) -> GpuFigures:
             seen.append(process.status()["gpu"])
             if len(seen) == 3:
                 raise WorkerDied("It is gone.")
-            return {"gpu": BUSY}
+            return GpuFigures(**BUSY)
 
     await asyncio.wait_for(process._watch(Worker()), 10)  # type: ignore[arg-type]
     assert seen == [None, BUSY, BUSY] and process.status()["gpu"] is None

@@ -73,7 +73,7 @@ def test_what_lies_at_the_mean_and_far_away_leaves_the_denominator() -> None:
     parts: dict[str, Any] = {"divergence": "k1", "threshold": 0.5, "importance": "none"}
     inside, outside = learner(parts=parts), learner(parts=parts | {"count_dropped": False})
     first, second = inside.step([group]), outside.step([group])
-    assert second.diagnostics["overall"]["filtered"] == 3
+    assert second.diagnostics.overall["filtered"] == 3
     assert second.loss == pytest.approx(4 * first.loss, rel=1e-5)
 
 

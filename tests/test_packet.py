@@ -173,7 +173,7 @@ def test_completions_come_in_order_with_their_own_tokens() -> None:
 
 
 def test_a_group_is_known_by_author_round_and_slot() -> None:
-    assert Group(b"author", 11, small_packet(), b"digest").key == (b"author", 7, 2)
+    assert Group(b"author", 11, small_packet(), b"digest", b"data").key == (b"author", 7, 2)
 
 
 def test_packing_takes_plain_lists_and_wider_types() -> None:

@@ -180,7 +180,7 @@ def test_the_oldest_make_room_and_no_more_than_needed(
         model: list[bytes] = []
         for number, size in enumerate(sizes):
             body = number.to_bytes(2, "big") * size
-            named = Group(ALICE, 0, content.packet, packet_digest(body))
+            named = Group(ALICE, 0, content.packet, packet_digest(body), body)
             store.add([(named, body)] * (2 if number in repeat else 1), own=False)
             model.append(body)
             while sum(map(len, model)) > quota:
@@ -202,11 +202,11 @@ def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: 
     store._db.execute(f"PRAGMA max_page_count = {pages + 10}")
     for _ in range(3):
         with pytest.raises(sqlite3.OperationalError, match="full"):
-            store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big)), big)], own=False)
+            store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big), big), big)], own=False)
     assert not store.holds(content.digest)
     assert not store.seen(*content.key)
     store._db.execute("PRAGMA max_page_count = 100000")
-    store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big)), big)], own=False)
+    store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big), big), big)], own=False)
     assert store.holds(content.digest) and store.holds(packet_digest(big)), "bytes never stored were counted"
     assert take_round(store) == 0
 

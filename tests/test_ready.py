@@ -131,8 +131,8 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too(d
 
 
 def test_the_way_is_told_when_a_model_is_loaded() -> None:
-    plan = Engine().load(arithmetic_settings(), "arithmetic", None, None)["plan"]
-    assert plan["reasons"][-1].startswith("Sequences are packed (") and "native decoder" in plan["reasons"][-1]
+    plan = Engine().load(arithmetic_settings(), "arithmetic").plan
+    assert plan.reasons[-1].startswith("Sequences are packed (") and "native decoder" in plan.reasons[-1]
 
 
 def test_why_a_model_is_padded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

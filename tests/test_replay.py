@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from ftis_node.cli import app
-from ftis_node.config.run import Run, RunFile, dump_run_file
+from ftis_node.config.run import RunFile, dump_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds
@@ -38,6 +39,7 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import Request
 from tests.daemons import Daemon, run_cli
 from tests.helpers_models import arithmetic_run, arithmetic_settings
 from tests.old_home import age
@@ -309,8 +311,8 @@ class InThisProcess:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def call(self, op: str, **args: Any) -> Any:
-        return getattr(self.engine, op)(**args)
+    async def call(self, request: Request[Any]) -> Any:
+        return getattr(self.engine, request.op)(**request.arguments())
 
 
 class Nobody:
@@ -330,15 +332,15 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
     """A node alone, without its processes: a step for each number of bad steps in a row that is told of it."""
     home.open()
     worker = InThisProcess(Engine())
-    loaded = worker.engine.load(arithmetic_settings(batch_groups=4), task, None, None, code=True)
-    run = Run(**arithmetic_run(loaded))
-    opened = worker.engine.open(run.model_dump(mode="json"))
+    loaded = worker.engine.load(arithmetic_settings(batch_groups=4), task, code=True)
+    run = arithmetic_run(loaded)
+    opened = worker.engine.open(run)
     home.run_file.write_text(dump_run_file(RunFile(run=run)))
     log, store = MetricsLog(home.metrics), PacketStore(home.store, run.id, 1 << 30)
-    told = {"run": run.id.hex(), "settings": loaded["settings"], "versions": versions()}
+    told = {"run": run.id.hex(), "settings": loaded.settings.model_dump(mode="json"), "versions": versions()}
     log.write(**started(fresh=True) | told | {"task": task})
     stepper = Stepper(
-        context=AdmissionContext(run=run, prompt_digests=opened["prompt_digests"]),
+        context=AdmissionContext(run=run, prompt_digests=opened.prompt_digests),
         **{
             "standing": Standing(boot_seconds),
             "own_only": False,
@@ -346,14 +348,17 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
             "store": store,
             "worker": worker,
         },
-        settings=Settings(**loaded["settings"]),
+        settings=loaded.settings,
     )
     stepper.swarm = Nobody()
     saving = Saving(home.checkpoints, "tiny-a (full)", "adamw", log, 0)
     for bad in bad_steps:
         taken = await stepper.step(asyncio.Event())
-        log.write("step", **taken)
-        await saving.after_step(worker, stepper.progress, taken | {"bad_steps": bad, "diverged": bad == BAD_STEPS})
+        assert taken is not None
+        log.write("step", **taken.row())
+        await saving.after_step(
+            worker, stepper.progress, replace(taken.report, bad_steps=bad, diverged=bad == BAD_STEPS)
+        )
     await saving.settle()
     worker.engine.close()
     log.close()

@@ -25,11 +25,14 @@ from ftis_node.lab.replaying.lineage import EVENTS, lineage
 from ftis_node.node.checkpointing import Saving, checkpoint_seconds, wear
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, each_event
+from ftis_node.step_report import StepReport
 from ftis_node.store.checkpoints import verify
 from ftis_node.text import GB, MB
+from ftis_node.worker.messages import Restore, Snapshot, Write
+from tests.helpers_steps import step_report
 
-GOOD = {"bad_steps": 0, "diverged": False}
-DIVERGED = {"bad_steps": 5, "diverged": True}
+GOOD = step_report()
+DIVERGED = step_report(bad_steps=5, diverged=True)
 MACHINE = {"directory": "/", "task": "t", "data": None, "eval_data": None, "run": "00", "kind": "full", "versions": {}}
 MACHINE |= {"settings": Settings().model_dump(mode="json"), "device": "cpu", "threads": 1}
 FIGURES = {"loss": 0.0, "gradient_norm": 0.0, "own_reward": None, "foreign_reward": None, "skipped": None}
@@ -54,15 +57,14 @@ class Marks:
         self.weights: list[int] = []
         self._snapshot: list[int] = []
 
-    async def call(self, op: str, *, directory: str, **_: Any) -> dict[str, Any]:
-        file = Path(directory) / "weights"
-        if op == "snapshot":
+    async def call(self, request: Snapshot | Write | Restore) -> None:
+        file = Path(request.directory) / "weights"
+        if isinstance(request, Snapshot):
             self._snapshot = list(self.weights)
-        elif op == "write":
+        elif isinstance(request, Write):
             file.write_text(json.dumps(self._snapshot))
         else:
             self.weights = json.loads(file.read_text())
-        return {}
 
 
 class Node:
@@ -94,7 +96,7 @@ class Node:
         if fresh and self.saving.written:
             self.progress = Progress()
 
-    def step(self, report: dict[str, Any] = GOOD) -> None:
+    def step(self, report: StepReport = GOOD) -> None:
         assert self.progress is not None
         self.progress.step += 1
         self.marks += 1

@@ -27,7 +27,7 @@ LOAD = textwrap.dedent(
     from ftis_node.worker.engine import Engine
     from tests.helpers_models import arithmetic_settings
 
-    Engine().load(arithmetic_settings(model="someone/tiny"), "arithmetic", None, None)
+    Engine().load(arithmetic_settings(model="someone/tiny"), "arithmetic")
     """
 )
 

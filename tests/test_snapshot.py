@@ -21,22 +21,21 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.learner import tensorfile
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.worker.engine import SPARE, Engine
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.helpers_models import arithmetic_run, arithmetic_settings, batch_of
 
 KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
 
 
 def opened(**settings: Any) -> Engine:
     engine = Engine()
-    facts = engine.load(arithmetic_settings(**settings), "arithmetic", None, None)
+    facts = engine.load(arithmetic_settings(**settings), "arithmetic")
     engine.open(arithmetic_run(facts))
     return engine
 
 
 def train(engine: Engine) -> None:
-    groups = engine.generate([1, 2])["groups"]
-    parts = [{"source": "own", "completions": g, "rewards": [float(k % 2) for k in range(8)]} for g in groups]
-    assert engine.step([{"row": row, "parts": [part]} for row, part in enumerate(parts, 1)])["skipped"] is None
+    groups = engine.generate([1, 2]).groups
+    assert engine.step(batch_of([1, 2], groups, uneven=True)).skipped is None
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:

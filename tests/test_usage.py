@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import asdict
 
 from ftis_node.worker.usage import Usage
 
@@ -31,14 +32,14 @@ def test_time_that_no_work_took_was_idle() -> None:
     clock.now += 0.5
     spend(usage, clock, "train", 2)
     told = {"total": 6.5, "generate": 3, "train": 2, "evaluate": 0, "score": 1, "idle": 1.5}
-    assert usage.step_ended() == pytest.approx(told), "scoring text is no work of the device"
+    assert asdict(usage.step_ended()) == pytest.approx(told), "scoring text is no work of the device"
 
     clock.now += 4
     spend(usage, clock, "evaluate", 5)
     spend(usage, clock, "generate", 1)
     spend(usage, clock, "train", 2)
     told = {"total": 12, "generate": 1, "train": 2, "evaluate": 5, "score": 0, "idle": 4}
-    assert usage.step_ended() == pytest.approx(told), "from the end of the step before"
+    assert asdict(usage.step_ended()) == pytest.approx(told), "from the end of the step before"
 
 
 def test_work_that_failed_took_its_time_all_the_same() -> None:
@@ -48,4 +49,4 @@ def test_work_that_failed_took_its_time_all_the_same() -> None:
         clock.now += 2
         raise ValueError
     spend(usage, clock, "train", 1)
-    assert usage.step_ended()["idle"] == 0
+    assert usage.step_ended().idle == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
@@ -95,7 +96,7 @@ def evaluate(
     if second is not None and theirs is not None:
         from ftis_node.evaluate.greedy import Paired
 
-        figures["base"] = second.told() | theirs.outcome.figures()
+        figures["base"] = second.told() | asdict(theirs.outcome.figures())
         figures["paired"] = Paired.of(ours.judged, theirs.judged).figures()
     shown = _examples(ours, theirs, show if show is not None else _SHOWN if compare else 0)
     if json:
@@ -221,7 +222,7 @@ def _figures(chosen: _Chosen, exam: _Exam, result: _Result) -> dict[str, Any]:
         "reward": exam.task.reward,
         "completion_tokens": exam.cap,
         "lora_alpha": chosen.settings.lora_alpha if chosen.settings.lora else None,
-        **result.outcome.figures(),
+        **asdict(result.outcome.figures()),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.context import context_of, refuse_prompts
 from ftis_node.fit.memory import FRAGMENTATION, Device, Setup, Workload, estimate
 from ftis_node.packet import Completion
@@ -47,23 +48,23 @@ class Outcome:
     seconds: float
     batch: int
 
-    def figures(self) -> dict[str, Any]:
-        """Rates from 0 to 1, the 95 % interval of pass@1 as `low` and `high`, and the counts they come from."""
+    def figures(self) -> Evaluation:
+        """Rates, the interval of pass@1, and the counts they come from."""
         count = max(1, self.prompts)
         low, high = wilson(self.correct, self.prompts)
-        return {
-            "pass_at_1": self.correct / count,
-            "low": low,
-            "high": high,
-            "formatted": self.formatted / count,
-            "lenient": self.lenient / count,
-            "finished": self.finished / count,
-            "correct": self.correct,
-            "prompts": self.prompts,
-            "mean_tokens": self.tokens / count,
-            "seconds": self.seconds,
-            "batch": self.batch,
-        }
+        return Evaluation(
+            pass_at_1=self.correct / count,
+            low=low,
+            high=high,
+            formatted=self.formatted / count,
+            lenient=self.lenient / count,
+            finished=self.finished / count,
+            correct=self.correct,
+            prompts=self.prompts,
+            mean_tokens=self.tokens / count,
+            seconds=self.seconds,
+            batch=self.batch,
+        )
 
 
 def wilson(correct: int, count: int, level: float = 0.95) -> tuple[float, float]:

@@ -16,11 +16,13 @@ from ftis_node.host.files import bytes_under, replace_text
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import lasting, same_model
+from ftis_node.step_report import StepReport
 from ftis_node.store.checkpoints import Checkpoints, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
 from ftis_node.swarm.standing import Standing
 from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
+from ftis_node.worker.messages import Restore, Snapshot, Write
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 300.0, 3600.0  # between checkpoints, by default
 CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # beyond which they come less often: a disk for 600 TB lasts six years and a half
@@ -135,22 +137,19 @@ class Saving:
         return progress
 
     async def _load(self, worker: Worker, directory: Path, step: int) -> None:
-        await worker.call("restore", directory=str(directory), steps=step)
+        await worker.call(Restore(str(directory), step))
         self._unsaved = self._tried = False
         self._saved_at = self._clock()
 
-    async def after_step(self, worker: Worker, progress: Progress, report: dict[str, Any]) -> None:
+    async def after_step(self, worker: Worker, progress: Progress, report: StepReport) -> None:
         """Checkpoints if one is due; after too many bad steps in a row, goes back to an older checkpoint.
-
-        Args:
-            report: the learner's `StepReport`, as a dictionary.
 
         Raises:
             UserError: going back was tried before and did not help.
         """
         if self._writing is not None and self._writing.done():
             await self.settle()  # that it failed must not be found out at the next checkpoint only
-        if report["bad_steps"] == 0:
+        if report.bad_steps == 0:
             self._good_step, self._good_at = progress.step, self._clock()
             self._good_steps += 1
             if self._good_steps >= RECOVERED_STEPS:
@@ -159,7 +158,7 @@ class Saving:
             if self._due_in() <= 0:
                 await self.checkpoint(worker, progress)
                 self._tried = True
-        elif report["diverged"]:  # no checkpoint of bad steps: the same weights again would push out older ones
+        elif report.diverged:  # no checkpoint of bad steps: the same weights again would push out older ones
             await self._go_back(worker, progress)
 
     def _due_in(self) -> float:
@@ -185,14 +184,14 @@ class Saving:
         step."""
         await self.settle()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await worker.call("snapshot", directory=str(directory))
+        await worker.call(Snapshot(str(directory)))
         self._begun_at, self._unsaved = self._clock(), False
         of = {"model": self._model, "optimiser": self._optimiser, "branch": self.branch}
         facts = {**of, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: dict[str, Any]) -> None:
-        await worker.call("write", directory=str(directory))
+        await worker.call(Write(str(directory)))
         self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
         await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step, self._saved_at = step, self._begun_at

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import msgspec
+
 from ftis_node.config.run import CODE, RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
@@ -31,10 +33,12 @@ from ftis_node.observe.api import Api
 from ftis_node.observe.notify import Notifier
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
+from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
+from ftis_node.worker.messages import Evaluate, Open
 
 logger = logging.getLogger(__name__)
 
@@ -172,10 +176,10 @@ class Node:
         self._stack.push_async_callback(self._compute.stop)
         await self._load()
         if self._run_file is None:
-            self._run_file = RunFile(run=run_for(self._compute.facts))
+            self._run_file = RunFile(run=run_for(self._compute.facts.shared()))
         run = self._run_file.run
-        check_fit(run, self._compute.facts, self.settings.model)
-        opened = await self._compute.worker.call("open", run=run.model_dump(mode="json"))
+        check_fit(run, self._compute.facts.shared(), self.settings.model)
+        opened = await self._compute.worker.call(Open(run))
         replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the model has room for its rows
         remember_files(self.home, self.options, self.options.task_of(self._run_file))
         self._rooms = rooms = furnish(
@@ -299,8 +303,8 @@ class Node:
             await self._evaluate(rooms)
             await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)
             await self._wait_for_peers(rooms)
-        elif await rooms.stepper.step(self._stopping) is not None:
-            await self._after_step(rooms)
+        elif (last := await rooms.stepper.step(self._stopping)) is not None:
+            await self._after_step(rooms, last)
 
     def _done(self, rooms: Rooms) -> bool:
         return self.settings.steps is not None and rooms.stepper.progress.step >= self.settings.steps
@@ -314,9 +318,9 @@ class Node:
                 await asyncio.wait_for(self._stopping.wait(), 0.2)
         self._sought = 0
 
-    async def _after_step(self, rooms: Rooms) -> None:
-        progress, last = rooms.stepper.progress, rooms.stepper.last
-        for warning in last["warnings"]:
+    async def _after_step(self, rooms: Rooms, last: TakenStep) -> None:
+        progress = rooms.stepper.progress
+        for warning in last.report.warnings:
             logger.info("%s", warning)
         self._compute.stepped(last, rooms.stepper.generation_batch)
         rooms.metrics.write(
@@ -326,21 +330,22 @@ class Node:
             pool=len(rooms.stepper.pool),
             bytes_in=rooms.swarm.traffic.bytes_in,
             bytes_out=rooms.swarm.traffic.bytes_out,
-            **last,
+            **last.row(),
         )
         self._steps.tell(last)
-        await rooms.saving.after_step(self._compute.worker, progress, last)
+        await rooms.saving.after_step(self._compute.worker, progress, last.report)
         self._compute.saved(rooms.saving.written)
         rooms.books.after_step()
         if progress.step % self.settings.eval_every == 0 and self._exams.due():
             await self._evaluate(rooms)
 
     async def _evaluate(self, rooms: Rooms) -> None:
-        result = await self._compute.worker.call("evaluate")
+        result = await self._compute.worker.call(Evaluate())
         progress = rooms.stepper.progress
-        progress.evaluated(result["pass_at_1"])
+        progress.evaluated(result.pass_at_1)
         self._exams.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
-        rooms.metrics.write("evaluation", step=progress.step, since_start=boot_seconds() - self._started, **result)
+        row = msgspec.structs.asdict(result)
+        rooms.metrics.write("evaluation", step=progress.step, since_start=boot_seconds() - self._started, **row)
 
     async def _rest(self, rooms: Rooms) -> None:
         """Paused: without a compute process, so that its memory is free for others; peers are served."""
@@ -422,7 +427,7 @@ class Node:
         """Another compute process, with the newest checkpoint (or an older one)."""
         await self._load()
         worker = self._compute.worker
-        await worker.call("open", run=rooms.run_file.run.model_dump(mode="json"))
+        await worker.call(Open(rooms.run_file.run))
         go_on_from(rooms, await rooms.saving.restore(worker, older=older), self._compute.facts, self.options)
         self._exams.went_back(rooms.stepper.progress.step)
         rooms.stepper.worker = worker  # only now: an engine without a run could score nothing
@@ -450,7 +455,7 @@ class Node:
             checkpoint_bytes=self._rooms.saving.next_bytes(),
             faults=self._compute.faults(FAULT_SECONDS),
             stalled=self._stalled(),
-            bad_steps=last.get("bad_steps", 0),
+            bad_steps=last.report.bad_steps if last is not None else 0,
             idle_steps=self._rooms.stepper.idle_steps,
             other_protocol=len(membership.majors),
             own_refused=self._rooms.stepper.own_unsound,

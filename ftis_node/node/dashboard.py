@@ -18,6 +18,7 @@ from ftis_node.observe.recent import Shown
 from ftis_node.observe.web import Handler, Route, Web, json_response, json_route, read_token, to_json
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied, WorkerFault
+from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class _Texts:
     def __init__(self, stepper: Callable[[], Stepper | None]) -> None:
         self._stepper = stepper
         self._lock = asyncio.Lock()
-        self._known: dict[Shown, dict[str, Any]] = {}
+        self._known: dict[Shown, GroupText] = {}
 
     async def answer(self) -> dict[str, Any]:
         stepper = self._stepper()
@@ -107,25 +108,25 @@ class _Texts:
             new = [group for group in groups if group not in self._known]
             self._known = {group: self._known[group] for group in groups if group in self._known}
             if new:
-                asked = [{"row": g.row, "ids": g.ids, "lengths": list(g.lengths)} for g in new]
+                asked = [ReadableGroup(group.row, group.packet, len(group.lengths)) for group in new]
                 try:
                     async with asyncio.timeout(TEXT_SECONDS):
-                        texts = await stepper.worker.call("texts", groups=asked)
+                        texts = await stepper.worker.call(Texts(asked))
                 except (WorkerDied, WorkerFault, TimeoutError):
                     pass  # it is being started again, or very busy: those that are known are shown
                 else:
-                    self._known |= dict(zip(new, texts["groups"], strict=True))
-            shown = [_told(group, self._known[group]) for group in groups if group in self._known]
+                    self._known |= dict(zip(new, texts, strict=True))
+            shown = [_group(group, self._known[group]) for group in groups if group in self._known]
         return {"step": step, "groups": shown}
 
 
-def _told(group: Shown, texts: dict[str, Any]) -> dict[str, Any]:
-    samples = zip(texts["completions"], group.rewards, group.lengths, group.finished, strict=True)
+def _group(group: Shown, texts: GroupText) -> dict[str, Any]:
+    samples = zip(texts.completions, group.rewards, group.lengths, group.finished, strict=True)
     return {
         "step": group.step,
         "author": group.author,
-        "question": texts["question"],
-        "answer": texts["answer"],
+        "question": texts.question,
+        "answer": texts.answer,
         "completions": [
             {"text": text, "reward": reward, "tokens": tokens, "finished": finished}
             for text, reward, tokens, finished in samples

@@ -9,11 +9,13 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import psutil
 
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.stepper import Stepper
 from ftis_node.observe.view import number
+from ftis_node.step_report import TakenStep
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.swarm import Swarm
 
@@ -28,27 +30,26 @@ class StepLog:
     def __init__(self) -> None:
         self._told = -math.inf
 
-    def tell(self, last: dict[str, Any]) -> None:
-        """Of the latest step, as `Stepper.last` has it."""
+    def tell(self, last: TakenStep) -> None:
+        """Logs the latest step."""
         if time.monotonic() < self._told + STEP_SECONDS:
             return
         self._told = time.monotonic()
-        reward = {source: number(last[f"{source}_reward"], ".2f") for source in ("own", "foreign")}
+        batch = last.batch
         logger.info(
             "Step %d: own groups %d (reward %s), foreign %d (%s), %.1f s",
-            last["step"],
-            last["own_groups"],
-            reward["own"],
-            last["foreign_groups"],
-            reward["foreign"],
-            last["seconds"]["total"],
+            last.step,
+            batch.own_groups,
+            number(batch.own_reward, ".2f"),
+            batch.foreign_groups,
+            number(batch.foreign_reward, ".2f"),
+            last.seconds.total,
         )
 
 
 def training_status(stepper: Stepper, swarm: Swarm, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """How far the training is, what it used, what of it is saved, and what went over the wire."""
     progress, last, pool = stepper.progress, stepper.last, stepper.pool
-    overall = last.get("diagnostics", {}).get("overall", {})
     return {
         "step": progress.step,
         "checkpoint": checkpoint,
@@ -58,9 +59,9 @@ def training_status(stepper: Stepper, swarm: Swarm, checkpoint: dict[str, Any]) 
         "own_groups_used": progress.own_groups_used,
         "foreign_groups_used": dict(progress.foreign_groups_used),
         "foreign_weight_share": progress.foreign_weight_share,
-        "filtered_fraction": overall.get("filtered_fraction"),
-        "own_reward": last.get("own_reward"),
-        "foreign_reward": last.get("foreign_reward"),
+        "filtered_fraction": last.report.diagnostics.overall.get("filtered_fraction") if last else None,
+        "own_reward": last.batch.own_reward if last else None,
+        "foreign_reward": last.batch.foreign_reward if last else None,
         "step_seconds": stepper.step_seconds(),
         "idle_share": stepper.idle_share(),
         "last_step": last_step(last) if last else None,
@@ -78,17 +79,20 @@ def training_status(stepper: Stepper, swarm: Swarm, checkpoint: dict[str, Any]) 
     }
 
 
-def last_step(last: dict[str, Any]) -> dict[str, Any]:
-    """Of the latest step: where its seconds went, and what came of it; no loss of one that left the weights alone."""
-    skipped = last["skipped"]
-    loss, norm = (None if skipped or not math.isfinite(last[key]) else last[key] for key in ("loss", "gradient_norm"))
+def last_step(last: TakenStep) -> dict[str, Any]:
+    """The latest step's seconds and what came of it; no loss of one that left the weights alone."""
+    report = last.report
+
+    def shown(value: float) -> float | None:
+        return None if report.skipped or not math.isfinite(value) else value
+
     return {
-        "seconds": last["seconds"],
-        "device": last["device"],
-        "loss": loss,
-        "gradient_norm": norm,
-        "tokens": last["tokens"],
-        "skipped": skipped,
+        "seconds": msgspec.to_builtins(last.seconds),
+        "device": msgspec.to_builtins(report.device),
+        "loss": shown(report.loss),
+        "gradient_norm": shown(report.gradient_norm),
+        "tokens": report.tokens,
+        "skipped": report.skipped,
     }
 
 

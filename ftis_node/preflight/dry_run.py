@@ -33,8 +33,8 @@ from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.tasks import load_task
 from ftis_node.text import rounded
 from ftis_node.worker.engine import choose_objective
+from ftis_node.worker.messages import plan_row
 from ftis_node.worker.planning import settle as plan_memory
-from ftis_node.worker.planning import told as told_plan
 from ftis_node.worker.shortage import refuse_shortage
 
 PATIENCE = 5.0  # seconds for peers to tell their run; a node that starts waits for `patience`
@@ -112,7 +112,7 @@ class DryRun:
             refuse_run(settings.model, shape.context, self._workload().completion_tokens)
         _, plan = plan_memory(settings, self._workload(), remembered, shape)
         kind = "lora" if plan.lora else "full"
-        self.report["model"] = {"name": settings.model, "parameters": shape.parameters, "kind": kind, **told_plan(plan)}
+        self.report["model"] = {"name": settings.model, "parameters": shape.parameters, "kind": kind, **plan_row(plan)}
         with self._early.noting():
             refuse_shortage(settings, self._workload(), remembered, plan, shape)
         with self._early.noting():

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from torch.profiler import record_function
 
@@ -29,6 +30,7 @@ from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.node.stepper import Stepper
 from ftis_node.packet import Completion, Group, encode, pack_group
 from ftis_node.policy.tokenizer import end_ids, fingerprint
+from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef
@@ -36,6 +38,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import Example, Task
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import Generated, ScoredPacket
 from ftis_node.worker.usage import Usage
 
 ROWS = 512
@@ -48,15 +51,17 @@ class Stopwatch(Usage):
     def __init__(self) -> None:
         super().__init__()
         self.cpu = Usage(time.process_time)
+        self.cpu_seconds = DeviceSeconds()
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
         with record_function(part), self.cpu.of(part), super().of(part):
             yield
 
-    def step_ended(self) -> dict[str, float]:
-        """As for every engine; with its figures in CPU-seconds as `cpu_…`."""
-        return super().step_ended() | {f"cpu_{part}": spent for part, spent in self.cpu.step_ended().items()}
+    def step_ended(self) -> DeviceSeconds:
+        """As for every engine; `cpu_seconds` are the same in CPU-seconds."""
+        self.cpu_seconds = self.cpu.step_ended()
+        return super().step_ended()
 
 
 class RandomEngine(Engine):
@@ -65,13 +70,13 @@ class RandomEngine(Engine):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.usage = Stopwatch()
+        self.usage: Stopwatch = Stopwatch()
         self._config = config
 
     def start(self, settings: Settings, size: Size) -> tuple[Run, bytes]:
         """Loads and opens; returns the run of made-up questions and the digests of their prompts."""
         caps = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens, "group": size.group}
-        self.load(settings.model_dump(mode="json"), "arithmetic", None, None, caps)
+        self.load(settings, "arithmetic", caps=caps)
         self.policy = random_policy(self._config, settings)
         rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
         self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", size.completion_tokens, 0)
@@ -90,14 +95,15 @@ class RandomEngine(Engine):
             tokenizer=fingerprint(tokenizer),
             vocabulary=self.policy.vocabulary,
         )
-        return run, self.open(run.model_dump(mode="json"))["prompt_digests"]
+        return run, self.open(run).prompt_digests
 
-    def generate(self, rows: Sequence[int]) -> dict[str, Any]:
-        answer = super().generate(rows)
-        return answer | {"groups": [group | {"rewards": rewards(len(group["rewards"]))} for group in answer["groups"]]}
+    def generate(self, rows: Sequence[int], author: bytes = b"", round: int = 0, policy_step: int = 0) -> Generated:
+        made = super().generate(rows, author, round, policy_step)
+        groups = [ScoredPacket(group.packet, rewards(len(group.rewards))) for group in made.groups]
+        return Generated(groups, made.seconds, made.generation_batch)
 
-    def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
-        return {"rewards": rewards(len(super().score(row, completions)["rewards"]))}
+    def score(self, row: int, packet: bytes) -> list[float]:
+        return rewards(len(super().score(row, packet)))
 
 
 def rewards(count: int) -> list[float]:
@@ -175,11 +181,15 @@ class WholeNode:
             other.announce()
         await asyncio.sleep(0)
         last = await self.stepper.step(asyncio.Event())
-        if last is None or last["skipped"]:
+        if last is None or last.report.skipped:
             raise RuntimeError(f"the step took no update: {last}")
-        total = last["seconds"]["total"]
-        idle = max(0.0, total - last["device"]["generate"] - last["device"]["train"])
-        return last | {"device": last["device"] | {"step_total": total, "step_idle": idle}}
+        device = msgspec.structs.asdict(last.report.device)
+        device |= {
+            f"cpu_{part}": spent for part, spent in msgspec.structs.asdict(self.engine.usage.cpu_seconds).items()
+        }
+        total = last.seconds.total
+        device |= {"step_total": total, "step_idle": max(0.0, total - device["generate"] - device["train"])}
+        return last.row() | {"device": device}
 
     def close(self) -> None:
         self.engine.close()

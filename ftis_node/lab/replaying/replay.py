@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from safetensors.torch import load_file
 
 from ftis_node.config.run import CODE, Run, load_run_file
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.node.progress import Progress as Taken
-from ftis_node.node.stepper import OwnGroup, describe, messages
+from ftis_node.node.stepper import OwnGroup, describe, step_groups
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
@@ -36,7 +38,6 @@ from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.pool import Scored
 from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
-from ftis_node.worker.messages import pack_completions
 
 SILENT_SECONDS = 2.0
 
@@ -181,15 +182,17 @@ class _Replay:
         reward = None if self._run.reward.startswith(CODE) else self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
         code = self._task is not None
-        facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps, reward=reward, code=code)
-        if any(facts[name] != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
+        facts = self._engine.load(
+            Settings(**settings), start.task, data, start.eval_data, caps=caps, reward=reward, code=code
+        )
+        if any(getattr(facts, name) != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
             raise UserError(
                 f"The data or the code of {start.task}, or the tokenizer of {start.settings.model}, are not what they "
                 "were.",
                 "Put back the file, the code or the model that the daemon was started with.",
             )
-        opened = self._engine.open(self._run.model_dump(mode="json"))
-        self._context = AdmissionContext(run=self._run, prompt_digests=opened["prompt_digests"])
+        opened = self._engine.open(self._run)
+        self._context = AdmissionContext(run=self._run, prompt_digests=opened.prompt_digests)
         self._start, self._updates = start, 0
 
     def _device(self, start: Start) -> str:
@@ -220,17 +223,17 @@ class _Replay:
         own, foreign = [], []
         for digest in logged.batch.own:
             group = self._group(bytes.fromhex(digest))
-            own.append(OwnGroup(group, pack_completions(list(group.packet.completions())), self._rewards(group)))
+            own.append(OwnGroup(group, self._rewards(group)))
         for digest in logged.batch.foreign:
             group = self._group(bytes.fromhex(digest))
             foreign.append(Scored(group, self._rewards(group), born=0.0))
         weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
-        groups = messages(own, foreign, weights, horizontal=self._run.parts > 1)
+        groups = step_groups(own, foreign, weights, horizontal=self._run.parts > 1)
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
         batch = describe(own, foreign)
-        self._taken.add_step(len(own), batch["authors"], report)
+        self._taken.add_step(len(own), batch.authors, report)
         self._updates += 1
-        line = {"step": logged.step, **batch, **report}
+        line = {"step": logged.step, **msgspec.to_builtins(batch), **msgspec.to_builtins(report)}
         same = self._differences.compare(logged, line)
         if log is not None:
             log.write("step", **line, logged={name: getattr(logged, name) for name in FIGURES}, identical=same)
@@ -248,8 +251,7 @@ class _Replay:
 
     def _rewards(self, group: Group) -> tuple[float, ...]:
         """By the packet's own text; what the daemon once gave is not asked for."""
-        completions = pack_completions(list(group.packet.completions()))
-        return tuple(self._engine.score(group.row, completions)["rewards"])
+        return tuple(self._engine.score(group.row, group.data))
 
     # --- weights --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from ftis_node.config.settings import Settings
 from ftis_node.lab.bench.packets import make_context
@@ -21,6 +21,7 @@ from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
+from ftis_node.worker.messages import Answer, Request
 
 CONTEXT = make_context(RUN)
 _DIFFERENT, _EQUAL = (0.0, 1.0), (0.0, 0.0)
@@ -29,8 +30,8 @@ _DIFFERENT, _EQUAL = (0.0, 1.0), (0.0, 0.0)
 class NoCompute:
     """There is no model in here."""
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
-        raise NotImplementedError(op)
+    async def call(self, request: Request[Answer]) -> Answer:
+        raise NotImplementedError(request.op)
 
 
 class Rhythm(Stepper):

@@ -30,7 +30,7 @@ def make_body(author: bytes, round: int, slot: int, size: int, signal: bool) -> 
     """A packet of `size` bytes without completions, and what its announcement says of it."""
     digest = packet_digest(author + round.to_bytes(8, "big") + slot.to_bytes(4, "big"))
     packet = Packet(RUN.id, _SHORT, round, slot, round, _SHORT, (), (), _IDS, _LOGPROBS)
-    body = Body(Group(author, 0, packet, digest), _chunk_bytes(size), signal)
+    body = Body(Group(author, 0, packet, digest, b""), _chunk_bytes(size), signal)
     return body, PacketRef(slot=slot, digest=digest, size=size)
 
 
