@@ -126,7 +126,7 @@ def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(time, "monotonic", lambda: now)
     caplog.set_level("INFO")
     for number in range(1, 22):
-        steps.tell(taken_step(number))
+        steps.write(taken_step(number))
         now += 1.0
     logged = [record.getMessage() for record in caplog.records]
     assert logged[0] == "Step 1: own groups 1 (reward 0.50), foreign 2 (–), 2.0 s"

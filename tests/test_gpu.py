@@ -47,17 +47,17 @@ def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:
 
 async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(compute, "GPU_SECONDS", 0.0)
-    seen: list[dict[str, Any] | None] = []
+    seen: list[GpuFigures | None] = []
     process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
 
     class Worker:
         pid = None
 
         async def call(self, request: Gpu) -> GpuFigures:
-            seen.append(process.status()["gpu"])
+            seen.append(process.status().gpu)
             if len(seen) == 3:
                 raise WorkerDied("It is gone.")
             return GpuFigures(**BUSY)
 
     await asyncio.wait_for(process._watch(Worker()), 10)  # type: ignore[arg-type]
-    assert seen == [None, BUSY, BUSY] and process.status()["gpu"] is None
+    assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.status().gpu is None

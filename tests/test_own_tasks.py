@@ -319,7 +319,7 @@ def test_an_engine_rewards_by_a_person_s_function(folder: Path) -> None:
     engine = engine_on("mine:build", code=True)
     answer = engine.task.train[0].answer
     assert engine.score(0, group(engine, f"<answer>{answer}", "<answer>")) == [0.5, 0.0]
-    assert engine.evaluate()["prompts"] == 2
+    assert engine.evaluate().prompts == 2
     engine.close()
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -197,10 +198,11 @@ def test_what_is_not_known_yet_is_left_out() -> None:
 @pytest.mark.parametrize("none", [math.nan, math.inf])
 def test_a_step_whose_numbers_are_none_shows_none(none: float) -> None:
     last = last_step(taken_step(report=step_report(loss=none, gradient_norm=none)))
-    assert last["loss"] is last["gradient_norm"] is None
-    found = samples(exposition(TRAINING | {"last_step": last | {"loss": none, "gradient_norm": none}}, NOBODY))
+    assert last.loss is last.gradient_norm is None
+    shown = msgspec.to_builtins(last) | {"loss": none, "gradient_norm": none}
+    found = samples(exposition(TRAINING | {"last_step": shown}, NOBODY))
     assert "ftis_node_loss" not in found and "ftis_node_gradient_norm" not in found
-    assert last_step(taken_step(report=step_report(skipped="no signal")))["loss"] is None
+    assert last_step(taken_step(report=step_report(skipped="no signal"))).loss is None
 
 
 def test_no_text_of_a_peer_is_in_it() -> None:

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.lab.replaying.lineage import EVENTS, lineage
-from ftis_node.node.checkpointing import Saving, checkpoint_seconds, wear
+from ftis_node.node.checkpointing import CheckpointStatus, Saving, checkpoint_seconds, wear
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.step_report import StepReport
@@ -236,11 +236,11 @@ def test_once_it_has_lived_for_long_checkpoints_are_as_rare_as_before_it_failed(
     for _ in range(30):
         node.clock.now += 60
         node.step()
-    while node.saving.status()["due_seconds"] is not None:
+    while node.saving.status().due_seconds is not None:
         node.clock.now += 60
         node.step()
     node.step()
-    assert node.saving.status()["due_seconds"] == 300
+    assert node.saving.status().due_seconds == 300
 
 
 def test_a_pause_makes_no_checkpoint_more_frequent(node: Node) -> None:
@@ -249,12 +249,12 @@ def test_a_pause_makes_no_checkpoint_more_frequent(node: Node) -> None:
     node.revive()
     node.step()
     node.step()
-    assert node.saving.status()["due_seconds"] == 300
+    assert node.saving.status().due_seconds == 300
 
 
 def test_what_was_trained_since_the_last_checkpoint_is_saved_at_the_end_also_after_a_bad_step(node: Node) -> None:
     trained = five_minutes_of_steps(node, 3)
-    node.step({"bad_steps": 1, "diverged": False})
+    node.step(step_report(bad_steps=1))
     node.save()
     restart(node)
     assert node.compute.weights == trained == node.told()
@@ -264,19 +264,19 @@ def test_steps_that_changed_nothing_are_not_saved_at_the_end(node: Node) -> None
     five_minutes_of_steps(node, 3)
     node.save()
     written = node.saving.written
-    node.step({"bad_steps": 1, "diverged": False})
+    node.step(step_report(bad_steps=1))
     node.save()
     assert node.saving.written == written
 
 
 def test_the_status_says_how_old_the_checkpoint_is_and_when_the_next_is_due(node: Node) -> None:
-    assert node.saving.status() == {"step": 0, "bytes": node.saving.next_bytes(), "age_seconds": 0, "due_seconds": None}
+    assert node.saving.status() == CheckpointStatus(0, node.saving.next_bytes(), age_seconds=0, due_seconds=None)
     node.step()
     node.clock.now += 100
     node.step()
-    assert node.saving.status() | {"bytes": 0} == {"step": 1, "bytes": 0, "age_seconds": 100, "due_seconds": 200}
+    assert node.saving.status() == CheckpointStatus(1, node.saving.next_bytes(), age_seconds=100, due_seconds=200)
     node.clock.now += 400
-    assert node.saving.status()["due_seconds"] == 0
+    assert node.saving.status().due_seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        unsaved = self.node.saving.status()["due_seconds"] is not None
+        unsaved = self.node.saving.status().due_seconds is not None
         self.node.save()
         assert not unsaved or self.newest() == self.node.compute.weights
 

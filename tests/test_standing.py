@@ -82,7 +82,7 @@ def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(cl
         standing.refused(BOB, "EOS interior")
         clock.now += 60
     assert "EOS interior" in (standing.banned(BOB) or "")
-    assert standing.banned(ALICE) is None and standing.report(BOB)["refused"] == {"EOS interior": 3}
+    assert standing.banned(ALICE) is None and standing.report(BOB).refused == {"EOS interior": 3}
 
 
 def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: Clock) -> None:
@@ -154,14 +154,14 @@ def test_row_10_too_high_claims_earn_nothing_and_need_no_ban() -> None:
     rng, standing = np.random.default_rng(0), Standing(Clock())
     for _ in range(100):
         standing.trained(ALICE, 1, drawn(rng, 0.5, lie=20.0))
-    assert standing.report(ALICE)["mean_importance"] < 0.1 and standing.banned(ALICE) is None
+    assert standing.report(ALICE).mean_importance < 0.1 and standing.banned(ALICE) is None
 
 
 def test_doubted_claims_count_half_and_build_no_record(clock: Clock) -> None:
     standing = Standing(clock)
     standing.trained(ALICE, 5, figures(64, excess=20.0, squares=64.0))  # 640 tokens: 1.031 ± 0.0125
-    assert standing.weight(ALICE) == 0.5 and standing.report(ALICE)["record"] == 0
-    assert "doubted" in standing.report(ALICE)["standing"]
+    assert standing.weight(ALICE) == 0.5 and standing.report(ALICE).record == 0
+    assert "doubted" in standing.report(ALICE).standing
 
 
 def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -> None:
@@ -169,7 +169,7 @@ def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -
     for _ in range(10):
         standing.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0))
     assert standing.banned(ALICE) is None and standing.weight(ALICE) == 1.0
-    assert standing.report(ALICE)["mean_importance"] > 1.4
+    assert standing.report(ALICE).mean_importance > 1.4
     established(standing, BOB)
     assert standing.newcomers_room(24) is None
 
@@ -252,7 +252,7 @@ def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> N
     Books(tmp_path / "standing.json", after)
     assert after.established(ALICE) and after.banned(BOB) == "it lied" and CAROL not in after.authors
     for told in ("mean_importance", "loss_share"):
-        assert after.report(ALICE)[told] == before.report(ALICE)[told] != 0.0
+        assert getattr(after.report(ALICE), told) == getattr(before.report(ALICE), told) != 0.0
     later.now += BAN_SECONDS - 99
     assert after.banned(BOB) is None
 
@@ -275,14 +275,14 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
 
 def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
     standing = Standing(clock)
-    assert standing.report(ALICE)["standing"] == "newcomer"
+    assert standing.report(ALICE).standing == "newcomer"
     standing.admitted(ALICE, completions=4, tokens=40, size=400)
     standing.scored(ALICE, (1.0, 0.0, 0.0, 0.0), signal=True)
     standing.scored(ALICE, (0.0, 0.0, 0.0, 0.0), signal=False)
     told = standing.report(ALICE)
-    assert (told["mean_length"], told["mean_reward"], told["no_signal"]) == (10.0, 0.125, 1)
+    assert (told.mean_length, told.mean_reward, told.no_signal) == (10.0, 0.125, 1)
     established(standing, ALICE)
-    assert standing.report(ALICE)["standing"] == "established"
+    assert standing.report(ALICE).standing == "established"
 
 
 def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do() -> None:

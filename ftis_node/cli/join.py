@@ -205,7 +205,8 @@ async def _watched(node: Node, tail: Tail) -> int:
     from ftis_node.observe.terminal import console
 
     def look() -> RenderableType:
-        return node_view(node.status(), node.peers()["peers"], list(tail.lines), HINT % node.home.flag, whole=False)
+        status, peers = node.status().row(), node.peers().row()["peers"]
+        return node_view(status, peers, list(tail.lines), HINT % node.home.flag, whole=False)
 
     running = asyncio.create_task(node.run())
     try:

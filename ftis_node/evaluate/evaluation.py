@@ -23,3 +23,21 @@ class Evaluation(msgspec.Struct, frozen=True):
     mean_tokens: float
     seconds: float
     batch: int
+
+
+class PairedFigures(msgspec.Struct, frozen=True):
+    """Two policies on the same questions.
+
+    difference, low, high                    of pass@1, first minus second, and its 95 % interval
+    p                                        by McNemar's exact test
+    both, only_checkpoint, only_base, neither   how many questions were right by whom
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    both: int
+    only_checkpoint: int
+    only_base: int
+    neither: int

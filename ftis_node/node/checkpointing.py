@@ -8,7 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import msgspec
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
@@ -17,7 +19,7 @@ from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import lasting, same_model
 from ftis_node.step_report import StepReport
-from ftis_node.store.checkpoints import Checkpoints, labelled, newest_facts, parse_label
+from ftis_node.store.checkpoints import Checkpoints, Facts, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
 from ftis_node.swarm.standing import Standing
 from ftis_node.text import GB, rounded
@@ -51,6 +53,20 @@ def wear(minutes: float | None, size: int) -> str:
     if not seconds:
         return f"a checkpoint of {rounded(size)} after every step"
     return f"a checkpoint of {rounded(size)} every {seconds / 60:.3g} min, {rounded(size * 86400 / seconds)} a day"
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True):
+    """The newest checkpoint; all is None before the first.
+
+    bytes        None: not known yet
+    age_seconds  how many seconds of training it lacks
+    due_seconds  until a step is saved again; None while no step is unsaved
+    """
+
+    step: int | None
+    bytes: int | None
+    age_seconds: float | None
+    due_seconds: float | None
 
 
 class Saving:
@@ -190,7 +206,7 @@ class Saving:
         facts = {**of, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
 
-    async def _write(self, worker: Worker, directory: Path, step: int, facts: dict[str, Any]) -> None:
+    async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts) -> None:
         await worker.call(Write(str(directory)))
         self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
         await asyncio.to_thread(self._checkpoints.commit, directory, facts)
@@ -201,16 +217,12 @@ class Saving:
         """What the next checkpoint takes on disk, as far as known; it is written before an older one goes."""
         return self._saved_bytes
 
-    def status(self) -> dict[str, Any]:
-        """Of the newest checkpoint: its step, bytes (None: not known yet), how many seconds of training it lacks.
-
-        `due_seconds` is how long it is until a step is saved again, None while no step is unsaved; all are None before
-        the first checkpoint.
-        """
+    def status(self) -> CheckpointStatus:
+        """The status of the newest checkpoint."""
         age = None if self._saved_at is None else self._clock() - self._saved_at
         due = max(0.0, self._due_in()) if self._unsaved else None
         step = None if age is None else self.saved_step
-        return {"step": step, "bytes": self._saved_bytes or None, "age_seconds": age, "due_seconds": due}
+        return CheckpointStatus(step, self._saved_bytes or None, age, due)
 
     @property
     def writing(self) -> bool:
@@ -287,7 +299,7 @@ def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
         refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
 
 
-def settled(checkpoints: Path, model: str) -> dict[str, Any]:
+def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
     """How the newest checkpoint of `model` was trained, and alone can go on: LoRA or not, and the optimiser."""
     facts = newest_facts(checkpoints)
     of = parse_label(facts["model"]) if facts is not None else None

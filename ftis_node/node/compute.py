@@ -7,9 +7,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
-
-import msgspec
 
 from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
@@ -18,11 +15,11 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.checkpointing import LearnedSizes, settled
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.status import worker_memory
+from ftis_node.node.status import ComputeStatus, resident_bytes
 from ftis_node.step_report import TakenStep
 from ftis_node.store.home import Home
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.messages import Gpu, GpuFigures, Interrupt, Load, ModelFacts, plan_row
+from ftis_node.worker.messages import Gpu, GpuFigures, Interrupt, Load, ModelFacts
 
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
@@ -161,17 +158,9 @@ class ComputeProcess:
         await asyncio.sleep(min(2.0**self._failures, LONGEST_PAUSE))
         return self._failures > FAILURES_OF_NEWEST
 
-    def status(self) -> dict[str, Any]:
-        """Its rows of `status --json`."""
-        facts = self.loaded
-        return {
-            "kind": facts.kind if facts is not None else None,
-            "plan": plan_row(facts.plan) if facts is not None else None,
-            "parameters": facts.parameters if facts is not None else None,
-            "worker_restarts": self.restarts,
-            "worker_memory_bytes": worker_memory(self.worker.pid),
-            "gpu": msgspec.to_builtins(self.gpu),
-        }
+    def status(self) -> ComputeStatus:
+        """What it is doing."""
+        return ComputeStatus(self.loaded, self.restarts, resident_bytes(self.worker.pid), self.gpu)
 
     def owing(self, limit: float) -> float:
         """Seconds for which it has owed an answer, 0 if they are no more than `limit`."""

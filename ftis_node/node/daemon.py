@@ -10,9 +10,8 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
 
-import msgspec
+from msgspec.structs import asdict
 
 from ftis_node.config.run import CODE, RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.config.settings import Settings
@@ -24,14 +23,13 @@ from ftis_node.host.signals import listen
 from ftis_node.node.assembly import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Condition, Signs, State, condition
-from ftis_node.node.dashboard import invitation, start_page
+from ftis_node.node.dashboard import start_api, start_page
 from ftis_node.node.evaluation_schedule import Exams
 from ftis_node.node.migration import remember_files, upgrade, with_remembered
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.status import StepLog, peers_report, training_status
-from ftis_node.observe.api import Api
+from ftis_node.node.status import NodeStatus, PeersReport, StepLog, peers_report, rows_of, training_status
+from ftis_node.observe.api import Answer
 from ftis_node.observe.notify import Notifier
-from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
@@ -136,10 +134,10 @@ class Node:
         if self._rooms is not None:
             (self._rooms.stepper.hurry.set if wanted else self._rooms.stepper.hurry.clear)()
 
-    def _asked(self, what: Callable[[], None]) -> Callable[[], dict[str, Any]]:
+    def _asked(self, what: Callable[[], None]) -> Answer:
         """The same, for the local API; a node that stops already does nothing else."""
 
-        def answer() -> dict[str, Any]:
+        def answer() -> dict[str, object]:
             if not self._stopping.is_set():
                 what()
             return {"state": self.condition().state, "pausing": self._pausing, "finishing": self._finishing}
@@ -219,15 +217,12 @@ class Node:
     async def _begin_to_tell(self) -> None:
         """The local API, the page, and what a supervisor hears: they tell from here on what the node is doing."""
         actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
-        api = Api(
-            {"/status": self.status, "/peers": self.peers, "/page": lambda: invitation(self._page)},
-            {f"/{name}": self._asked(what) for name, what in actions.items()},
-            {"/metrics": lambda: exposition(self.status(), self.peers())},
-        )
-        await api.start(self._runtime / "api.sock")
+        asked = {f"/{name}": self._asked(what) for name, what in actions.items()}
+        rows = (rows_of(self.status), rows_of(self.peers))
+        api = await start_api(self._runtime / "api.sock", *rows, lambda: self._page, asked)
         self._stack.push_async_callback(api.close)
         self._page = await start_page(
-            self.home, self.settings, self.status, self.peers, lambda: self._rooms.stepper if self._rooms else None
+            self.home, self.settings, *rows, lambda: self._rooms.stepper if self._rooms else None
         )
         if self._page is not None:
             self._stack.push_async_callback(self._page.close)
@@ -332,7 +327,7 @@ class Node:
             bytes_out=rooms.swarm.traffic.bytes_out,
             **last.row(),
         )
-        self._steps.tell(last)
+        self._steps.write(last)
         await rooms.saving.after_step(self._compute.worker, progress, last.report)
         self._compute.saved(rooms.saving.written)
         rooms.books.after_step()
@@ -341,11 +336,10 @@ class Node:
 
     async def _evaluate(self, rooms: Rooms) -> None:
         result = await self._compute.worker.call(Evaluate())
-        progress = rooms.stepper.progress
+        progress, since = rooms.stepper.progress, boot_seconds() - self._started
         progress.evaluated(result.pass_at_1)
         self._exams.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
-        row = msgspec.structs.asdict(result)
-        rooms.metrics.write("evaluation", step=progress.step, since_start=boot_seconds() - self._started, **row)
+        rooms.metrics.write("evaluation", step=progress.step, since_start=since, **asdict(result))
 
     async def _rest(self, rooms: Rooms) -> None:
         """Paused: without a compute process, so that its memory is free for others; peers are served."""
@@ -480,26 +474,27 @@ class Node:
             self._apart = Condition(state, reason, advice)
             self._say(self._apart)
 
-    def status(self) -> dict[str, Any]:
-        """What `ftis-node status --json` shows."""
+    def status(self) -> NodeStatus:
+        """What it is doing; before the swarm is there, without its training."""
         now, rooms = self.condition(), self._rooms
-        return {
-            "name": self.options.name,
-            "state": now.state,
-            "reason": now.reason,
-            "advice": now.advice,
-            "stalled": self._stalled() > 0,
-            "pausing": self._pausing,
-            "finishing": self._finishing,
-            "model": self.settings.model,
-            "addresses": rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
-            "run": self._run_file.run.id.hex() if self._run_file is not None else None,
-            "curve": list(self._exams.curve),
-            "page": self._page.address if self._page is not None else None,
-            "uptime": boot_seconds() - self._started,
-            **self._compute.status(),
-        } | (training_status(rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else {})
+        return NodeStatus(
+            name=self.options.name,
+            state=now.state,
+            reason=now.reason,
+            advice=now.advice,
+            stalled=self._stalled() > 0,
+            pausing=self._pausing,
+            finishing=self._finishing,
+            model=self.settings.model,
+            addresses=rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
+            run=self._run_file.run.id.hex() if self._run_file is not None else None,
+            curve=list(self._exams.curve),
+            page=self._page.address if self._page is not None else None,
+            uptime=boot_seconds() - self._started,
+            compute=self._compute.status(),
+            training=training_status(rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else None,
+        )
 
-    def peers(self) -> dict[str, Any]:
-        """What `ftis-node peers --json` shows."""
-        return peers_report(self._rooms.stepper, self._rooms.swarm) if self._rooms else {"peers": [], "left_out": []}
+    def peers(self) -> PeersReport:
+        """Its peers, and who was left out."""
+        return peers_report(self._rooms.stepper, self._rooms.swarm) if self._rooms else PeersReport([], [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def _from_log(home: Home) -> None:
         _write(home, files)
 
 
-def _logged(home: Home) -> dict[str, Any]:
+def _logged(home: Home) -> dict[str, str | None]:
     """The files of the latest start, None for one that was not named; nothing if there was no start."""
     started = read_events(home.metrics, "started")
     if not started:
@@ -99,7 +99,7 @@ def _logged(home: Home) -> dict[str, Any]:
     return files
 
 
-def _write(home: Home, files: dict[str, Any]) -> None:
+def _write(home: Home, files: Mapping[str, str | None]) -> None:
     replace_text(home.task_files, json.dumps(files), durable=True)
 
 

@@ -69,7 +69,7 @@ class Progress:
         return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> Progress:
+    def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
         return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
 
 

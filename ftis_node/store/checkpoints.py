@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,12 +30,17 @@ def parse_label(label: object) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def _name_the_optimiser(facts: dict[str, Any]) -> None:
+Facts = dict[str, Any]
+"""The facts in a checkpoint's manifest, as JSON has them: model (`labelled`), optimiser, branch, and `progress`, which
+`node.progress` reads. A trial of the lab adds its own. The store reads the branch alone."""
+
+
+def _name_the_optimiser(facts: Facts) -> None:
     """There was but one at first."""
     facts.setdefault("optimiser", "adamw")
 
 
-SCHEMA = Schema[dict[str, Any]]({1: _name_the_optimiser})
+SCHEMA = Schema[Facts]({1: _name_the_optimiser})
 """Of what a manifest says, as it is read: no checkpoint is written a second time."""
 
 
@@ -73,7 +79,7 @@ class Checkpoints:
         directory.mkdir()
         return directory
 
-    def commit(self, directory: Path, facts: dict[str, Any]) -> Path:
+    def commit(self, directory: Path, facts: Facts) -> Path:
         """Makes what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.
 
         Args:
@@ -101,7 +107,7 @@ class Checkpoints:
         kinds = {entry.suffix for entry in self.path.iterdir()}
         return 1 + max((_age(found)[0] for kind in kinds for found in _named(self.path, kind)), default=0)
 
-    def latest(self, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
+    def latest(self, before: int | None = None) -> tuple[Path, Facts] | None:
         """The newest sound checkpoint and its facts; damaged ones are set aside as ``*.damaged``.
 
         Args:
@@ -151,7 +157,7 @@ class Checkpoints:
         return sorted(self.path.glob("*.damaged"))
 
 
-def newest_facts(path: Path) -> dict[str, Any] | None:
+def newest_facts(path: Path) -> Facts | None:
     """The facts of the newest checkpoint under `path`, without a look at its files; None if none can be read.
 
     Raises:
@@ -175,7 +181,7 @@ def _named(path: Path, suffix: str) -> list[Path]:
     return sorted(found, key=_step)
 
 
-def verify(directory: Path) -> dict[str, Any]:
+def verify(directory: Path) -> Facts:
     """Checks every file of a checkpoint against its checksum and returns the facts it was committed with.
 
     Raises:
@@ -193,7 +199,7 @@ def verify(directory: Path) -> dict[str, Any]:
     return facts
 
 
-def _facts(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+def _facts(directory: Path, manifest: Mapping[str, Any]) -> Facts:
     """As the newest schema has them."""
     facts = dict(manifest["facts"])
     for step in SCHEMA.pending(f"The checkpoint {directory}", int(manifest["schema"])):
