@@ -132,7 +132,7 @@ class Daemon:
             self.process.wait()
         runtime = self.home.runtime()
         if runtime is not None:
-            shutil.rmtree(runtime["directory"], ignore_errors=True)
+            shutil.rmtree(runtime.directory, ignore_errors=True)
 
 
 def gone(family: list[psutil.Process], seconds: float = 10) -> None:

@@ -87,7 +87,7 @@ class Swarm:
         """All processes and socket directories there ever were, so that none is left in the end."""
         for member in self.members:
             if (runtime := member.daemon.home.runtime()) is not None:
-                self.sockets.add(Path(runtime["directory"]))
+                self.sockets.add(Path(runtime.directory))
             for process in member.daemon.pids():
                 self.family.setdefault(process.pid, process)
 

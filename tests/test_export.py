@@ -250,8 +250,8 @@ def test_large_models_are_cut(homes: dict[str, Path], tmp_path: Path) -> None:
     found = checkpoint_of(homes["full"])
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
     told = export(found, settings, tmp_path / "out", shard_bytes=100_000)
-    shards = [name for name in told["files"] if name.startswith("model-0")]
-    assert len(shards) > 2 and "model.safetensors.index.json" in told["files"]
+    shards = [name for name in told.files if name.startswith("model-0")]
+    assert len(shards) > 2 and "model.safetensors.index.json" in told.files
     export(found, settings, tmp_path / "whole")
     ids = [[3, 4, 5]]
     assert torch.equal(logprobs(plain(tmp_path / "out"), ids), logprobs(plain(tmp_path / "whole"), ids))
@@ -321,7 +321,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_says_try_again(
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
     with hold(found) as held:
         shutil.rmtree(found.path)
-        assert export(held, settings, tmp_path / "held", adapter=adapter)["step"] == 12, "in hand, it stays"
+        assert export(held, settings, tmp_path / "held", adapter=adapter).step == 12, "in hand, it stays"
     shutil.rmtree(tmp_path / "held")
     with pytest.raises(UserError) as caught:
         exporting.export(found, settings, tmp_path / "out", adapter=adapter)

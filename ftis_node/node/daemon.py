@@ -268,14 +268,14 @@ class Node:
         rooms.books.write()
         await self._compute.stop()  # before its files are closed: it may be scoring still
 
-    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    async def _until_stopped(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Does the work; the task is not done if the node was asked to stop meanwhile."""
         task, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         return task
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
         """Does the work; after a request to stop, what is not done within the grace is given up."""
         task = await self._until_stopped(work)
         if not task.done():
