@@ -86,7 +86,7 @@ async def test_after_too_many_bad_steps_the_weights_before_the_last_good_step_co
     after = await three_steps(worker, saving, tmp_path)
     for step in (4, 5, 6, 7):
         await saving.after_step(worker, Progress(step=step), BAD)
-    await saving.settle()
+    await saving.flush()
     assert saving.saved_step == 3, "bad steps write no checkpoint"
     await saving.after_step(worker, Progress(step=8), DIVERGED)
     assert same(await weights(worker, tmp_path), after[1])
@@ -127,7 +127,7 @@ async def test_a_checkpoint_whose_weights_only_fail_gives_way_to_the_one_before(
     worker: Worker, saving: Saving, tmp_path: Path
 ) -> None:
     after = await three_steps(worker, saving, tmp_path)
-    await saving.settle()
+    await saving.flush()
     again = await saving.restore(worker)
     assert again is not None and again.step == 3 and same(await weights(worker, tmp_path), after[2])
     older = await saving.restore(worker, older=True)
@@ -148,7 +148,7 @@ async def test_a_step_that_is_given_up_leaves_what_was_trained_before_to_be_save
         with pytest.raises(WorkerFault, match="given up"):
             await worker.call(request)
     await saving.checkpoint(worker, Progress(step=1))
-    await saving.settle()
+    await saving.flush()
     assert same(load_file(saving._path / "step-00000001" / "trainable.safetensors"), before)
     await train(worker)
     assert not same(await weights(worker, tmp_path), before)
@@ -157,7 +157,7 @@ async def test_a_step_that_is_given_up_leaves_what_was_trained_before_to_be_save
 @on_one_loop
 async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     await saving.checkpoint(worker, Progress(step=1))
-    await saving.settle()
+    await saving.flush()
     other = Saving(saving._path, "tiny-a (lora)", "adamw", saving._metrics)
     with pytest.raises(UsageError, match="are of another model"):
         await other.restore(worker)
@@ -232,7 +232,7 @@ def test_a_file_that_is_no_plan_is_made_anew(plan_file: Path, content: str) -> N
 async def test_a_checkpoint_says_how_it_was_trained(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     assert settled(saving._path, "tiny-a") == {}
     await saving.checkpoint(worker, Progress(step=1))
-    await saving.settle()
+    await saving.flush()
     assert settled(saving._path, "tiny-a") == {"lora": False, "optimiser": "adamw"}
     assert settled(saving._path, "tiny-b") == {}
 

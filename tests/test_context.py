@@ -191,7 +191,7 @@ def test_another_set_to_evaluate_on_is_held_to_the_same(tmp_path: Path) -> None:
     engine, facts = loaded("arithmetic", model=name)
     engine.open(arithmetic_run(facts, completion_tokens=14))
     with pytest.raises(UsageError, match=r"Row 1 of harder is a prompt of 8 tokens and a completion may have 16"):
-        engine.look_at("harder", "arithmetic-4", None, None)
+        engine.add_evaluation("harder", "arithmetic-4", None, None)
 
 
 def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path) -> None:

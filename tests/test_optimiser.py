@@ -63,7 +63,7 @@ async def test_8_bit_adamw_goes_on_bit_for_bit_in_a_new_process(kind: dict[str, 
             assert (await one.call(Step(batch))).skipped is None
         saving = Saving(tmp_path / "checkpoints", "tiny-a", "adamw8bit", MetricsLog(tmp_path / "metrics.jsonl"))
         await saving.checkpoint(one, Progress(step=2))
-        await saving.settle()
+        await saving.flush()
         await one.call(Step(batch))
         expected = await saved(one, tmp_path / "one")
         other = await process(**kind)

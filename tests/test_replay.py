@@ -359,7 +359,7 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
         await saving.after_step(
             worker, stepper.progress, replace(taken.report, bad_steps=bad, diverged=bad == BAD_STEPS)
         )
-    await saving.settle()
+    await saving.flush()
     worker.engine.close()
     log.close()
     store.close()

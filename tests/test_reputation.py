@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.node.checkpointing import Books
+from ftis_node.node.checkpointing import StandingFile
 from ftis_node.swarm import books, gossip, rounds
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
 from ftis_node.swarm.handshake import greeting
@@ -168,11 +168,11 @@ def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path: Path, clock: Cl
     }
     (tmp_path / "standing.json").write_text(json.dumps({"authors": old}))
     standing = Standing(clock)
-    Books(tmp_path / "standing.json", standing).write()
+    StandingFile(tmp_path / "standing.json", standing).write()
     for _ in range(2):
         assert standing.established(ALICE.author) and standing.banned(BOB.author) == "it lied"
         standing = Standing(clock)
-        Books(tmp_path / "standing.json", standing)
+        StandingFile(tmp_path / "standing.json", standing)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------

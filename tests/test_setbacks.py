@@ -108,7 +108,7 @@ class Node:
         self.do(self.saving.after_step(self.compute, self.progress, report))  # type: ignore[arg-type]
 
     def settle(self) -> None:
-        self.do(self.saving.settle())
+        self.do(self.saving.flush())
 
     def save(self) -> None:
         self.do(self.saving.save(self.compute, self.progress))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftis_node.node.checkpointing import Books
+from ftis_node.node.checkpointing import StandingFile
 from ftis_node.swarm import books as book
 from ftis_node.swarm.books import BAN_SECONDS, NEWCOMER_GROUPS
 from ftis_node.swarm.budgets import PEERS_MAX, Budgets
@@ -245,11 +245,11 @@ def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> N
     before.ban(BOB, "it lied")
     before.admitted(CAROL, completions=8, tokens=80, size=700)
     clock.now += 100
-    Books(tmp_path / "standing.json", before).write()
+    StandingFile(tmp_path / "standing.json", before).write()
     later = Clock()
     later.now = 7.0
     after = Standing(later)
-    Books(tmp_path / "standing.json", after)
+    StandingFile(tmp_path / "standing.json", after)
     assert after.established(ALICE) and after.banned(BOB) == "it lied" and CAROL not in after.authors
     for told in ("mean_importance", "loss_share"):
         assert getattr(after.report(ALICE), told) == getattr(before.report(ALICE), told) != 0.0
@@ -267,7 +267,7 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
 ) -> None:
     path = tmp_path / "standing.json"
     path.write_text(text)
-    books = Books(path, standing := Standing(clock))
+    books = StandingFile(path, standing := Standing(clock))
     assert not standing.authors and "damaged" in caplog.text
     books.write()
     assert json.loads(path.read_text()) == {"authors": {}}

@@ -30,7 +30,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import load_task
-from ftis_node.worker.messages import Evaluate, Load, LookAt, ModelFacts, Open, Restore, Save
+from ftis_node.worker.messages import AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
 
 STORE_BYTES = 64 << 20
 
@@ -79,7 +79,7 @@ class Participant:
             ) from None
         opened = await self.compute.call(Open(run))
         for also in self.spec.evaluate:
-            await self.compute.call(LookAt(also.name, also.task, also.data or None, also.prompts))
+            await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
         context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time

@@ -188,8 +188,8 @@ class Learner:
         )
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
-        told = replace(terms, value=terms.value.detach())
-        return Computed(samples, told, new.detach(), entropy, float(loss.detach()), suspect)
+        detached = replace(terms, value=terms.value.detach())
+        return Computed(samples, detached, new.detach(), entropy, float(loss.detach()), suspect)
 
     def divisor(self, batch: Batch, computed: Sequence[Computed]) -> float:
         """D, which the accumulated loss and gradient must still be divided by: it may hang on what was dropped."""
@@ -227,7 +227,7 @@ class Learner:
         finally:
             self.policy.model.eval()
 
-    # --- what is told ---------------------------------------------------------------------------------------------
+    # --- diagnostics ----------------------------------------------------------------------------------------------
 
     def _tell(self, diagnostics: Diagnostics, computed: Sequence[Computed], inner: int) -> None:
         for part in computed:

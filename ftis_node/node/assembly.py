@@ -12,7 +12,7 @@ from ftis_node.config.run import Run, RunFile, in_short
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.node.checkpointing import Books, Saving
+from ftis_node.node.checkpointing import Saving, StandingFile
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rooms:
-    """What a node has once it knows its run and has its model. `books` and `saving` outlive the process."""
+    """What a node has once it knows its run and has its model. `standing_file` and `saving` outlive the process."""
 
     run_file: RunFile
     context: AdmissionContext
     store: PacketStore
     metrics: MetricsLog
     saving: Saving
-    books: Books
+    standing_file: StandingFile
     stepper: Stepper
     swarm: Swarm
 
@@ -145,7 +145,7 @@ def furnish(
         store=store,
         metrics=metrics,
         saving=Saving(home.checkpoints, model, facts.plan.optimiser, metrics, minutes=settings.checkpoint_minutes),
-        books=Books(home.standing, standing),
+        standing_file=StandingFile(home.standing, standing),
         stepper=stepper,
         swarm=swarm,
     )

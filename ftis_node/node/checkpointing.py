@@ -164,7 +164,7 @@ class Saving:
             UserError: going back was tried before and did not help.
         """
         if self._writing is not None and self._writing.done():
-            await self.settle()  # that it failed must not be found out at the next checkpoint only
+            await self.flush()  # that it failed must not be found out at the next checkpoint only
         if report.bad_steps == 0:
             self._good_step, self._good_at = progress.step, self._clock()
             self._good_steps += 1
@@ -187,18 +187,18 @@ class Saving:
         return self._begun_at + seconds - self._clock()
 
     async def save(self, worker: Worker, progress: Progress) -> None:
-        """Checkpoints at once what no checkpoint has yet; `settle` waits until it is on disk.
+        """Checkpoints at once what no checkpoint has yet; `flush` waits until it is on disk.
 
         Steps that were not good left the weights as they were: if only such came, there is nothing to save.
         """
-        await self.settle()
+        await self.flush()
         if self._unsaved:
             await self.checkpoint(worker, progress)
 
     async def checkpoint(self, worker: Worker, progress: Progress) -> None:
         """Has the worker copy its state into main memory; writing it, checksums, fsync and rename go on beside the next
         step."""
-        await self.settle()
+        await self.flush()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
         await worker.call(Snapshot(str(directory)))
         self._begun_at, self._unsaved = self._clock(), False
@@ -230,11 +230,11 @@ class Saving:
         return self._writing is not None and not self._writing.done()
 
     async def wait(self, seconds: float) -> None:
-        """Gives the checkpoint that is being written so long to be finished; whether it failed, `settle` tells."""
+        """Gives the checkpoint that is being written so long to be finished; whether it failed, `flush` tells."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=seconds)
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Waits until the latest checkpoint is on disk.
 
         Raises:
@@ -255,7 +255,7 @@ class Saving:
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
         self._count_setback()
-        await self.settle()
+        await self.flush()
         found = await asyncio.to_thread(self._checkpoints.latest, self._good_step)
         if found is None:
             raise self._hopeless()
@@ -372,7 +372,7 @@ class LearnedSizes:
         return isinstance(value, int) and not isinstance(value, bool) and self._LEAST[name] <= value < 1 << 48
 
 
-class Books:
+class StandingFile:
     """What this node thinks of others, on disk: a ban or a record must not end with the process."""
 
     def __init__(self, path: Path, standing: Standing) -> None:

@@ -24,7 +24,7 @@ from ftis_node.node.assembly import Rooms, check_peers, find_run, furnish, go_on
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Condition, Signs, State, condition
 from ftis_node.node.dashboard import start_api, start_page
-from ftis_node.node.evaluation_schedule import Exams
+from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.migration import remember_files, upgrade, with_remembered
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.status import NodeStatus, PeersReport, StepLog, peers_report, rows_of, training_status
@@ -48,18 +48,18 @@ FINISH_SECONDS = 13.0
 class Node:
     """One daemon. `run` returns when it was stopped or has taken its steps."""
 
-    def __init__(self, options: JoinOptions, settle: Callable[[str], Settings]) -> None:
+    def __init__(self, options: JoinOptions, settings_for: Callable[[str], Settings]) -> None:
         """
         Args:
-            settle: the settings for a task; which task that is may only be known once a peer has sent its run.
+            settings_for: the settings for a task; which task that is may only be known once a peer has sent its run.
         """
         self.options = options
-        self.settings = settle(options.task or "arithmetic")
-        self._settle = settle
+        self.settings = settings_for(options.task or "arithmetic")
+        self._settings_for = settings_for
         self.home = options.home  # which may be open already
         # While it does not train; else the condition is what the signs say.
         self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
-        self._told = (State.LOADING, "")  # state and advice that the log has
+        self._logged = (State.LOADING, "")  # state and advice that the log has
         self._stopping = asyncio.Event()
         self._finishing, self._pausing = False, options.paused
         self._called = asyncio.Event()  # while it rests: to resume, finish or stop
@@ -73,7 +73,7 @@ class Node:
         self._addresses: list[str] = []
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._sought = 0
-        self._exams = Exams(self.settings.eval_share)
+        self._evaluations = EvaluationSchedule(self.settings.eval_share)
         self._started = boot_seconds()
         self._steps = StepLog()
 
@@ -170,7 +170,7 @@ class Node:
         identity = Identity.load_or_create(self.home.key)
         transport = await self._open_network(identity, bootstraps)
         self._run_file = await self._find_run(transport, bootstraps)
-        self.settings = self._settle(self.options.task_of(self._run_file))
+        self.settings = self._settings_for(self.options.task_of(self._run_file))
         self._stack.push_async_callback(self._compute.stop)
         await self._load()
         if self._run_file is None:
@@ -191,7 +191,7 @@ class Node:
             worker=self._compute.worker,
         )
         self._stack.callback(rooms.close)
-        self._exams.recall(self.home.metrics)
+        self._evaluations.recall(self.home.metrics)
         self._hurry(self._pausing or self._finishing)
         go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
         self._set_apart(State.LOADING, "Greeting peers.")
@@ -265,7 +265,7 @@ class Node:
             except (OSError, sqlite3.Error) as error:
                 await self._recover(rooms, await wait_for_room(error, self._stopping))
         await self._finish(rooms)
-        rooms.books.write()
+        rooms.standing_file.write()
         await self._compute.stop()  # before its files are closed: it may be scoring still
 
     async def _until_stopped(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -293,7 +293,7 @@ class Node:
 
     async def _go_on(self, rooms: Rooms) -> None:
         """The first evaluation, or the next step."""
-        self._look_around()
+        self._note_condition()
         if rooms.stepper.progress.pass_at_1 is None:
             await self._evaluate(rooms)
             await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)
@@ -308,7 +308,7 @@ class Node:
         """With `min_peers`, does not take the first steps without them (for swarms that are started all at once)."""
         self._sought, view = self.settings.min_peers, rooms.swarm.membership.view
         while len(view) < self._sought and not (self._stopping.is_set() or self._finishing or self._pausing):
-            self._look_around()
+            self._note_condition()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), 0.2)
         self._sought = 0
@@ -330,15 +330,15 @@ class Node:
         self._steps.write(last)
         await rooms.saving.after_step(self._compute.worker, progress, last.report)
         self._compute.saved(rooms.saving.written)
-        rooms.books.after_step()
-        if progress.step % self.settings.eval_every == 0 and self._exams.due():
+        rooms.standing_file.after_step()
+        if progress.step % self.settings.eval_every == 0 and self._evaluations.due():
             await self._evaluate(rooms)
 
     async def _evaluate(self, rooms: Rooms) -> None:
         result = await self._compute.worker.call(Evaluate())
         progress, since = rooms.stepper.progress, boot_seconds() - self._started
         progress.evaluated(result.pass_at_1)
-        self._exams.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
+        self._evaluations.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
         rooms.metrics.write("evaluation", step=progress.step, since_start=since, **asdict(result))
 
     async def _rest(self, rooms: Rooms) -> None:
@@ -369,7 +369,7 @@ class Node:
 
     async def _save_last(self, rooms: Rooms) -> None:
         await rooms.saving.save(self._compute.worker, rooms.stepper.progress)
-        await rooms.saving.settle()
+        await rooms.saving.flush()
 
     async def _finish(self, rooms: Rooms) -> None:
         """The last checkpoint and evaluation. They take as long as they take, unless the node was asked to stop: then
@@ -408,7 +408,7 @@ class Node:
         self._set_apart(State.LOADING, "The compute process failed and is being started again.")
         while not self._stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
-                await rooms.saving.settle()
+                await rooms.saving.flush()
             self._compute.saved(rooms.saving.written)
             older = await self._compute.failed(fault)
             try:
@@ -423,14 +423,14 @@ class Node:
         worker = self._compute.worker
         await worker.call(Open(rooms.run_file.run))
         go_on_from(rooms, await rooms.saving.restore(worker, older=older), self._compute.facts, self.options)
-        self._exams.went_back(rooms.stepper.progress.step)
+        self._evaluations.went_back(rooms.stepper.progress.step)
         rooms.stepper.worker = worker  # only now: an engine without a run could score nothing
         rooms.stepper.resting = False
         refill_pool(rooms, self.settings.max_age)
         if not self._stopping.is_set():
             self._apart = None
 
-    # --- looking around -------------------------------------------------------------------------------------------
+    # --- condition ------------------------------------------------------------------------------------------------
 
     def condition(self) -> Condition:
         """What is true now."""
@@ -458,15 +458,15 @@ class Node:
             home=self.home.flag,
         )
 
-    def _look_around(self) -> None:
+    def _note_condition(self) -> None:
         """Says so when the state, or what to do about it, changes."""
         now = self.condition()
-        if (now.state, now.advice) != self._told:
+        if (now.state, now.advice) != self._logged:
             self._say(now)
 
     def _say(self, now: Condition) -> None:
         logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
-        self._told = (now.state, now.advice)
+        self._logged = (now.state, now.advice)
 
     def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
         """From now on it does not train, for this reason."""
@@ -488,7 +488,7 @@ class Node:
             model=self.settings.model,
             addresses=rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
             run=self._run_file.run.id.hex() if self._run_file is not None else None,
-            curve=list(self._exams.curve),
+            curve=list(self._evaluations.curve),
             page=self._page.address if self._page is not None else None,
             uptime=boot_seconds() - self._started,
             compute=self._compute.status(),

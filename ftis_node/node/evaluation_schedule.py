@@ -20,7 +20,7 @@ FORMLESS = (
 logger = logging.getLogger(__name__)
 
 
-class Exams:
+class EvaluationSchedule:
     """Keeps the time that evaluations took; an expensive one is put off. curve: step and pass@1 of the latest."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -281,8 +281,8 @@ class Stepper:
         self.swarm.interval = exchange_interval(self.step_seconds())
         spent = StepSeconds(trained - began - wait, wait, ended - trained, ended - began)
         unequal = any(weight != 1.0 for weight in weights.values())
-        told = {peer_id(author): weight for author, weight in weights.items()} if unequal else None
-        last = self._account(own, foreign, report, spent, told)
+        unequal_weights = {peer_id(author): weight for author, weight in weights.items()} if unequal else None
+        last = self._account(own, foreign, report, spent, unequal_weights)
         self.recent.add(_to_show(last.step, own, foreign))
         return last
 

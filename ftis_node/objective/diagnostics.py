@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ftis_node.objective.columns import SourceColumns
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.figures import sample_figures, token_figures
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.packed import owners, segment_sum
-from ftis_node.objective.table import Table
 from ftis_node.step_report import Figures, StepFigures
 
 HONEST_CAP = 2.0  # the bound E[min(ρ, 2)] ≤ 1 of honest claims is checked with this, whatever the objective's C
@@ -28,7 +28,7 @@ class Diagnostics:
     """Gathers the `Terms` of a step's micro-batches; `summary` may be called at any time."""
 
     def __init__(self) -> None:
-        self._samples, self._tokens, self._clips = Table(), Table(), Table()
+        self._samples, self._tokens, self._clips = SourceColumns(), SourceColumns(), SourceColumns()
         self._numbers: dict[str, int] = {}
         self._idle: Counter[str] = Counter()
         self._own: str | None = None

@@ -99,12 +99,12 @@ class Engine:
         self._sizes: Sizes  # see `planning.ceilings`
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
-        self._told_no_room = False
+        self._warned_no_room = False
         # Of the run's rule, one for each thread: some rules are processes, which can be asked by one at a time.
         self._scorer: Scorer
         self._side_scorer: Scorer
         self._scorers = ExitStack()
-        self._exams: dict[str | None, _Exam] = {}  # by what `look_at` calls them; None: of the run's own task
+        self._exams: dict[str | None, _Exam] = {}  # by what `add_evaluation` calls them; None: of the run's own task
 
     def load(
         self,
@@ -269,7 +269,7 @@ class Engine:
         """Greedy pass@1 on held-out prompts (strict), with format rate and lenient accuracy beside it.
 
         Args:
-            also: another task that `look_at` was told of, in place of the run's.
+            also: another task, of `add_evaluation`, in place of the run's.
         """
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
@@ -277,7 +277,7 @@ class Engine:
             outcome = greedy.evaluate(self.policy, exam.prompts, exam.examples, scorer, sampling, room=self._evaluating)
         return outcome.figures()
 
-    def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
+    def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
         """Loads another task, to be evaluated only; it is called `name` from now on. After `open`.
 
         Returns how many prompts it has.
@@ -324,8 +324,8 @@ class Engine:
             except (RuntimeError, MemoryError) as error:  # what counts as available is an estimate
                 if not out_of_memory(error):
                     raise
-        if not self._told_no_room:
-            self._told_no_room = True
+        if not self._warned_no_room:
+            self._warned_no_room = True
             logger.warning(
                 "Main memory (%s free) cannot hold a copy of a checkpoint (%s): training waits while it is written.",
                 rounded(free),
@@ -349,10 +349,10 @@ class Engine:
         return {WEIGHTS: weights, OPTIMISER: optimiser, _RANDOM: random}
 
     def _write(self, state: dict[str, dict[str, torch.Tensor]], directory: str) -> None:
-        told = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
+        metadata = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
         try:
             for name, tensors in state.items():
-                write_tensors(Path(directory) / name, tensors, told if name == WEIGHTS else None)
+                write_tensors(Path(directory) / name, tensors, metadata if name == WEIGHTS else None)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise UserError(

@@ -226,16 +226,16 @@ class Step(Request[StepReport], frozen=True):
 
 
 class Evaluate(Request[Evaluation], frozen=True):
-    """Evaluate on held-out prompts, or on the task that `LookAt` named `also`."""
+    """Evaluate on held-out prompts, or on the task that `AddEvaluation` named `also`."""
 
     op = "evaluate"
     also: str | None = None
 
 
-class LookAt(Request[int], frozen=True):
+class AddEvaluation(Request[int], frozen=True):
     """Load another task for evaluation only; the answer is how many prompts it has."""
 
-    op = "look_at"
+    op = "add_evaluation"
     name: str
     task: str
     data: str | None

@@ -33,7 +33,7 @@ class Columns:
         return Columns(self._source[picked], {name: column[picked] for name, column in self._columns.items()})
 
 
-class Table:
+class SourceColumns:
     """Grows by pieces, each with the same names; everything is kept on the CPU."""
 
     def __init__(self) -> None:
