@@ -271,7 +271,7 @@ def test_what_is_not_what_it_was_is_refused(copy: Path, tmp_path: Path, monkeypa
     with pytest.raises(UserError, match="cannot be written"):
         replay(copy, out=tmp_path / "file" / "below")
     load = Engine.load
-    monkeypatch.setattr(Engine, "load", lambda *args, **more: load(*args, **more) | {"tokenizer": "another"})
+    monkeypatch.setattr(Engine, "load", lambda *args, **more: replace(load(*args, **more), tokenizer="another"))
     with pytest.raises(UserError, match="not what they were"):
         replay(copy)
     run_file = copy / "run.toml"

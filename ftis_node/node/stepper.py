@@ -122,7 +122,6 @@ class Stepper:
         self._clock, self._age_clock = clock or time.monotonic, clock or boot_seconds
         self._context = context
         self.run = context.run
-        self._run_id = context.run.id
         self._identity = identity
         self._settings = settings
         self._store = store
