@@ -108,14 +108,15 @@ class Worker:
                 if reply.fault is None:
                     future.set_result(reply.result)
                 else:
-                    future.set_exception(_error(reply.fault))
+                    future.set_exception(error_of(reply.fault))
         except (asyncio.IncompleteReadError, ConnectionError):
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(WorkerDied("The compute process ended while it was working."))
 
 
-def _error(fault: Fault) -> FtisError:
+def error_of(fault: Fault) -> FtisError:
+    """The error to raise here: the engine's own where a person can mend it, else a `WorkerFault`."""
     if fault.kind == "UsageError":
         return UsageError(fault.what, fault.fix)
     return UserError(fault.what, fault.fix) if fault.fix else WorkerFault(f"{fault.kind}: {fault.what}")
