@@ -170,7 +170,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_errors_within.py::test_errors_come_through_the_pipe_as_they_were": {
-        "worker/client.py": ("error['what']",),
+        "worker/client.py": ("fault.what",),
     },
     "test_errors_within.py::test_network_namespaces_that_cannot_be_had": {
         "lab/bench/namespaces.py": (
