@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,8 +29,9 @@ from ftis_node.errors import UserError
 from ftis_node.policy.hub import Hub, ask_hub, cached, described, offered
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.preflight import machine, models, place
-from ftis_node.preflight.examination import CHECKS
-from ftis_node.preflight.finding import Case, Check, Finding, examine, failed
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.checks import listed
+from ftis_node.preflight.finding import Check, Finding, examine, failed
 from ftis_node.preflight.net import of_a_running_node
 from ftis_node.preflight.smoke import smoke
 from ftis_node.store.checkpoints import Checkpoints, labelled
@@ -107,8 +107,8 @@ def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor: Doctor, tmp_
     verdicts = {line.split()[0] for line in out.splitlines() if not line.startswith(" ")}
     assert verdicts <= {"ok", "warn"}
     subjects = [line.split()[1].rstrip(":") for line in out.splitlines() if not line.startswith(" ")]
-    wanted = [check.subject for check in CHECKS if check.subject != "peers"]
-    assert list(dict.fromkeys(subjects)) == wanted
+    wanted = [check.subject for check in listed("doctor") if check.subject != "peers"]
+    assert list(dict.fromkeys(subjects)) == list(dict.fromkeys(wanted))
     assert not home.exists()
 
 
@@ -188,7 +188,7 @@ def test_a_library_that_is_missing_is_one_finding(tmp_path: Path, monkeypatch: p
 def test_a_gpu_that_a_daemon_of_this_home_uses_is_not_called_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subjects = [check.subject for check in CHECKS]
+    subjects = [check.subject for check in listed("doctor")]
     assert subjects.index("home") < subjects.index("gpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(machine, "smoke", lambda _: Finding("gpu", "fail", "Out of memory.", "Look."))
@@ -330,7 +330,7 @@ def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path) -> None:
     home.mkdir()
     (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
     case = a_case(home)
-    assert case.task == RUN.task
+    assert case.task_name == RUN.task
     assert "is not the run's" in seen(models.tokenizer, case)["fail"].text
 
 
@@ -351,7 +351,7 @@ def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Doctor, tmp_path:
 
 
 async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path) -> None:
-    peers = next(check for check in CHECKS if check.subject == "peers")
+    peers = next(check for check in listed("doctor") if check.subject == "peers")
     async with member(1, tmp_path) as node:
         case = case_of(tmp_path / "home", {"host": "127.0.0.1", "quic": False}, peers=(node.address,))
         case.patience = 0.0
@@ -368,11 +368,11 @@ def test_a_home_says_where_it_goes_on_and_with_what(tmp_path: Path) -> None:
     facts = {"model": labelled("tiny-b", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
     checkpoints.commit(checkpoints.begin(7), facts)
     assert a_case(tmp_path).settings.model == "tiny-b", "the home's, where none is named"
-    assert "from step 7 of tiny-b (lora)" in seen(place.home, a_case(tmp_path))["ok"].text
-    assert "another model" in seen(place.home, a_case(tmp_path, model="tiny-a"))["fail"].text
-    assert "another model" in seen(place.home, a_case(tmp_path, lora=False))["fail"].text
+    assert "from step 7 of tiny-b (lora)" in seen(place.checkpoints, a_case(tmp_path))["ok"].text
+    assert "another model" in seen(place.checkpoints, a_case(tmp_path, model="tiny-a"))["fail"].text
+    assert "another model" in seen(place.checkpoints, a_case(tmp_path, lora=False))["fail"].text
     (tmp_path / "checkpoints" / "step-00000006.damaged").mkdir()
-    assert "damaged" in seen(place.home, a_case(tmp_path))["warn"].text
+    assert "damaged" in seen(place.checkpoints, a_case(tmp_path))["warn"].text
 
 
 def test_a_key_that_others_may_read_or_that_is_damaged_is_told(tmp_path: Path) -> None:
@@ -405,7 +405,8 @@ def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path: Path) -> None:
     list(models.memory(case))
     told = seen(place.disk, case)["ok"].text
     assert " MB of packets" in told and "a checkpoint of 0.9 MB every 5 min, 250 MB a day" in told
-    case.settings = case.settings.model_copy(update={"disk_gb": 0.05})
+    case = a_case(tmp_path, disk_gb=0.05, packet_quota_mb=16, device="cpu")
+    list(models.memory(case))
     assert "may take 51 MB on disk" in seen(place.disk, case)["fail"].text
 
 
@@ -432,7 +433,7 @@ def test_a_port_that_is_taken_says_by_whom(tmp_path: Path) -> None:
         assert f"pid {os.getpid()}" in seen(place.port, case)["fail"].text
         case.status = {"addresses": [f"/ip4/127.0.0.1/tcp/{number}/p2p/x"]}
         assert "daemon on this home" in seen(place.port, case)["ok"].text
-    case = replace(case, status=None)
+    case.status = None
     assert "is free" in seen(place.port, case)["ok"].text
     assert (
         "cannot listen on 192.0.2.77" in seen(place.port, a_case(tmp_path, host="192.0.2.77", port=number))["fail"].text

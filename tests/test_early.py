@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from ftis_node.config.settings import collect
 from ftis_node.errors import Several, UsageError, raise_all
 from ftis_node.node.options import JoinOptions
-from ftis_node.preflight import early
-from ftis_node.preflight.early import Early
+from ftis_node.preflight import inputs
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.checks import refused
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_multiaddr, listening_mistakes
@@ -37,10 +38,12 @@ finally:
 PEER, RSA = identity(1).peer_id, "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
-def looked(tmp_path: Path, flags: dict[str, Any] | None = None, **options: Any) -> Early:
+def looked(tmp_path: Path, flags: dict[str, Any] | None = None, **options: Any) -> Case:
     given = {"host": "127.0.0.1", "device": "cpu"} | (flags or {})
-    settle = lambda task: collect(task=task, flags=given, environment={})  # noqa: E731
-    return Early(JoinOptions(Home(tmp_path / "home"), **options), settle).look()
+    layers = lambda task: collect(task=task, flags=given, environment={})  # noqa: E731
+    case = Case(JoinOptions(Home(tmp_path / "home"), **options), layers, starting=True)
+    refused(case, "join")
+    return case
 
 
 def rows(path: Path, *lines: str) -> Path:
@@ -76,9 +79,9 @@ def test_cheap_mistakes_are_told_all_at_once_and_nothing_heavy_is_imported(
 def test_what_is_sound_is_no_problem(tmp_path: Path) -> None:
     found = looked(tmp_path, task=str(rows(tmp_path / "mine.jsonl", *good(20))))
     assert (
-        found.problems == [] and found.report["task"]["found"] and list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
+        found.problems == () and found.report["task"]["found"] and list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
     )
-    assert found.sound().host == "127.0.0.1"
+    assert found.settings.host == "127.0.0.1"
 
 
 def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path) -> None:
@@ -101,14 +104,14 @@ def test_one_line_that_cannot_be_used_is_told_as_one(tmp_path: Path) -> None:
 def test_a_large_file_is_left_to_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = rows(tmp_path / "bad.jsonl", "x")
     assert [one.what for one in looked(tmp_path, task=str(bad)).problems] != []
-    monkeypatch.setattr(early, "LARGE_BYTES", 1)
-    assert looked(tmp_path, task=str(bad)).problems == []
+    monkeypatch.setattr(inputs, "LARGE_BYTES", 1)
+    assert looked(tmp_path, task=str(bad)).problems == ()
 
 
 def test_code_is_looked_for_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.py").write_text("raise SystemExit('it ran')\n")
-    assert looked(tmp_path, task="theirs:task").problems == []
+    assert looked(tmp_path, task="theirs:task").problems == ()
     (problem,) = looked(tmp_path, task="nobodys.part:task").problems
     assert "no Python module nobodys.part" in problem.what
 
@@ -139,7 +142,7 @@ def test_another_model_than_the_homes_is_told(tmp_path: Path, flags: dict[str, A
     checkpoints.commit(checkpoints.begin(7), facts)
     [problem] = looked(tmp_path, flags, task="arithmetic").problems
     assert "are of another model, or trained otherwise: tiny-b (lora)" in problem.what
-    assert looked(tmp_path, {"model": "tiny-b"}, task="arithmetic").problems == []
+    assert looked(tmp_path, {"model": "tiny-b"}, task="arithmetic").problems == ()
 
 
 def test_the_same_mistake_is_one() -> None:

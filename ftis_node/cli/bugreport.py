@@ -18,7 +18,8 @@ from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.preflight.finding import Case, Finding
+    from ftis_node.preflight.case import Case
+    from ftis_node.preflight.finding import Finding
 
 
 def bugreport(
@@ -41,7 +42,7 @@ def bugreport(
     if to.exists():
         raise UsageError(f"{to} exists already.", "Name another file with --out.")
     from ftis_node.preflight.bugreport import collect, pack
-    from ftis_node.preflight.examination import examined
+    from ftis_node.preflight.checks import examined
 
     flags = parse_pairs(set_ or []) | ({"model": model} if model else {})
     case, unsound = _case(home, flags, settings)

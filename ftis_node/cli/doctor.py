@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, addresses_in, parse_pairs, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, addresses_in, parse_pairs, print_json, settled
 from ftis_node.errors import UsageError, UserError
 from ftis_node.store.home import DEFAULT_HOME
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.preflight.finding import Case, Finding
+    from ftis_node.preflight.case import Case
+    from ftis_node.preflight.finding import Finding
 
 app = typer.Typer(invoke_without_command=True, help="Looks for what is wrong and says what to do.")
 
@@ -54,7 +56,7 @@ def doctor(
     flags = {"model": model, "lora": lora, "vram_gb": vram, "device": device, "host": host, "port": port}
     chosen = parse_pairs(set_ or []) | {key: value for key, value in flags.items() if value is not None}
     case = case_of(home, chosen, task=task, run=run, file=settings, peers=addresses_in(peers))
-    from ftis_node.preflight.examination import examined
+    from ftis_node.preflight.checks import examined
 
     raise typer.Exit(_report(examined(case), json=json))
 
@@ -69,7 +71,7 @@ def case_of(
     peers: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Case:
-    """What the doctor looks at; what nobody named is as the home has it, as far as that can be read.
+    """The case of the doctor; what nobody named is as the home has it, as far as that can be read.
 
     Args:
         environment: by default the process's own.
@@ -79,39 +81,36 @@ def case_of(
     """
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     from ftis_node.config.run import load_run_file
-    from ftis_node.config.settings import collect
-    from ftis_node.node.checkpointing import with_begun
     from ftis_node.policy.names import resolve
-    from ftis_node.preflight.finding import Case
-    from ftis_node.store.home import Home
+    from ftis_node.swarm.addresses import parse_address
 
-    place = Home(home.expanduser())
-    runs = [load_run_file(run).run] if run is not None else []
-    with suppress(UserError, OSError):  # a damaged file is for the check of the home to tell
-        runs = [load_run_file(place.run_file).run, *runs] if place.run_file.exists() else runs
-    task = task or (runs[0].task if runs else "arithmetic")
-    settings, origins = collect(task=task, flags=flags, file=file, environment=environment)
-    with suppress(OSError):
-        settings, origins = with_begun(place, settings, origins)
-    if origins["model"] != "home":  # a folder that is gone is for the checks of the model to tell
-        resolve(settings.model)
-    if peers:
-        from ftis_node.swarm.addresses import parse_address
-
-        for text in peers:
-            parse_address(text)
-    return Case(settings=settings, origins=origins, home=place, task=task, run=run, peers=peers)
+    case = bare_case(home)
+    place = case.home
+    case.options = replace(case.options, task=task, run=run, peers=peers)
+    case.layers = functools.partial(settled, home=place, flags=flags, file=file, environment=environment)
+    named = load_run_file(run) if run is not None else None
+    with suppress(UserError, OSError):  # the check of the home says that its file is damaged
+        if place.run_file.exists():
+            case.meet(load_run_file(place.run_file), "the home")
+    if named is not None:
+        case.meet(named, "--run")
+    if case.origins["model"] != "home":  # the checks of the model say that its folder is gone
+        resolve(case.settings.model)
+    for text in peers:
+        parse_address(text)
+    return case
 
 
 def bare_case(home: Path) -> Case:
     """A home, and nothing that anybody set: for a report on what cannot be read."""
     from ftis_node.config.settings import Settings
-    from ftis_node.preflight.finding import Case
+    from ftis_node.node.options import JoinOptions
+    from ftis_node.preflight.case import Case
     from ftis_node.store.home import Home
 
-    settings = Settings()
-    origins = dict.fromkeys(settings.model_dump(), "default")
-    return Case(settings=settings, origins=origins, home=Home(home.expanduser()), task="arithmetic")
+    defaults = Settings()
+    origins = dict.fromkeys(defaults.model_dump(), "default")
+    return Case(JoinOptions(Home(home.expanduser())), lambda _: (defaults, origins))
 
 
 @app.command("net")
@@ -160,5 +159,5 @@ def _report(findings: Iterator[Finding], *, json: bool) -> int:
             if finding.advice:
                 say(f"     → {finding.advice}", flush=True)
     if json:
-        print_json({"findings": [dataclasses.asdict(finding) for finding in found]})
+        print_json({"findings": [asdict(finding) for finding in found]})
     return 1 if failed(found) else 0

@@ -21,8 +21,8 @@ from ftis_node.cli.common import (
     addresses_in,
     parse_pairs,
     print_json,
+    settled,
 )
-from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ftis_node.node.daemon import Node
-    from ftis_node.preflight.early import Early
+    from ftis_node.preflight.case import Case
 
 LINES = 6
 VIEW_SECONDS = 1.0
@@ -135,10 +135,11 @@ def join(
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
     from ftis_node.node.options import JoinOptions
-    from ftis_node.preflight.early import Early
+    from ftis_node.preflight.case import Case
+    from ftis_node.preflight.checks import refused
 
     place = Home(home)
-    layers = functools.partial(_layers, flags=flags, file=settings, home=place)
+    layers = functools.partial(settled, flags=flags, file=settings, home=place)
     options = JoinOptions(
         home=place,
         task=task,
@@ -150,11 +151,13 @@ def join(
         name=name,
         paused=paused,
     )
-    early = Early(options, layers).look()  # what is wrong is told before anything heavy is imported
-    if dry_run and json and early.problems:
-        print_json(early.report)
-    chosen = early.sound()
-    if early.origins["model"] == "default":
+    case = Case(options, layers, starting=True)
+    problems = refused(case, "join")  # before anything heavy is imported
+    if dry_run and json and problems:
+        print_json(case.report)
+    raise_all(problems)
+    chosen = case.settings
+    if case.origins["model"] == "default":
         say(f"No --model is named: {chosen.model} is trained, a toy for arithmetic.", error=True)
     first = not place.schema.exists()
     if background and not dry_run:
@@ -175,7 +178,7 @@ def join(
                 say(NOTICE % home, error=True)
             say("Starting; Ctrl-C ends it, and the same command goes on from there.", error=True, flush=True)
     if dry_run:
-        _say(early, chosen, json=json)
+        _say(case, json=json)
         return
     import uvloop
 
@@ -221,19 +224,14 @@ async def _watched(node: Node, tail: Tail) -> int:
     return code
 
 
-def _layers(task: str, *, flags: dict[str, object], file: Path | None, home: Home) -> tuple[Settings, dict[str, str]]:
-    from ftis_node.node.checkpointing import with_begun
+def _say(case: Case, *, json: bool) -> None:
+    """Says what a start would do. Raises the errors that it would end with."""
+    from ftis_node.preflight.checks import refused
+    from ftis_node.preflight.report import completed, in_words
 
-    return with_begun(home, *collect(task=task, flags=flags, file=file))
-
-
-def _say(early: Early, settings: Settings, *, json: bool) -> None:
-    """What would be done; ends as `join` would if it could not be."""
-    from ftis_node.preflight.dry_run import DryRun, in_words
-
-    found = DryRun(early, settings).look()
+    problems = refused(case, "dry-run")
     if json:
-        print_json(found.report)
+        print_json(completed(case))
     else:
-        say(*in_words(found.report), flush=True)
-    raise_all(found.problems)
+        say(*in_words(completed(case)), flush=True)
+    raise_all(problems)

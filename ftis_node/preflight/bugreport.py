@@ -24,7 +24,8 @@ from ftis_node.host.files import bytes_under, end_of
 from ftis_node.observe.api import ask
 from ftis_node.observe.parts import end_of_parts
 from ftis_node.observe.provenance import commit, versions
-from ftis_node.preflight.finding import Case, Finding
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.finding import Finding
 from ftis_node.preflight.machine import memory_limit
 from ftis_node.preflight.place import file_system, standing
 from ftis_node.preflight.redaction import Redactor

@@ -19,7 +19,8 @@ from packaging.specifiers import SpecifierSet
 
 from ftis_node.host.descriptors import raise_limit
 from ftis_node.policy.names import built_in
-from ftis_node.preflight.finding import Case, Finding, Verdict
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.finding import Finding, Verdict
 from ftis_node.text import GB, rounded
 
 _PACKAGE = "ftis-node"

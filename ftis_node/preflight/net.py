@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.transport import Transport, Unreachable
 from ftis_node.text import counted, duration
 
+PATIENCE = 5.0  # seconds for peers to send their run; a node that starts waits for `patience`
 FORWARD = (
     "Forward a port (TCP and UDP) in your router to this machine and start the node with --port; or name with --relay "
     "nodes that can be dialled. It takes full part in any case, over the connections that it opens itself."
@@ -57,7 +59,7 @@ def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
 def looked_around(
     settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
 ) -> Iterator[Finding]:
-    """`look_around` for who has no event loop: each finding as soon as it is known."""
+    """The findings of `look_around` outside an event loop, each as soon as it is known."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         findings = look_around(settings, peers, patience, met)
 
@@ -83,29 +85,53 @@ async def look_around(
         UsageError: an address is none.
     """
     targets = [parse_address(text)[0] for text in peers]
+    began = time.monotonic()
+    async with _stranger(settings) as transport:
+        seconds = time.monotonic() - began
+        where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
+        yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
+        yield _addresses(await transport.addresses())
+        answered = 0
+        for text in targets:
+            finding, run_file = await _dial(transport, text)
+            if run_file is not None and met is not None:
+                met(run_file)
+            answered += finding.verdict == "ok"
+            yield finding
+            if run_file is not None and (told := await _time_of(transport, text)):
+                yield _clock(told - time.time(), f"the clock of {text}")
+        if not targets:
+            yield Finding("peers", "warn", "None was named, so none was dialled.", "Name some with --peers.")
+        if answered:
+            yield _reachability(*await _autonat(transport, patience))
+
+
+def run_of_peers(settings: Settings, peers: Sequence[str]) -> RunFile:
+    """The run of the first of the peers that answers.
+
+    Raises:
+        UserError: none gave its run in time.
+        UsageError: an address is none.
+    """
+    dialling = settings.model_copy(update={"listen": False, "announce": (), "port": 0})
+
+    async def ask() -> RunFile:
+        async with _stranger(dialling) as transport:
+            bootstraps = [parse_address(text)[0] for text in peers]
+            return await fetch_run(transport, bootstraps, min(PATIENCE, settings.patience))
+
+    return asyncio.run(ask())
+
+
+@asynccontextmanager
+async def _stranger(settings: Settings) -> AsyncGenerator[Transport, None]:
+    """A network daemon of its own, with a key that is thrown away."""
     with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
         key = Path(scratch) / "key"
         Identity(os.urandom(32)).keep(key)
-        began = time.monotonic()
         transport = await Transport.start(listening_of(settings, key, Path(scratch)))
         try:
-            seconds = time.monotonic() - began
-            where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
-            yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
-            yield _addresses(await transport.addresses())
-            answered = 0
-            for text in targets:
-                finding, run_file = await _dial(transport, text)
-                if run_file is not None and met is not None:
-                    met(run_file)
-                answered += finding.verdict == "ok"
-                yield finding
-                if run_file is not None and (told := await _time_of(transport, text)):
-                    yield _clock(told - time.time(), f"the clock of {text}")
-            if not targets:
-                yield Finding("peers", "warn", "None was named, so none was dialled.", "Name some with --peers.")
-            if answered:
-                yield _reachability(*await _autonat(transport, patience))
+            yield transport
         finally:
             await transport.close()
 
