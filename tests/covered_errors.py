@@ -146,7 +146,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "policy/ready.py": ("… has a dropout that cannot be switched off.",),
     },
     "test_errors_within.py::test_a_network_daemon_that_does_not_start_says_why": {
-        "swarm/p2pd.py": ("The network daemon p2pd did not start: …",),
+        "swarm/wire/p2pd.py": ("The network daemon p2pd did not start: …",),
     },
     "test_errors_within.py::test_a_node_without_a_page_says_so": {
         "cli/local.py": ("The node on this home serves no page.",),
@@ -427,7 +427,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "The run file nests too deeply.",
         ),
     },
-    "test_saving.py::test_if_going_back_does_not_help_the_node_says_so": {
+    "test_checkpointing.py::test_if_going_back_does_not_help_the_node_says_so": {
         "node/checkpointing.py": ("The training gives no finite numbers any more, and older checkpoints d",),
     },
     "test_score.py::test_a_model_that_cannot_take_the_probe_is_refused_with_a_sentence": {
@@ -467,7 +467,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_tokenizer.py::test_a_tokenizer_without_an_end_is_refused": {
         "policy/tokenizer.py": ("This tokenizer has no end-of-sequence token.",),
     },
-    "test_upgrading.py::test_a_home_of_a_newer_version_or_of_none_is_left_as_it_is": {
+    "test_migration.py::test_a_home_of_a_newer_version_or_of_none_is_left_as_it_is": {
         "store/migrations.py": (
             "… has schema …, and this version of ftis-node knows … to ….",
             "… does not say its schema (…): it is damaged.",

@@ -28,13 +28,13 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.pool import Newcomers, Want
-from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.transport import Listening
 
 VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
 PROMPTS = [[row, row + 1] for row in range(ROWS)]
@@ -136,13 +136,11 @@ def write_key(who: Identity, path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) -> AsyncIterator[Transport]:
+async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) -> AsyncIterator[Libp2p]:
     """A running p2pd with this identity; over TCP alone, for QUIC drops what is under way when a stream is reset."""
     key = write_key(who, path)
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
-        started = await Transport.start(
-            Listening(key, Path(sockets), "127.0.0.1", port, **{"quic": False, **listening})
-        )
+        started = await Libp2p.start(Listening(key, Path(sockets), "127.0.0.1", port, **{"quic": False, **listening}))
         try:
             yield started
         finally:
@@ -172,7 +170,7 @@ class Answers:
             yield chunk
 
 
-def stub(caller: Transport, called: Identity) -> Any:
+def stub(caller: Libp2p, called: Identity) -> Any:
     return FtisSwarm.get_stub(caller.p2p, PeerID(called.author))
 
 
@@ -201,7 +199,7 @@ class Member:
     """A node of a swarm: everything but the model."""
 
     identity: Identity
-    transport: Transport
+    transport: Libp2p
     store: CountingStore
     swarm: Swarm
     address: str

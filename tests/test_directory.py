@@ -17,13 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.config.run import RunFile
-from ftis_node.swarm import directory as directories
-from ftis_node.swarm.dht_guard import NEAREST_MAX, NEW_IDS_AT_ONCE, ask
-from ftis_node.swarm.directory import Directory
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.lookup import NAMED_NODES, OWN_NODES, Answer, check
 from ftis_node.swarm.membership import DIALS_AT_ONCE, HEARD_SIZE, TELLER_PART, Membership
-from ftis_node.swarm.records import (
+from ftis_node.swarm.tellers import MISSED_MIN, Tellers
+from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.wire import directory as directories
+from ftis_node.swarm.wire.dht_guard import NEAREST_MAX, NEW_IDS_AT_ONCE, ask
+from ftis_node.swarm.wire.directory import Directory
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.lookup import NAMED_NODES, OWN_NODES, Answer, check
+from ftis_node.swarm.wire.records import (
     DEPTHS,
     MAX_RECORDS,
     OwnerSigned,
@@ -33,10 +36,7 @@ from ftis_node.swarm.records import (
     shard_of,
     unpack_answer,
 )
-from ftis_node.swarm.shelf import MAX_KEYS, Shelf
-from ftis_node.swarm.tellers import MISSED_MIN, Tellers
-from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.shelf import MAX_KEYS, Shelf
 from tests.helpers_swarm import (
     OTHER_RUN,
     RUN,
@@ -193,18 +193,18 @@ def test_row_38_a_teller_of_many_that_never_answer_is_doubted_until_others_of_it
 
 
 @contextlib.asynccontextmanager
-async def joined(who: Identity, path: Path, *others: Transport) -> AsyncIterator[tuple[Directory, Transport]]:
+async def joined(who: Identity, path: Path, *others: Libp2p) -> AsyncIterator[tuple[Directory, Libp2p]]:
     async with transport(who, path / who.peer_id) as network:
         for other in others:
             await network.connect(other.p2p.peer_id.to_bytes(), await other.addresses())
-        directory = Directory(network, who, RUN.id)
+        directory = Directory(lambda network=network: network.p2p, who, RUN.id)
         await directory.join([other.p2p.peer_id.to_bytes() for other in others])
         yield directory, network
         await directory.leave()
 
 
 @contextlib.asynccontextmanager
-async def liar(path: Path, answer: bytes) -> AsyncIterator[tuple[DHTProtocol, Transport]]:
+async def liar(path: Path, answer: bytes) -> AsyncIterator[tuple[DHTProtocol, Libp2p]]:
     """Mallory, nearer to the first key than anybody else, with this answer to everything."""
     async with transport(MALLORY, path / "mallory") as network:
         node = DHTProtocol(near(RUN.id), {}, answer)

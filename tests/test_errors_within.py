@@ -41,8 +41,8 @@ from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.store.home import Home
 from ftis_node.store.packets import StoredPackets
 from ftis_node.swarm import addresses, handshake
-from ftis_node.swarm.p2pd import Listening
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.transport import Listening
 from ftis_node.tasks import Example, load_task
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.client import _settle as settle_answer
@@ -90,7 +90,7 @@ async def test_a_compute_process_that_only_fails_is_given_up(tmp_path: Path) -> 
 async def test_a_network_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"nonsense")
     with pytest.raises(UserError, match="p2pd did not start"):
-        await Transport.start(Listening(tmp_path / "key", tmp_path, "127.0.0.1"))
+        await Libp2p.start(Listening(tmp_path / "key", tmp_path, "127.0.0.1"))
 
 
 def test_a_machine_without_ports(monkeypatch: pytest.MonkeyPatch) -> None:

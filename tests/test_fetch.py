@@ -15,15 +15,16 @@ from hivemind.p2p import P2P, PeerID
 
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import fetch as fetching
-from ftis_node.swarm import ftis_pb2, service
+from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.fetch import HolderFault, Rests, Uploads, fetch
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.service import FtisSwarm
-from ftis_node.swarm.streams import STREAMS_OF_ONE_PEER
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire import service
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.streams import STREAMS_OF_ONE_PEER
 from tests.helpers_swarm import (
     RUN,
     Answers,
@@ -57,7 +58,7 @@ def holding(contents: list[bytes]) -> Callable[[bytes], bytes | None]:
 class Pair:
     """Bob holds, Alice fetches."""
 
-    def __init__(self, alice: Transport, bob: Transport) -> None:
+    def __init__(self, alice: Libp2p, bob: Libp2p) -> None:
         self.alice, self.bob = alice, bob
         self.traffic = Traffic()
 

@@ -10,8 +10,8 @@ import pytest
 from ftis_node.errors import UsageError, UserError
 from ftis_node.node.assembly import check_peers
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.handshake import fetch_run
-from ftis_node.swarm.service import PROTOCOL_MAJOR, FtisSwarm
+from ftis_node.swarm.handshake import PROTOCOL_MAJOR, fetch_run
+from ftis_node.swarm.wire.service import FtisSwarm
 from tests.helpers_swarm import (
     RUN,
     Answers,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ftis_node.observe.metrics import read_events
-from ftis_node.swarm import service
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.wire import service
 from tests.daemons import run_cli
 from tests.hostile import content, directory, identity, reputation, streams, wire
 from tests.hostile.arena import Arena, arena

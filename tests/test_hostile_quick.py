@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ftis_node.swarm import service
+from ftis_node.swarm.wire import service
 from tests.helpers_swarm import (
     PROMPTS,
     RUN,

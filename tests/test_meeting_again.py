@@ -14,13 +14,12 @@ import pytest
 from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
 from ftis_node.swarm.addresses import Whereabouts
-from ftis_node.swarm.handshake import MAX_ADDRESSES
+from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, Membership
-from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
-from ftis_node.swarm.service import PROTOCOL_MAJOR
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.transport import Listening
 from tests.helpers_swarm import (
     OTHER_RUN,
     RUN,
@@ -188,7 +187,7 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
 
 def unconnected() -> Membership:
     """A membership that never gets as far as its transport."""
-    return Membership(Transport(Listening(Path(), Path())), identity(1), RunFile(run=RUN), Traffic())
+    return Membership(Libp2p(Listening(Path(), Path())), identity(1), RunFile(run=RUN), Traffic())
 
 
 def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run() -> None:

@@ -16,6 +16,7 @@ from ftis_node.config.run import Hints, Run, RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.handshake import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import (
@@ -29,10 +30,10 @@ from ftis_node.swarm.membership import (
     VIEW_SIZE,
     Membership,
 )
-from ftis_node.swarm.p2pd import Listening
-from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.transport import Listening
 from tests.helpers_swarm import (
     OTHER_RUN,
     RUN,
@@ -67,7 +68,7 @@ class Door(Answers):
 @contextlib.asynccontextmanager
 async def node(
     who: Identity, path: Path, run: Run = RUN, major: int = PROTOCOL_MAJOR
-) -> AsyncIterator[tuple[Membership, Transport]]:
+) -> AsyncIterator[tuple[Membership, Libp2p]]:
     async with transport(who, path / who.peer_id) as network:
         run_file = RunFile(run=run, hints=Hints(name=f"the run of {who.peer_id}"))
         membership = Membership(network, who, run_file, Traffic(), path / f"{who.peer_id}.json")
@@ -78,7 +79,7 @@ async def node(
 
 def alone(who: Identity = ALICE, cache: Path | None = None, **listening: Any) -> Membership:
     """A membership that never gets as far as its transport."""
-    transport = Transport(Listening(Path(), Path(), **listening))
+    transport = Libp2p(Listening(Path(), Path(), **listening))
     transport.up = True
     return Membership(transport, who, RunFile(run=RUN), Traffic(), cache)
 

@@ -22,12 +22,13 @@ from ftis_node.errors import UsageError
 from ftis_node.preflight.finding import Finding
 from ftis_node.preflight.net import look_around, of_a_running_node
 from ftis_node.store.home import Home
-from ftis_node.swarm import p2pd
 from ftis_node.swarm.handshake import somebody_else
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Reachability
-from ftis_node.swarm.p2pd import Health, Listening, listening_of
-from ftis_node.swarm.transport import Transport, Unreachable
+from ftis_node.swarm.wire import p2pd
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.p2pd import listening_of
+from ftis_node.swarm.wire.transport import Health, Listening, Unreachable
 from tests.helpers_swarm import (
     event_loop_policy,  # noqa: F401 - a fixture
     eventually,
@@ -127,7 +128,7 @@ HOP = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE, RESERVED = b"\x02\x08\x00", b"\x08\x02"  # circuit v2: HopMessage of type RESERVE; the answer's type, STATUS
 
 
-async def reached_through(relay: Transport, shy: Transport, caller: Transport) -> bool:
+async def reached_through(relay: Libp2p, shy: Libp2p, caller: Libp2p) -> bool:
     """Whether `caller` gets at `shy` through `relay`, which all that listen may be asked for."""
     where = (await relay.addresses())[0]
     for one in (shy, caller):

@@ -22,11 +22,11 @@ from hivemind.utils.serializer import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.swarm.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
-from ftis_node.swarm.directory import Directory
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.lookup import Answer
-from ftis_node.swarm.records import (
+from ftis_node.swarm.wire.dht_guard import CALLS_AT_ONCE, NEW_IDS_AT_ONCE
+from ftis_node.swarm.wire.directory import Directory
+from ftis_node.swarm.wire.lookup import Answer
+from ftis_node.swarm.wire.records import (
     MAX_ADDRESSES,
     MAX_LIFETIME,
     MAX_VALUE_BYTES,
@@ -131,7 +131,7 @@ def test_strange_things_in_a_list_of_addresses_are_left_out() -> None:
 
 def test_a_deeply_nested_value_is_refused_where_it_would_have_ended_the_process() -> None:
     script = (
-        "import sys; import ftis_node.swarm.records\n"
+        "import sys; import ftis_node.swarm.wire.records\n"
         "from hivemind.utils.serializer import MSGPackSerializer as serializer\n"
         "try: serializer.loads(sys.stdin.buffer.read())\n"
         "except ValueError as error: print('refused:', error)\n"
@@ -158,7 +158,7 @@ def test_lists_that_claim_to_be_long_get_no_memory() -> None:
 
 async def test_an_address_record_is_found_by_another_node_and_attacks_leave_it_alone(tmp_path: Path) -> None:
     async with transport(ALICE, tmp_path / "a") as at_alice, transport(BOB, tmp_path / "b") as at_bob:
-        alice, bob = Directory(at_alice, ALICE, RUN.id), Directory(at_bob, BOB, RUN.id)
+        alice, bob = Directory(lambda: at_alice.p2p, ALICE, RUN.id), Directory(lambda: at_bob.p2p, BOB, RUN.id)
         await at_bob.connect(ALICE.author, await at_alice.addresses())
         await alice.join([])
         await bob.join([ALICE.author])

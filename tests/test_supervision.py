@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ftis_node.swarm import p2pd, transport
+from ftis_node.swarm.wire import libp2p, p2pd
 from tests.helpers_swarm import (
     Member,
     event_loop_policy,  # noqa: F401 - a fixture
@@ -122,7 +122,7 @@ async def test_a_port_that_somebody_took_meanwhile_is_given_up_unless_it_was_ask
             taken.bind(("127.0.0.1", port))
             taken.listen()
 
-        monkeypatch.setattr(transport, "kill", kill_and_take)
+        monkeypatch.setattr(libp2p, "kill", kill_and_take)
         with taken:
             pid = node.transport.pid
             os.kill(pid, signal.SIGKILL)

@@ -19,9 +19,9 @@ from ftis_node.swarm.admission import Reason
 from ftis_node.swarm.announcement import announce
 from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
-from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
+from ftis_node.swarm.wire.service import FtisSwarm
 from tests.helpers_swarm import (
     RUN,
     Member,

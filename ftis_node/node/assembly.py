@@ -28,10 +28,10 @@ from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.handshake import fetch_run, refuse_a_twin
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
-from ftis_node.swarm.p2pd import listening_of
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 
@@ -103,7 +103,7 @@ def furnish(
     opened: dict[str, Any],
     *,
     identity: Identity,
-    transport: Transport,
+    transport: Libp2p,
     worker: Worker,
 ) -> Rooms:
     """Puts everything in its place. The swarm is not started yet.
@@ -198,7 +198,7 @@ async def open_network(
     identity: Identity,
     bootstraps: Sequence[str],
     started: Callable[[int], None],
-) -> Transport:
+) -> Libp2p:
     """A p2pd that runs, on the port from before if that is free.
 
     Args:
@@ -209,11 +209,11 @@ async def open_network(
     """
     listening = listening_of(settings, home.key, sockets)
     await refuse_a_twin(listening, identity, bootstraps, home.path)
-    return await Transport.start(listening, started, home.last_port())
+    return await Libp2p.start(listening, started, home.last_port())
 
 
 async def find_run(
-    home: Home, options: JoinOptions, transport: Transport, bootstraps: Sequence[str], patience: float
+    home: Home, options: JoinOptions, transport: Libp2p, bootstraps: Sequence[str], patience: float
 ) -> RunFile | None:
     """The run of a previous start, of the file that was named, or of a peer; None if this node is to start one.
 

@@ -33,7 +33,7 @@ from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Node:
         self._deadline = 0.0  # by which it must have ended, once it is stopping
         self._stack = contextlib.AsyncExitStack()
         self._run_file: RunFile | None = None
-        self._transport: Transport | None = None
+        self._transport: Libp2p | None = None
         self._rooms: Rooms | None = None
         self._page: Web | None = None
         self._addresses: list[str] = []
@@ -202,7 +202,7 @@ class Node:
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
         logger.info("Others join it with --peers and an address that `ftis-node id%s` prints", self.home.flag)
 
-    async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Transport:
+    async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:
         self._transport = transport = await open_network(
             self.home, self.settings, self._runtime, identity, bootstraps, self._note_p2pd
         )
@@ -242,7 +242,7 @@ class Node:
         children = (self._p2pd, self._compute.worker.pid)
         self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
 
-    async def _find_run(self, transport: Transport, bootstraps: Sequence[str]) -> RunFile | None:
+    async def _find_run(self, transport: Libp2p, bootstraps: Sequence[str]) -> RunFile | None:
         asking = f"Asking the peers for their run, for {self.settings.patience:g} s at most."
         self._set_apart(State.LOADING, asking if bootstraps else "Looking for its run.")
         return await find_run(self.home, self.options, transport, bootstraps, self.settings.patience)

@@ -22,8 +22,9 @@ from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Reachability
-from ftis_node.swarm.p2pd import listening_of
-from ftis_node.swarm.transport import Transport, Unreachable
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.p2pd import listening_of
+from ftis_node.swarm.wire.transport import Unreachable
 from ftis_node.text import counted, duration
 
 PATIENCE = 5.0  # seconds for peers to send their run; a node that starts waits for `patience`
@@ -124,12 +125,12 @@ def run_of_peers(settings: Settings, peers: Sequence[str]) -> RunFile:
 
 
 @asynccontextmanager
-async def _stranger(settings: Settings) -> AsyncGenerator[Transport, None]:
+async def _stranger(settings: Settings) -> AsyncGenerator[Libp2p, None]:
     """A network daemon of its own, with a key that is thrown away."""
     with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
         key = Path(scratch) / "key"
         Identity(os.urandom(32)).keep(key)
-        transport = await Transport.start(listening_of(settings, key, Path(scratch)))
+        transport = await Libp2p.start(listening_of(settings, key, Path(scratch)))
         try:
             yield transport
         finally:
@@ -154,7 +155,7 @@ def _addresses(addresses: Sequence[str]) -> Finding:
             return Finding("addresses", "warn", text, "For peers elsewhere start with --host 0.0.0.0.")
 
 
-async def _dial(transport: Transport, text: str) -> tuple[Finding, RunFile | None]:
+async def _dial(transport: Libp2p, text: str) -> tuple[Finding, RunFile | None]:
     began = time.monotonic()
     try:
         run_file = await fetch_run(transport, [text], 0.0)
@@ -166,7 +167,7 @@ async def _dial(transport: Transport, text: str) -> tuple[Finding, RunFile | Non
     return Finding("peer", "ok", f"{text} answers in {milliseconds:.0f} ms; {run}."), run_file
 
 
-async def _time_of(transport: Transport, text: str) -> int:
+async def _time_of(transport: Libp2p, text: str) -> int:
     """Seconds since 1970 by the clock of the node there; 0 if it does not say."""
     try:
         return int((await shake(transport, parse_address(text)[1], greeting(None, []))).time)
@@ -182,7 +183,7 @@ def _clock(behind: float, whose: str) -> Finding:
     return Finding("clock", "fail" if abs(behind) >= CLOCK_FAR else "warn", f"It is {far}.", SET_CLOCK)
 
 
-async def _autonat(transport: Transport, patience: float) -> tuple[str, str]:
+async def _autonat(transport: Libp2p, patience: float) -> tuple[str, str]:
     """(reachability, AutoNAT's finding), as soon as AutoNAT knows."""
     deadline = time.monotonic() + patience
     verdict = "unknown"

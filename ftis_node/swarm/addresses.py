@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import itertools
 import re
@@ -16,6 +17,7 @@ from ftis_node.swarm.identity import author_of
 
 Scope = Literal["public", "relayed", "private", "machine"]
 
+MAX_ADDRESS_LENGTH = 256
 SCOPES = get_args(Scope)  # in the order in which they are tried
 # What Python takes for global besides unicast addresses differs between its versions, so it is written out. Sources:
 # the IANA registries of special-purpose IPv4 and IPv6 addresses, and RFC 4291 for 2000::/3.
@@ -349,3 +351,14 @@ def _has_ip6() -> bool:
     except OSError:
         return False
     return True
+
+
+@functools.lru_cache(maxsize=1024)
+def peer_at(address: str) -> bytes | None:
+    """The peer id in an address that somebody sent; None if that is no address that a node would keep."""
+    if len(address) > MAX_ADDRESS_LENGTH:
+        return None
+    try:
+        return parse_address(address)[1]
+    except UsageError:
+        return None

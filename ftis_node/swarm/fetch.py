@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 
 from google.protobuf.message import DecodeError
-from hivemind.p2p import PeerID
 
 from ftis_node.errors import brief
 from ftis_node.packet import packet_digest
@@ -17,10 +16,9 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN, Limits
-from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.transport import Transport
 
 UPLOADS = 4
 BUSY_AFTER = 3.0
@@ -175,11 +173,10 @@ async def fetch(
     """
     open_targets = {target.ref.digest: target for target in targets[: limits.digests]}
     request = ftis_pb2.FetchRequest(digests=list(open_targets))
-    stub = FtisSwarm.get_stub(transport.p2p, PeerID(holder))
     received = asyncio.Event()
     try:
-        stream = await asyncio.wait_for(stub.rpc_fetch(_ask(request, received)), OPEN_SECONDS)
-    except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
+        stream = await asyncio.wait_for(transport.fetch(holder, _ask(request, received)), OPEN_SECONDS)
+    except Exception as error:  # see `Transport.handshake`
         raise HolderFault(f"gave no stream: {brief(error)}") from error
     traffic.sent[holder] += request.ByteSize()
     patience = FETCH_SECONDS

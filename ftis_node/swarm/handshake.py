@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import time
@@ -11,23 +10,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hivemind.p2p import PeerID
-
 import ftis_node
 from ftis_node.config.run import Run, RunFile, parse_run_file
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import Whereabouts, parse_address
+from ftis_node.swarm.addresses import Whereabouts, parse_address, peer_at
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.p2pd import Listening
-from ftis_node.swarm.service import PROTOCOL_MAJOR, PROTOCOL_MINOR, FtisSwarm
-from ftis_node.swarm.transport import Transport, Unreachable
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.transport import Listening, Transport, Unreachable
 
 logger = logging.getLogger(__name__)
 
+# Announcements that a node cannot read are held against who passes them on: another form of them is another major.
+PROTOCOL_MAJOR, PROTOCOL_MINOR = 2, 0
 MAX_ADDRESSES = 8
-MAX_ADDRESS_LENGTH = 256
 HANDSHAKE_SECONDS = 5.0
 TWIN_SECONDS = 5.0
 
@@ -54,7 +51,7 @@ async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], s
     scratch = how.sockets / "scout.key"
     Identity(os.urandom(32)).keep(scratch)
     try:
-        scout = await Transport.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
+        scout = await Libp2p.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
     finally:
         scratch.unlink()
     try:
@@ -145,17 +142,6 @@ def polite_refusal(theirs: int) -> str:
     return f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {theirs}{todo}"
 
 
-@functools.lru_cache(maxsize=1024)
-def peer_at(address: str) -> bytes | None:
-    """The peer id in an address that somebody sent; None if that is no address that a node would keep."""
-    if len(address) > MAX_ADDRESS_LENGTH:
-        return None
-    try:
-        return parse_address(address)[1]
-    except UsageError:
-        return None
-
-
 def plain(text: str, length: int) -> str:
     """A peer's words, short and without anything that a terminal would obey."""
     return "".join(character if character.isprintable() else "?" for character in text[:length])
@@ -176,8 +162,7 @@ def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
 
 
 async def shake(transport: Transport, peer: bytes, hello: ftis_pb2.Handshake) -> ftis_pb2.Handshake:
-    stub = FtisSwarm.get_stub(transport.p2p, PeerID(peer))
     try:
-        return await stub.rpc_handshake(hello, timeout=HANDSHAKE_SECONDS)
-    except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
+        return await transport.handshake(peer, hello, HANDSHAKE_SECONDS)
+    except Exception as error:  # see `Transport.handshake`
         raise Unreachable(f"no answer to the handshake: {brief(error)}") from error

@@ -23,6 +23,7 @@ from ftis_node.swarm.addresses import (
     is_plain,
     is_relayed,
     network_of,
+    peer_at,
     ranked,
     varied,
 )
@@ -30,22 +31,20 @@ from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import (
     MAX_ADDRESSES,
+    PROTOCOL_MAJOR,
     greeting,
     other_protocol,
-    peer_at,
     plain,
     polite_refusal,
     shake,
 )
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN, Limits
-from ftis_node.swarm.p2pd import Health
 from ftis_node.swarm.peer_clocks import PeerClocks
 from ftis_node.swarm.retries import TRIES_OF_MET, Retries
-from ftis_node.swarm.service import PROTOCOL_MAJOR
 from ftis_node.swarm.tellers import Tellers
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport, Unreachable
+from ftis_node.swarm.wire.transport import Health, Transport, Unreachable
 
 VIEW_SIZE = 64
 HEARD_SIZE = 256

@@ -24,13 +24,13 @@ from ftis_node.swarm.pool import Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival, Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.transport import Transport
 
 IDLE_SECONDS = 30.0
 TAKEN_TOGETHER = 16
 SLOW_SECONDS = 3.0
 REST_AFTER_LOOKING = 30.0  # times as long as looking through the table took, in seconds of CPU
-STEP_INTERVALS = 4.0  # of exchanges in a step, see `stepping.exchange_interval`
+STEP_INTERVALS = 4.0  # of exchanges in a step, see `node.stepper.exchange_interval`
 
 logger = logging.getLogger(__name__)
 _RNG = random.Random()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.transport import Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 

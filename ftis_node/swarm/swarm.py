@@ -12,29 +12,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hivemind.p2p import PeerID
-
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.budgets import Budgets
-from ftis_node.swarm.directory import Directory
 from ftis_node.swarm.fetch import Limit, Uploads
 from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.lookup import Answer
 from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
-from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.supervision import Supervisor
 from ftis_node.swarm.table import Arrival, Table
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import DIAL_SECONDS, Transport
+from ftis_node.swarm.wire.transport import Answer, Transport
 
 EXCHANGE_SECONDS = 5.0
 MAINTAIN_SECONDS = 15.0
@@ -111,9 +106,7 @@ class Swarm:
         )
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
-        self._service = FtisSwarm(self)
-        self._directory = Directory(
-            transport,
+        self._directory = transport.directory(
             identity,
             run_file.run.id,
             known=lambda peer: peer in self.membership.view,
@@ -159,9 +152,7 @@ class Swarm:
             await asyncio.wait(pending, timeout=0.5)
         with suppress(OSError):  # a full disk must not keep the rest from ending
             self.membership.save_cache()
-        with suppress(Exception):  # p2pd may be gone; else a late request would meet a store that is closed
-            await asyncio.wait_for(self._service.remove_p2p_handlers(self._transport.p2p), EXCHANGE_SECONDS)
-        self._service.end_streams()
+        await self._transport.serve_no_more()  # a late request would meet a store that is closed
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
@@ -209,7 +200,7 @@ class Swarm:
 
     def _cut(self, peer: bytes) -> None:
         """Ends its streams and its connection."""
-        self._service.end_streams(peer)
+        self._transport.end_streams(peer)
         if peer not in self._cutting:
             self._cutting[peer] = task = asyncio.create_task(self._transport.disconnect(peer))
             task.add_done_callback(lambda _: self._cutting.pop(peer, None))
@@ -288,10 +279,8 @@ class Swarm:
     async def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse | None:
         """A peer's answer; None if there was none or it does not know this node."""
         try:
-            answer: ftis_pb2.ExchangeResponse = await FtisSwarm.get_stub(
-                self._transport.p2p, PeerID(peer)
-            ).rpc_exchange(request, timeout=EXCHANGE_SECONDS)
-        except Exception as error:  # hivemind raises anything from a remote handler's repr to a socket error
+            answer = await self._transport.exchange(peer, request, EXCHANGE_SECONDS)
+        except Exception as error:  # see `Transport.handshake`
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.gossip.failed(request, peer)
             self.membership.failed(peer)
@@ -389,7 +378,7 @@ class Swarm:
 
     async def _serve(self) -> None:
         """From now on p2pd passes calls on to this node."""
-        await asyncio.wait_for(self._service.add_p2p_handlers(self._transport.p2p), DIAL_SECONDS)
+        await self._transport.serve(self)
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Keeps a loop alive through an unforeseen error, which is logged; at most one a second."""

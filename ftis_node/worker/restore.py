@@ -33,7 +33,7 @@ class Checkpoint:
     """A sound checkpoint: of which model, at which step (None: it does not say), and of which task, if that is known.
 
     `shapes` are those of the trained tensors; `skipped` are newer checkpoints that are damaged; `progress` is what the
-    node had done by then (`stepping.Progress.facts`), as far as it says so. `held` are the weights where they cannot be
+    node had done by then (`Progress.facts`), as far as it says so. `held` are the weights where they cannot be
     removed (see `hold`).
     """
 

@@ -27,12 +27,12 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
 from ftis_node.swarm.limits import OWN as OWN_LIMITS
 from ftis_node.swarm.limits import Limits
 from ftis_node.swarm.membership import HEARD_SIZE, VIEW_SIZE, Membership
-from ftis_node.swarm.p2pd import Listening
-from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.transport import Listening
 from tests.fuzz.frames import split
 from tests.fuzz.world import AUTHOR, NOW, OWN, PEERS, RUN, peer_of, require, run_async, stopped_clock
 
@@ -89,8 +89,8 @@ class Wire(P2P):  # type: ignore[misc]
                 yield message
 
 
-def _transport(answer: bytes = b"") -> Transport:
-    transport = Transport(Listening(Path(), Path()))
+def _transport(answer: bytes = b"") -> Libp2p:
+    transport = Libp2p(Listening(Path(), Path()))
     transport.p2p, transport.up = Wire(answer), True
     return transport
 

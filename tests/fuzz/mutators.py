@@ -18,7 +18,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.proto import dht_pb2
 
 from ftis_node.packet import MSGPACK_ERRORS
-from ftis_node.swarm.records import OwnerSigned
+from ftis_node.swarm.wire.records import OwnerSigned
 from tests.fuzz.changes import LOGPROBS, any_integer, raw
 from tests.fuzz.frames import BODY_MAX, FRAMES_MAX, Frame, join, split
 from tests.fuzz.packed import announcement, other

@@ -21,8 +21,8 @@ from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN as LIMITS
-from ftis_node.swarm.records import OwnerSigned, pack_addresses, record_key
 from ftis_node.swarm.table import announcement_id
+from ftis_node.swarm.wire.records import OwnerSigned, pack_addresses, record_key
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, stopped_clock

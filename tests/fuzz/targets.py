@@ -22,13 +22,14 @@ from hivemind.proto import dht_pb2
 from ftis_node.config.run import RUN_FILE_CHARACTERS_MAX, dump_run_file, parse_run_file
 from ftis_node.errors import UsageError
 from ftis_node.packet import MAX_PACKET_BYTES, Group, PacketError, decode, encode, packet_digest
-from ftis_node.swarm import dht_guard, ftis_pb2  # noqa: F401 - the guard puts its checks in place
+from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address, ranked
 from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Blame, Reason, Rejection, admit
 from ftis_node.swarm.announcement import AnnouncementError, decode_announcement
 from ftis_node.swarm.identity import author_of, peer_id, verify
-from ftis_node.swarm.records import MAX_LIFETIME, OwnerSigned, keys_of
-from ftis_node.swarm.shelf import Shelf
+from ftis_node.swarm.wire import dht_guard  # noqa: F401 - the guard puts its checks in place
+from ftis_node.swarm.wire.records import MAX_LIFETIME, OwnerSigned, keys_of
+from ftis_node.swarm.wire.shelf import Shelf
 from tests.fuzz import messages, mutators, packed
 from tests.fuzz.world import AUTHOR, CONTEXTS, NOW, OWN, PEERS, RUN, require, run_async, stopped_clock
 

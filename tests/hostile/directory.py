@@ -13,7 +13,7 @@ from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import dht_pb2
 
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.records import DEPTHS, OwnerSigned, key_bytes, shard_of
+from ftis_node.swarm.wire.records import DEPTHS, OwnerSigned, key_bytes, shard_of
 from tests.hostile.wire import OnTheDht
 
 LIFETIME = 200.0

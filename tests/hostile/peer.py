@@ -21,10 +21,10 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.handshake import fetch_run, greeting
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.p2pd import Listening
-from ftis_node.swarm.service import FtisSwarm
 from ftis_node.swarm.table import announcement_id
-from ftis_node.swarm.transport import Transport, Unreachable
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.transport import Listening, Unreachable
 from tests.hostile.world import World
 
 CALL_SECONDS = 10.0
@@ -52,7 +52,7 @@ class Hostile:
     to who fetches.
     """
 
-    def __init__(self, identity: Identity, transport: Transport, targets: Sequence[Target], world: World) -> None:
+    def __init__(self, identity: Identity, transport: Libp2p, targets: Sequence[Target], world: World) -> None:
         self.identity = identity
         self.transport = transport
         self.targets = list(targets)
@@ -222,7 +222,7 @@ async def hostile(
     key = identity.keep(path / "identity.key")  # makes the folder too
     with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
         listening = Listening(path / "identity.key", Path(sockets), "127.0.0.1", quic=False)
-        transport = await Transport.start(listening)
+        transport = await Libp2p.start(listening)
         if (group := autogroup()) is not None:
             autogroup(transport.pid, nice=group)
         try:

@@ -16,7 +16,7 @@ from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.records import _message, pack_addresses, record_key
+from ftis_node.swarm.wire.records import _message, pack_addresses, record_key
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.identity import Honest
 from tests.hostile.peer import CALL_SECONDS, Hostile, Target

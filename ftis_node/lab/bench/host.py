@@ -32,12 +32,12 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.p2pd import Listening
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.transport import Listening
 
 QUOTA_BYTES = 64 << 20
 POLL_SECONDS = 0.005
@@ -102,7 +102,7 @@ class BenchNode:
             relays=tuple(setup.get("relays", ())),
             relay_for_others=bool(setup.get("relay_for_others")),
         )
-        self.transport = await Transport.start(listening)
+        self.transport = await Libp2p.start(listening)
         stack.push_async_callback(self.transport.close)
         await self.pushed.add_p2p_handlers(self.transport.p2p)
         self.context = context

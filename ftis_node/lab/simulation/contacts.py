@@ -30,7 +30,7 @@ from ftis_node.swarm.swarm import (
     RECORD_SECONDS,
     SETTLED_RECORD_SECONDS,
 )
-from ftis_node.swarm.transport import DIAL_SECONDS
+from ftis_node.swarm.wire.libp2p import DIAL_SECONDS
 
 AFTER_GREETING_SECONDS = 1.0  # as `_maintain_loop` sleeps
 

@@ -1,4 +1,4 @@
-"""What the DHT costs the nodes that answer there: records left and looked up, by the rules of `swarm.directory`.
+"""What the DHT costs the nodes that answer there: records left and looked up, by the rules of `swarm.wire.directory`.
 
 It is simulated apart from the rest, for a quarter of an hour whatever the scenario's length: a node publishes every
 three minutes, and ten thousand nodes are simulated for less than that. Every node reaches every other, so the few that
@@ -18,12 +18,12 @@ from hivemind.proto import dht_pb2
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.lab.simulation.scheduler import Scheduler
 from ftis_node.lab.simulation.wire import RUN, draw_addresses
-from ftis_node.swarm.dht_guard import NEAREST_MAX
-from ftis_node.swarm.directory import FULL_PART, RECORD_LIFETIME, REPLICAS
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.lookup import AT_ONCE, OWN_NODES
-from ftis_node.swarm.records import DEPTHS, MAX_RECORDS, OwnerSigned, pack_answer
 from ftis_node.swarm.swarm import ENOUGH_PEERS, FIRST_LOOK_UP_SECONDS, RECORD_SECONDS, SETTLED_RECORD_SECONDS
+from ftis_node.swarm.wire.dht_guard import NEAREST_MAX
+from ftis_node.swarm.wire.directory import FULL_PART, RECORD_LIFETIME, REPLICAS
+from ftis_node.swarm.wire.lookup import AT_ONCE, OWN_NODES
+from ftis_node.swarm.wire.records import DEPTHS, MAX_RECORDS, OwnerSigned, pack_answer
 
 SECONDS, WARMUP = 900.0, 300.0
 

@@ -1,7 +1,7 @@
 """What hivemind's DHT lets strangers do, and this node does not: it believes what requests and answers say.
 
 Importing this module puts the checks in place, once, for every `DHTProtocol` of the process. hivemind keeps the routing
-table then; records are this project's own (`swarm.shelf`, `swarm.lookup`): hivemind's storage and caches stay empty.
+table then; records are this project's own (`shelf`, `lookup`): hivemind's storage and caches stay empty.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hivemind.proto import dht_pb2
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import is_author, peer_id
-from ftis_node.swarm.records import pack_answer
-from ftis_node.swarm.shelf import Shelf
+from ftis_node.swarm.wire.records import pack_answer
+from ftis_node.swarm.wire.shelf import Shelf
 
 MAX_KEYS = 16
 NODES_MAX = 1024
@@ -62,7 +62,7 @@ def _callers(dht: DHTProtocol) -> _Callers:
 
 
 def _shelf(dht: DHTProtocol) -> Shelf | None:
-    """Where this node keeps records; None until `swarm.directory` has given it one."""
+    """Where this node keeps records; None until `swarm.wire.directory` has given it one."""
     shelf: Shelf | None = dht.__dict__.get("shelf")
     return shelf
 

@@ -22,9 +22,10 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import free_port, parse_address
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.p2pd import CALLS_OF_ONE_PEER, MAX_MESSAGE_BYTES, Listening
-from ftis_node.swarm.service import FtisSwarm
-from ftis_node.swarm.transport import Transport, Unreachable
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.p2pd import CALLS_OF_ONE_PEER, MAX_MESSAGE_BYTES
+from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.transport import Listening, Unreachable
 from tests.helpers_swarm import (
     Answers,
     event_loop_policy,  # noqa: F401 - a fixture
@@ -38,9 +39,9 @@ ALICE, BOB = identity(1), identity(2)
 PEER = ALICE.peer_id
 
 
-async def start(path: Path, who: Identity = ALICE, port: int = 0) -> Transport:
+async def start(path: Path, who: Identity = ALICE, port: int = 0) -> Libp2p:
     (path / "key").write_bytes(who.to_bytes())
-    return await Transport.start(Listening(path / "key", path, "127.0.0.1", port))
+    return await Libp2p.start(Listening(path / "key", path, "127.0.0.1", port))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ async def test_p2pds_sockets_are_private_and_gone_after_closing(tmp_path: Path) 
     sockets.mkdir(mode=0o700)
     (tmp_path / "key").write_bytes(ALICE.to_bytes())
     before = set(os.listdir("/tmp"))
-    network = await Transport.start(Listening(tmp_path / "key", sockets, "127.0.0.1"))
+    network = await Libp2p.start(Listening(tmp_path / "key", sockets, "127.0.0.1"))
     await FtisSwarm(Answers(lambda request, peer: nothing())).add_p2p_handlers(network.p2p)
     names = {path.name.split("-")[0] for path in sockets.iterdir() if stat.S_ISSOCK(path.stat().st_mode)}
     assert names == {"p2pd", "p2pclient"}
@@ -142,9 +143,9 @@ async def test_where_any_port_will_do_it_is_the_one_from_before_while_that_is_fr
     port = free_port("127.0.0.1")
     listening = Listening(tmp_path / "key", tmp_path, "127.0.0.1")
     (tmp_path / "key").write_bytes(ALICE.to_bytes())
-    first = await Transport.start(listening, before=port)
+    first = await Libp2p.start(listening, before=port)
     assert first.port == port
-    other = await Transport.start(Listening(tmp_path / "key", tmp_path / "other", "127.0.0.1"), before=port)
+    other = await Libp2p.start(Listening(tmp_path / "key", tmp_path / "other", "127.0.0.1"), before=port)
     assert other.port not in (0, port)
     await first.close()
     await other.close()
@@ -214,7 +215,7 @@ async def eventually_connects(p2p: P2P, peer: PeerID) -> None:
 
 
 async def test_a_p2pd_that_does_not_listen_to_reason_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis_node.swarm.transport.DIAL_SECONDS", 0.2)
+    monkeypatch.setattr("ftis_node.swarm.wire.libp2p.DIAL_SECONDS", 0.2)
     network = await start(tmp_path)
     pid = network.pid
     os.kill(pid, signal.SIGSTOP)  # a stopped process does not act on SIGTERM

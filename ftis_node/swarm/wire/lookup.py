@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from hivemind.dht.routing import DHTID
 
-from ftis_node.swarm.dht_guard import ask
-from ftis_node.swarm.handshake import peer_at
-from ftis_node.swarm.records import OwnerSigned, unpack_answer
+from ftis_node.swarm.addresses import peer_at
+from ftis_node.swarm.wire.dht_guard import ask
+from ftis_node.swarm.wire.records import OwnerSigned, unpack_answer
+from ftis_node.swarm.wire.transport import Answer
 
 OWN_NODES = 12  # of this node's routing table: they have answered it, or called it
 NAMED_NODES = 12  # that others name, of which each names four at most
 NAMED_BY_ONE = 4
 AT_ONCE = 4
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one peer said of a key. node, teller: its id in the DHT and its 38-byte peer id.
-
-    addresses: by the 38-byte peer id of the record's owner, who signed them and whose they are.
-    """
-
-    node: DHTID
-    teller: bytes
-    addresses: dict[bytes, list[str]]
 
 
 async def walk(dht: Any, key: bytes, validator: OwnerSigned, take: Callable[[Answer], bool]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,10 +15,15 @@ from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.multiaddr import Multiaddr
 
-from ftis_node.errors import FtisError, UserError
+from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
+from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, free_port
-from ftis_node.swarm.p2pd import Health, Listening, health, kill, launch
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.wire.directory import Directory
+from ftis_node.swarm.wire.p2pd import health, kill, launch
+from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.transport import Handlers, Health, Listening, Unreachable
 
 DIAL_SECONDS = 5.0
 # A p2pd that hangs is noticed after 1 + 1.5 + 1 + 1.5 s at the latest; one that died at once.
@@ -29,11 +34,7 @@ MISSED_PINGS = 2
 logger = logging.getLogger(__name__)
 
 
-class Unreachable(FtisError):
-    """A peer could not be dialled, or did not answer in time."""
-
-
-class Transport:
+class Libp2p:
     """A p2pd with our identity. When it has died or hangs, `restart` puts another in its place."""
 
     def __init__(self, listening: Listening, started: Callable[[int], None] | None = None) -> None:
@@ -42,6 +43,7 @@ class Transport:
             started: told the process id of each p2pd.
         """
         self.p2p: Any = None
+        self._service: FtisSwarm | None = None
         self.up = False
         self.listening = listening
         self._down_since: float | None = None
@@ -49,9 +51,7 @@ class Transport:
         self._started = started
 
     @classmethod
-    async def start(
-        cls, listening: Listening, started: Callable[[int], None] | None = None, before: int = 0
-    ) -> Transport:
+    async def start(cls, listening: Listening, started: Callable[[int], None] | None = None, before: int = 0) -> Libp2p:
         """A transport whose p2pd runs.
 
         Args:
@@ -148,6 +148,53 @@ class Transport:
         """Multiaddrs, without peer ids, of the other ends of p2pd's connections, by peer."""
         peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
         return {info.peer_id.to_bytes(): [str(address) for address in info.addrs] for info in peers}
+
+    async def serve(self, handlers: Handlers) -> None:
+        """Passes calls of peers on to these handlers from now on; once more after a restart."""
+        if self._service is None:
+            self._service = FtisSwarm(handlers)
+        await asyncio.wait_for(self._service.add_p2p_handlers(self.p2p), DIAL_SECONDS)
+
+    async def serve_no_more(self) -> None:
+        """Ends all streams of peers, and passes no call on any more."""
+        if self._service is None:
+            return
+        with suppress(Exception):  # p2pd may be gone
+            await asyncio.wait_for(self._service.remove_p2p_handlers(self.p2p), DIAL_SECONDS)
+        self._service.end_streams()
+
+    def end_streams(self, peer: bytes) -> None:
+        """Ends the streams that this peer has opened."""
+        if self._service is not None:
+            self._service.end_streams(peer)
+
+    async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
+        """Calls `peer`. hivemind raises anything from a remote handler's repr to a socket error."""
+        answer: ftis_pb2.Handshake = await self._stub(peer).rpc_handshake(hello, timeout=seconds)
+        return answer
+
+    async def exchange(
+        self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
+    ) -> ftis_pb2.ExchangeResponse:
+        """Calls `peer`. Raises as `handshake` does."""
+        answer: ftis_pb2.ExchangeResponse = await self._stub(peer).rpc_exchange(request, timeout=seconds)
+        return answer
+
+    async def fetch(
+        self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
+    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+        """Opens a stream to `peer`, whose answers end as soon as it ends. Raises as `handshake` does."""
+        chunks: AsyncGenerator[ftis_pb2.FetchChunk, None] = await self._stub(peer).rpc_fetch(requests)
+        return chunks
+
+    def directory(
+        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Callable[[bytes], bool]
+    ) -> Directory:
+        """The DHT of a run; the arguments are those of `Directory`."""
+        return Directory(lambda: self.p2p, identity, run_id, known, doubted)
+
+    def _stub(self, peer: bytes) -> Any:
+        return FtisSwarm.get_stub(self.p2p, PeerID(peer))
 
     async def close(self) -> None:
         """Ends p2pd, by force if it does not end when asked."""

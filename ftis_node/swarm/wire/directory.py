@@ -10,17 +10,18 @@ import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from typing import Any
 
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
-from ftis_node.swarm.dht_guard import leave_record
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.lookup import OWN_NODES, Answer, walk
-from ftis_node.swarm.records import DEPTHS, MAX_RECORDS, OwnerSigned, key_bytes, shard_of
-from ftis_node.swarm.shelf import Shelf
-from ftis_node.swarm.transport import Transport
+from ftis_node.swarm.wire.dht_guard import leave_record
+from ftis_node.swarm.wire.lookup import OWN_NODES, walk
+from ftis_node.swarm.wire.records import DEPTHS, MAX_RECORDS, OwnerSigned, key_bytes, shard_of
+from ftis_node.swarm.wire.shelf import Shelf
+from ftis_node.swarm.wire.transport import Answer
 
 RECORD_LIFETIME = 240.0
 DHT_SECONDS = 10.0
@@ -43,7 +44,7 @@ class Directory:
 
     def __init__(
         self,
-        transport: Transport,
+        p2p: Callable[[], Any],
         identity: Identity,
         run_id: bytes,
         known: Callable[[bytes], bool] = lambda peer: False,
@@ -51,10 +52,11 @@ class Directory:
     ) -> None:
         """
         Args:
+            p2p: returns hivemind's P2P of the moment; another p2pd may take its place.
             known: whether a peer is in the view: its record outlasts strangers' here.
             doubted: whether too many of those that a peer named did not answer: it does not count as a teller.
         """
-        self._transport = transport
+        self._p2p = p2p
         self._author = identity.author
         self._run_id = run_id
         self._validator = OwnerSigned(identity, run_id)
@@ -122,9 +124,7 @@ class Directory:
                 await asyncio.wait_for(dht.shutdown(), LEAVE_SECONDS)
 
     async def _create(self) -> DHTProtocol:
-        dht = await DHTProtocol.create(
-            self._transport.p2p, DHTID.generate(), BUCKET, DEPTH_MODULO, REPLICAS, CALL_SECONDS
-        )
+        dht = await DHTProtocol.create(self._p2p(), DHTID.generate(), BUCKET, DEPTH_MODULO, REPLICAS, CALL_SECONDS)
         dht.shelf = self._shelf
         return dht
 

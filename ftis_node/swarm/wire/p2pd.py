@@ -11,9 +11,8 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 from google.protobuf.message import Message
@@ -27,7 +26,8 @@ from ftis_node.errors import UserError, raise_all
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, is_loopback, listen_addresses, listening_mistakes, port_error
-from ftis_node.swarm.streams import answer_stream
+from ftis_node.swarm.wire.streams import answer_stream
+from ftis_node.swarm.wire.transport import Health, Listening, Reachable
 
 START_SECONDS = 15.0
 KILL_SECONDS = 5.0
@@ -40,7 +40,6 @@ CALLS_OF_ONE_PEER = 8  # at once, of those that are no streams
 _NO_KADEMLIA, _KADEMLIA_CLIENT = "none", "client"
 _HOP = "/libp2p/circuit/relay/0.2.0/hop"  # circuit v2: by this a node asks another to pass on what others send it
 
-Reachable = Literal["unknown", "public", "private"]
 # AutoNAT's finding is in p2pd's log and in its metrics. The latter come with Go's profiler, on a port that every local
 # user and, by DNS rebinding, any web page can read.
 _AUTONAT = "autonat"
@@ -51,27 +50,6 @@ _RELAY_RESERVATIONS, _RELAY_CIRCUITS = 16, 4  # nodes that may be reached throug
 _RELAY_BYTES, _RELAY_TIME, _RELAY_BUFFER = 256 << 20, "30m", 64 << 10  # a circuit, in each direction
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Listening:
-    """How p2pd is started.
-
-    key: the identity. sockets: a directory of mode 0700 for its control sockets. host, port: where to listen, TCP and
-    (with `quic`) UDP; port 0 means any. listen: False dials only. announce: multiaddrs to name in place of those that
-    p2pd sees itself. relays: nodes to be reached through where nobody can dial this one. relay_for_others: whether
-    others are reached through this one.
-    """
-
-    key: Path
-    sockets: Path
-    host: str = "0.0.0.0"
-    port: int = 0
-    quic: bool = True
-    listen: bool = True
-    announce: tuple[str, ...] = ()
-    relays: tuple[str, ...] = ()
-    relay_for_others: bool = False
 
 
 def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
@@ -88,17 +66,6 @@ def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
         relays=settings.relays,
         relay_for_others=settings.relay_for_others,
     )
-
-
-@dataclass(frozen=True)
-class Health:
-    """How p2pd is. reachability: AutoNAT's finding. connections: that are open, whoever opened them."""
-
-    reachability: Reachable
-    connections: int
-    memory_bytes: int
-    cpu_seconds: float
-    open_files: int
 
 
 async def _receive_bounded(reader: asyncio.StreamReader, most: int = MAX_MESSAGE_BYTES) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import AsyncIterator, Protocol  # noqa: UP035 - hivemind recognises a stream by typing's alias only
+from typing import AsyncIterator  # noqa: UP035 - hivemind recognises a stream by typing's alias only
 
 from hivemind.p2p import P2PContext, ServicerBase
 
@@ -12,29 +12,14 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.deadline import Deadline
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.streams import Streams
+from ftis_node.swarm.wire.streams import Streams
+from ftis_node.swarm.wire.transport import Handlers
 
-# Announcements that a node cannot read are held against who passes them on: another form of them is another major.
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 2, 0
 STALL_SECONDS = 30.0
 FIRST_SECONDS = 10.0  # a node asks as soon as its stream is open
 # Of one peer's requests in streams: ten full ones a second, forty at once. One more waits for its turn.
 LOOKUPS_A_SECOND, LOOKUPS_AT_ONCE = 800.0, 3200.0
 LOOKUPS_A_REQUEST = 16  # what a request costs beside its digests
-
-
-class Handlers(Protocol):
-    """Who answers. `peer` is the caller's 38-byte peer id, proven by the connection."""
-
-    def admits(self, peer: bytes) -> bool: ...
-
-    def knows(self, peer: bytes) -> bool: ...
-
-    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake: ...
-
-    async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse: ...
-
-    def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]: ...
 
 
 class FtisSwarm(ServicerBase):  # type: ignore[misc]
