@@ -23,6 +23,7 @@ from ftis_node.node.migration import remember_files
 from ftis_node.node.options import JoinOptions
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
+from ftis_node.preflight.report import as_json
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from tests.helpers_swarm import RUN, event_loop_policy, identity, make_run, member, transport  # noqa: F401 - a fixture
@@ -198,5 +199,6 @@ async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:
         assert refused(case, "join") == ()
         await asyncio.to_thread(refused, case, "dry-run")
         assert node.swarm.membership.view == {}
-    assert (case.report["run"]["id"], case.report["run"]["from"]) == (RUN.id.hex(), "peers")
+    assert [(origin, found.run.id) for origin, found in case.runs] == [("--peers", RUN.id)]
+    assert as_json(case, whole=True)["run"]["from"] == "peers"
     assert not home.exists()

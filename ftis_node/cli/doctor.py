@@ -91,9 +91,9 @@ def case_of(
     named = load_run_file(run) if run is not None else None
     with suppress(UserError, OSError):  # the check of the home says that its file is damaged
         if place.run_file.exists():
-            case.meet(load_run_file(place.run_file), "the home")
+            case.runs.append(("the home", load_run_file(place.run_file)))
     if named is not None:
-        case.meet(named, "--run")
+        case.runs.append(("--run", named))
     if case.origins["model"] != "home":  # the checks of the model say that its folder is gone
         resolve(case.settings.model)
     for text in peers:

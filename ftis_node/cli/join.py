@@ -154,7 +154,9 @@ def join(
     case = Case(options, layers, starting=True)
     problems = refused(case, "join")  # before anything heavy is imported
     if dry_run and json and problems:
-        print_json(case.report)
+        from ftis_node.preflight.report import as_json
+
+        print_json(as_json(case, whole=False))
     raise_all(problems)
     chosen = case.settings
     if case.origins["model"] == "default":
@@ -227,11 +229,11 @@ async def _watched(node: Node, tail: Tail) -> int:
 def _say(case: Case, *, json: bool) -> None:
     """Says what a start would do. Raises the errors that it would end with."""
     from ftis_node.preflight.checks import refused
-    from ftis_node.preflight.report import completed, in_words
+    from ftis_node.preflight.report import as_json, in_words
 
     problems = refused(case, "dry-run")
     if json:
-        print_json(completed(case))
+        print_json(as_json(case, whole=True))
     else:
-        say(*in_words(completed(case)), flush=True)
+        say(*in_words(case), flush=True)
     raise_all(problems)

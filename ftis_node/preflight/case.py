@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.config.run import Run, RunFile
 from ftis_node.config.settings import Settings
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
     from ftis_node.policy.hub import Hub
 
 Layers = Callable[[str], tuple[Settings, Mapping[str, str]]]
-
-# Where a run came from: the doctor's words, and the report's.
-ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
+Origin = Literal["the home", "--run", "--peers"]
 
 
 @dataclass
@@ -32,27 +31,35 @@ class Case:
         options: the flags of `join` beside the settings. layers: the settings for a task, and the origin of each.
         starting: a daemon is to start, so the home must be free.
         patience: seconds to wait for what peers find out about this node.
-        run_file: the run to join; None if none is known. runs: every run that was met, with its origin.
+        runs: every run that was met, with its origin; the first is the one to join.
         refused: the run asks for something that only this node's owner may name; its files are not opened.
-        task: the task, once it is loaded. status: the answer of a daemon that runs on the home.
-        report: the report of the dry run, in plain values. problems: the errors that `join` would end with.
+        task: the task, once it is loaded. download: bytes of its files that a start would fetch first, and their URL.
+        step, peer_id: those of the home, if it has a checkpoint and a key.
+        status: the answer of a daemon that runs on the home.
+        hub, shape, plan: the hub's answers, the model's sizes and the plan to train it, once they are known.
+        to_start: the run that the node would start, if it would join none.
+        problems: the errors that `join` would end with.
     """
 
     options: JoinOptions
     layers: Layers
     starting: bool = False
     patience: float = 3.0
-    run_file: RunFile | None = None
-    runs: list[tuple[str, RunFile]] = field(default_factory=list)
+    runs: list[tuple[Origin, RunFile]] = field(default_factory=list)
     refused: bool = False
     task: Task | None = None
+    download: tuple[int, str] | None = None
+    step: int | None = None
+    peer_id: str | None = None
     status: dict[str, Any] | None = None
     hub: Hub | None = None
     shape: Geometry | None = None
     plan: Plan | None = None
-    report: dict[str, Any] = field(default_factory=lambda: {"run": None, "task": None})
+    to_start: Run | None = None
     problems: tuple[UserError, ...] = ()
-    _settled: tuple[Settings, Mapping[str, str]] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = functools.cache(self.layers)  # an error is raised anew for every check that asks
 
     @property
     def home(self) -> Home:
@@ -60,37 +67,26 @@ class Case:
         return self.options.home
 
     @property
+    def run_file(self) -> RunFile | None:
+        """The run to join; None if none is known."""
+        return self.runs[0][1] if self.runs else None
+
+    @property
     def task_name(self) -> str:
         """The task that was named, else the run's."""
         return self.options.task_of(self.run_file)
 
     @property
+    def task_known(self) -> bool:
+        """Whether `task_name` will not change: without a run and a named task, the peers' run says which it is."""
+        return self.run_file is not None or not self.options.peers or self.options.task is not None
+
+    @property
     def settings(self) -> Settings:
-        """The settings. Raises UserError, the same for every check that asks, if they are wrong."""
-        return self._layers()[0]
+        """The settings. Raises UserError if they are wrong."""
+        return self.layers(self.task_name)[0]
 
     @property
     def origins(self) -> Mapping[str, str]:
         """The origin of each setting. Raises UserError if the settings are wrong."""
-        return self._layers()[1]
-
-    def _layers(self) -> tuple[Settings, Mapping[str, str]]:
-        if self._settled is None:
-            self._settled = self.layers(self.task_name)
-        return self._settled
-
-    def meet(self, run_file: RunFile, origin: str) -> None:
-        """Notes a run; the first one decides the task, and so the settings.
-
-        Args:
-            origin: one of `ORIGINS`.
-        """
-        self.runs.append((origin, run_file))
-        if self.run_file is None:
-            self.run_file, self._settled = run_file, None
-            self.report["run"] = run_report(run_file.run) | {"from": ORIGINS[origin]}
-
-
-def run_report(run: Run) -> dict[str, Any]:
-    """A run in plain values, for people."""
-    return {"id": run.id.hex(), **run.model_dump(mode="json", exclude={"template", "packet"})}
+        return self.layers(self.task_name)[1]

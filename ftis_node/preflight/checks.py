@@ -22,8 +22,9 @@ def _run_of_peers(case: Case) -> None:
     from ftis_node.preflight.net import run_of_peers
 
     if case.run_file is None and case.options.peers:
-        case.meet(run_of_peers(case.settings, case.options.peers), "--peers")
-        inputs.refuse_run(case, ours=False)
+        found = run_of_peers(case.settings, case.options.peers)
+        case.runs.append(("--peers", found))
+        inputs.refuse_run(case, found, ours=False)
 
 
 def _peers(case: Case) -> Iterator[Finding]:
@@ -34,7 +35,7 @@ def _peers(case: Case) -> Iterator[Finding]:
     if peers:
         # Beside a running daemon, which has the port.
         settings = case.settings if case.status is None else case.settings.model_copy(update={"port": 0})
-        yield from looked_around(settings, peers, case.patience, lambda run: case.meet(run, "--peers"))
+        yield from looked_around(settings, peers, case.patience, lambda run: case.runs.append(("--peers", run)))
     elif case.status is not None:
         yield from of_a_running_node(case.status)
 
@@ -76,9 +77,8 @@ def listed(view: View) -> list[Check]:
 
 
 def refused(case: Case, view: View) -> tuple[UserError, ...]:
-    """Every error that `join` would end with, as far as the view's checks can see; also in the case and its report."""
+    """Every error that `join` would end with, as far as the view's checks can see; the case keeps them."""
     case.problems = each_once([*case.problems, *refusals(case, listed(view))])
-    case.report["problems"] = [{"what": one.what, "fix": one.fix} for one in case.problems]
     return case.problems
 
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from ftis_node.config.run import RunFile
 from ftis_node.errors import UserError
 from ftis_node.node.options import check_foreseen, check_run, known_run
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import noted
-from ftis_node.swarm.addresses import listen_addresses, parse_address
-from ftis_node.tasks import Task, check_files, load_task
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.tasks import check_files, load_task
 from ftis_node.tasks.gsm8k import to_be_downloaded
 
 LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which takes seconds
@@ -26,11 +27,11 @@ def run(case: Case) -> None:
     ours = case.home.run_file.exists()
     found = known_run(case.home, case.options.run)
     if found is not None:
-        case.meet(found, "the home" if ours else "--run")
-        refuse_run(case, ours=ours)
+        case.runs.append(("the home" if ours else "--run", found))
+        refuse_run(case, found, ours=ours)
 
 
-def refuse_run(case: Case, *, ours: bool) -> None:
+def refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
     """Refuses a run that is none for this node.
 
     Args:
@@ -39,12 +40,10 @@ def refuse_run(case: Case, *, ours: bool) -> None:
     Raises:
         UsageError: it is for the lab, names what only this node's owner may, or is of other data or another rule.
     """
-    if case.run_file is None:
-        return
     case.refused = True
-    check_run(case.run_file, case.options, ours=ours)
+    check_run(found, case.options, ours=ours)
     case.refused = False
-    check_foreseen(case.run_file, case.options)
+    check_foreseen(found, case.options)
 
 
 def settings(case: Case) -> None:
@@ -55,57 +54,36 @@ def settings(case: Case) -> None:
 def data(case: Case) -> None:
     """The task's files, if they are here and not large."""
     options, name = case.options, case.task_name
-    if case.run_file is None and options.peers and options.task is None:
-        return  # the peers' run says which task
-    case.report["task"] = about = {"name": name, "found": False, "rows": None, "held_out": None, "bytes": None}
-    if case.refused:
+    if case.refused or not case.task_known:
         return
     if name == "gsm8k" and (missing := to_be_downloaded(options.data, options.eval_data)):
-        about |= {"bytes": sum(one.size for one in missing), "source": missing[0].url}
-    if max((path.stat().st_size for path in _files(case) if path.is_file()), default=0) > LARGE_BYTES:
+        case.download = sum(one.size for one in missing), missing[0].url
+    if max((path.stat().st_size for path in task_files(case) if path.is_file()), default=0) > LARGE_BYTES:
         return
     reward = options.reward_of(case.run_file) if name.endswith(".jsonl") else options.reward
     code = options.task is not None
-    task = check_files(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
-    if task is not None:
-        _keep(case, task)
+    case.task = check_files(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
 
 
 def large_data(case: Case) -> None:
     """The task of the peers' run; a task that is code, or large."""
-    if case.report["task"] is None:
+    options, name = case.options, case.task_name
+    if case.refused or not case.task_known or case.task is not None:
+        return
+    if case.runs and case.runs[0][0] == "--peers" and options.task is None:
         data(case)
-    about, options = case.report["task"], case.options
-    if about is not None and not (about["found"] or about["bytes"] or case.refused):
+    if case.task is None and case.download is None:
         reward, code = options.reward_of(case.run_file), options.task is not None
-        name = about["name"]
-        _keep(case, load_task(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code))
+        case.task = load_task(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
 
 
-def _files(case: Case) -> list[Path]:
+def task_files(case: Case) -> list[Path]:
     """The training file, if the task has one here, and the file of held-out examples, if one was named."""
     own = Path(case.task_name) if case.task_name.endswith(".jsonl") else None
     return [path for path in (case.options.data or own, case.options.eval_data) if path is not None]
 
 
-def _keep(case: Case, task: Task) -> None:
-    case.task = task
-    case.report["task"] |= {"found": True, "rows": len(task.train), "held_out": len(task.held_out)}
-    case.report["task"]["sha256"] = task.data
-    files = _files(case)
-    if files:
-        case.report["task"]["bytes"] = files[0].stat().st_size
-
-
 def addresses(case: Case) -> Iterator[UserError]:
-    """The addresses to dial, and the report of what the node would listen on and announce."""
+    """The addresses to dial."""
     for text in case.options.peers:
         yield from noted(partial(parse_address, text))
-    chosen = case.settings
-    port = chosen.port or case.home.last_port()
-    case.report["network"] = {
-        "listens": listen_addresses(chosen.host, port, quic=chosen.quic) if chosen.listen else [],
-        "announces": list(chosen.announce),
-        "relays": list(chosen.relays),
-        "dials": list(case.options.peers),
-    }

@@ -11,7 +11,7 @@ from ftis_node.config.run import RUN_DEFAULTS, check_fit, run_for
 from ftis_node.errors import UserError
 from ftis_node.fit.memory import Workload
 from ftis_node.policy.names import resolve
-from ftis_node.preflight.case import Case, run_report
+from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import Finding, noted
 from ftis_node.preflight.machine import memory_limit
 from ftis_node.tasks.task import CAPS
@@ -73,7 +73,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
     from ftis_node.worker.engine import choose_objective
-    from ftis_node.worker.planning import settle, told
+    from ftis_node.worker.planning import settle
     from ftis_node.worker.shortage import refuse_shortage
 
     settings, load = case.settings, workload(case)
@@ -85,8 +85,6 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     remembered = _remembered(case)
     _, case.plan = settle(settings, load, remembered, shape)
     chosen = case.plan
-    kind = "lora" if chosen.lora else "full"
-    case.report["model"] = {"name": settings.model, "parameters": shape.parameters, "kind": kind, **told(chosen)}
     if case.status and case.status.get("plan"):  # its own model is no longer free memory
         running = case.status["plan"]
         need, budget = rounded(running["memory_bytes"]), rounded(running["budget"])
@@ -161,8 +159,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with.")
         if task is not None:
             shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens")
-            started = run_for(facts | {"task": task.name} | {name: getattr(task, name) for name in shared})
-            case.report["run"] = run_report(started) | {"from": "this node, which would start it"}
+            case.to_start = run_for(facts | {"task": task.name} | {name: getattr(task, name) for name in shared})
     ids = {}
     for origin, run_file in case.runs:
         run = run_file.run

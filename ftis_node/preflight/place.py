@@ -38,12 +38,10 @@ NETWORK_FUSE = frozenset(("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rcl
 def home(case: Case) -> Iterator[Finding | UserError]:
     """The home: whether it is new or begun, ours to write, free, and of this version; and its key."""
     place, parent = case.home, standing(case.home.path)
-    new = not place.path.exists()
-    case.report["home"] = about = {"path": str(place.path), "new": new, "step": None, "id": None}
     if not parent.is_dir() or not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
         why = "not yours" if parent.is_dir() else "no folder"
         raise UserError(f"The home {place.path} cannot be used: {parent} is {why}.", "Name another --home.")
-    if new:
+    if not place.path.exists():
         yield Finding("home", "ok", f"{place.path} is new: `ftis-node join` makes it.")
         return
     try:
@@ -51,12 +49,12 @@ def home(case: Case) -> Iterator[Finding | UserError]:
     except UserError as error:
         yield error
     facts = newest_facts(place.checkpoints)
-    about["step"] = facts["progress"]["step"] if facts is not None else None
+    case.step = facts["progress"]["step"] if facts is not None else None
     yield from _daemon(case)
     if place.key.exists():
         from ftis_node.swarm.identity import Identity
 
-        about["id"] = Identity.load(place.key).peer_id  # raises if it is damaged
+        case.peer_id = Identity.load(place.key).peer_id  # raises if it is damaged
         if place.key.stat().st_mode & 0o077:
             text = f"Others on this machine may read the key {place.key}: whoever has it is this node."
             yield Finding("home", "warn", text, f"Run: chmod 600 {place.key}")
