@@ -10,7 +10,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_bench_step.py::test_a_trace_that_cannot_be_written_is_told_before_the_steps": {
         "lab/bench/step.py": ("… cannot be written: ….",),
     },
-    "test_early.py::test_ten_lines_that_cannot_be_used_are_told_and_how_many_more": {
+    "test_preflight.py::test_ten_lines_that_cannot_be_used_are_told_and_how_many_more": {
         "tasks/jsonl.py": ("… has … lines that cannot be used:",),
     },
     "test_shortage.py::test_the_higher_limit_that_is_named_is_enough": {

@@ -23,13 +23,14 @@ from huggingface_hub import constants
 
 from ftis_node.cli import main
 from ftis_node.cli import run as run_files
-from ftis_node.cli.doctor import case_of
+from ftis_node.cli.flags import Given
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.errors import UserError
+from ftis_node.node.options import JoinOptions
 from ftis_node.policy.hub import Hub, ask_hub, cached, described, offered
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.preflight import machine, models, place
-from ftis_node.preflight.case import Case
+from ftis_node.preflight.case import Case, case_of
 from ftis_node.preflight.checks import listed
 from ftis_node.preflight.finding import Check, Finding, examine, failed
 from ftis_node.preflight.net import of_a_running_node
@@ -62,7 +63,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_case(home: Path, **flags: Any) -> Case:
-    return case_of(home, flags)
+    return case_of(JoinOptions(Home(home)), Given(flags).on(Home(home)))
 
 
 def seen(look: Callable[[Case], Iterator[Finding]], case: Case) -> dict[str, Finding]:
@@ -353,7 +354,8 @@ def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Doctor, tmp_path:
 async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path) -> None:
     peers = next(check for check in listed("doctor") if check.subject == "peers")
     async with member(1, tmp_path) as node:
-        case = case_of(tmp_path / "home", {"host": "127.0.0.1", "quic": False}, peers=(node.address,))
+        given = Given({"host": "127.0.0.1", "quic": False})
+        case = case_of(JoinOptions(Home(tmp_path / "home"), peers=(node.address,)), given.on(Home(tmp_path / "home")))
         case.patience = 0.0
         found = await asyncio.to_thread(lambda: list(examine(case, [peers])))
     assert {one.subject: one.verdict for one in found}["peer"] == "ok"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,6 @@ from ftis_node.text import escaped, in_json, say
 
 if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
-    from ftis_node.store.home import Home
     from ftis_node.worker.restore import Checkpoint
 
 HomeOption = Annotated[
@@ -56,33 +55,6 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set {pair} has no value.", "Write --set KEY=VALUE.")
         values[key] = text
     return values
-
-
-def settled(
-    task: str,
-    *,
-    home: Home,
-    flags: Mapping[str, Any],
-    file: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> tuple[Settings, dict[str, str]]:
-    """The settings for a task, on a home: what nobody set is as the home has it.
-
-    Args:
-        environment: by default the process's own.
-
-    Returns the settings, and the origin of each.
-
-    Raises:
-        UsageError: wrong settings, or a file that cannot be read.
-    """
-    from ftis_node.config.settings import collect
-    from ftis_node.node.checkpointing import with_begun
-
-    settings, origins = collect(task=task, flags=flags, file=file, environment=environment)
-    with suppress(OSError):  # the check of the home says that it cannot be read
-        settings, origins = with_begun(home, settings, origins)
-    return settings, origins
 
 
 def note(text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import sys
@@ -15,14 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import (
-    HomeOption,
-    RewardOption,
-    addresses_in,
-    parse_pairs,
-    print_json,
-    settled,
-)
+from ftis_node.cli.common import HomeOption, RewardOption, addresses_in, print_json
+from ftis_node.cli.flags import Given, with_settings
+from ftis_node.config.settings import FLAGS
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -43,7 +37,9 @@ NOTICE = (
 )
 
 
+@with_settings(*FLAGS)
 def join(
+    *,
     model: Annotated[
         str | None,
         typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, or a toy: tiny-a (the default), -b, -c."),
@@ -60,38 +56,7 @@ def join(
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
     reward: RewardOption = None,
     home: HomeOption = DEFAULT_HOME,
-    lora: Annotated[
-        bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything; default: what fits.")
-    ] = None,
-    objective: Annotated[str | None, typer.Option(help="The loss: ftis, grpo (own samples only), nois, …")] = None,
-    own_share: Annotated[
-        float | None, typer.Option(help="Part of each batch generated here; 0 only listens. Default: 1/nodes.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="End after so many steps in all; default: never.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="TCP and UDP port to listen on; 0 means any.")] = None,
-    announce: Annotated[
-        list[str] | None,
-        typer.Option(help="An address to tell others in place of its own, /ip4/…/tcp/…; repeatable."),
-    ] = None,
-    relay: Annotated[
-        list[str] | None, typer.Option(help="A node to be reached through if nobody can dial this one; repeatable.")
-    ] = None,
-    upload: Annotated[
-        float | None, typer.Option(help="Mbit/s that peers may take from this node; 0: no limit. Default: 20.")
-    ] = None,
-    vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="text for people, json for programs.")] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Settings for a kind of machine: laptop, single-gpu or server.")
-    ] = None,
-    settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
-    nice: Annotated[
-        int | None, typer.Option(help="Scheduling priority, 0 to 19: 19 yields to everything else.")
-    ] = None,
+    given: Given,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
     view: Annotated[
         bool | None, typer.Option("--view/--no-view", help="The live view; default: if this is a terminal.")
@@ -109,28 +74,6 @@ def join(
 
     What leaves this machine: its address, and the token ids and log-probs that its model samples. Never the model.
     """
-    flags = parse_pairs(set_ or []) | {
-        key: value
-        for key, value in {
-            "model": model,
-            "lora": lora,
-            "objective": objective,
-            "own_share": own_share,
-            "steps": steps,
-            "host": host,
-            "port": port,
-            "announce": announce or None,
-            "relays": relay or None,
-            "upload_mbit": upload,
-            "device": device,
-            "vram_gb": vram,
-            "seed": seed,
-            "nice": nice,
-            "log_format": log_format,
-            "profile": profile,
-        }.items()
-        if value is not None
-    }
     home = home.expanduser()
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
@@ -139,7 +82,7 @@ def join(
     from ftis_node.preflight.checks import refused
 
     place = Home(home)
-    layers = functools.partial(settled, flags=flags, file=settings, home=place)
+    layers = given.with_values(model=model).on(place)
     options = JoinOptions(
         home=place,
         task=task,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ftis_node.config.run import Run, RunFile
+from ftis_node.config.run import Run, RunFile, load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.options import JoinOptions
+from ftis_node.policy.names import resolve
 from ftis_node.store.home import Home
+from ftis_node.swarm.addresses import parse_address
 from ftis_node.tasks import Task
 
 if TYPE_CHECKING:
@@ -90,3 +93,29 @@ class Case:
     def origins(self) -> Mapping[str, str]:
         """The origin of each setting. Raises UserError if the settings are wrong."""
         return self.layers(self.task_name)[1]
+
+
+def case_of(options: JoinOptions, layers: Layers) -> Case:
+    """The case of the doctor, with the runs that are known; of the home whatever can be read.
+
+    Raises:
+        UsageError: wrong settings or addresses, or a run file that cannot be read.
+    """
+    case, place = Case(options, layers), options.home
+    named = load_run_file(options.run) if options.run is not None else None
+    with suppress(UserError, OSError):  # the check of the home says that its file is damaged
+        if place.run_file.exists():
+            case.runs.append(("the home", load_run_file(place.run_file)))
+    if named is not None:
+        case.runs.append(("--run", named))
+    if case.origins["model"] != "home":  # the checks of the model say that its folder is gone
+        resolve(case.settings.model)
+    for text in options.peers:
+        parse_address(text)
+    return case
+
+
+def bare_case(options: JoinOptions) -> Case:
+    """A case of default settings: for a report on settings that cannot be read."""
+    defaults = Settings()
+    return Case(options, lambda _: (defaults, dict.fromkeys(Settings.model_fields, "default")))

@@ -78,9 +78,7 @@ def test_cheap_mistakes_are_told_all_at_once_and_nothing_heavy_is_imported(
 
 def test_what_is_sound_is_no_problem(tmp_path: Path) -> None:
     found = looked(tmp_path, task=str(rows(tmp_path / "mine.jsonl", *good(20))))
-    assert (
-        found.problems == () and found.task is not None and list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
-    )
+    assert found.problems == () and found.task is not None and list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
     assert found.settings.host == "127.0.0.1"
 
 
