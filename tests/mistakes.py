@@ -83,6 +83,7 @@ ROWS = {
     "announced without a port": Row(f"{JOIN} --announce /ip4/1.2.3.4/tcp/1", "takes any", "--port"),
     "a relay without an id": Row(f"{JOIN} --relay /ip4/1.2.3.4/tcp/1", "peer address", "ftis-node id"),
     "options before net": Row("doctor --json net", "belong to `doctor`", "doctor net --json"),
+    "a flag before net": Row("doctor --vram 8 net", "belong to `doctor`", "doctor net --vram"),
     # the home
     "a home that is a file": Row(
         "join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}

@@ -432,7 +432,8 @@ def test_a_port_that_is_taken_says_by_whom(tmp_path: Path) -> None:
         taken.listen()
         number = int(taken.getsockname()[1])
         case = a_case(tmp_path, host="127.0.0.1", port=number)
-        assert f"pid {os.getpid()}" in seen(place.port, case)["fail"].text
+        found = seen(place.port, case)["fail"]
+        assert "is taken" in found.text and f"pid {os.getpid()}" in found.advice
         case.status = {"addresses": [f"/ip4/127.0.0.1/tcp/{number}/p2p/x"]}
         assert "daemon on this home" in seen(place.port, case)["ok"].text
     case.status = None

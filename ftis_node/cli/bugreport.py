@@ -63,7 +63,7 @@ def bugreport(
 
 
 def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
-    """With as much of what a person set as can be read; what cannot be may be what the report is about."""
+    """The case with as many of the person's settings as can be read, and findings about those that cannot."""
     from ftis_node.node.options import JoinOptions
     from ftis_node.preflight.case import bare_case, case_of
     from ftis_node.preflight.finding import Finding

@@ -89,7 +89,7 @@ def _named(context: typer.Context, name: str) -> bool:
 
 
 def _report(findings: Iterator[Finding], *, json: bool) -> int:
-    """Prints each finding when it is known; the exit code."""
+    """Print each finding when it is known; return the exit code."""
     from ftis_node.preflight.finding import failed
 
     found = []

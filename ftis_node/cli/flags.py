@@ -37,12 +37,12 @@ class Given:
         return Given({**self.values, **{name: value for name, value in values.items() if value is not None}}, self.file)
 
     def on(self, home: Home, environment: Mapping[str, str] | None = None) -> Layers:
-        """Return what settles the settings for a task: what nobody set is as the home has it.
+        """Return a function from a task's name to its settings; the home gives values that nobody set.
 
         Args:
             environment: by default the process's own.
 
-        What is returned raises UsageError for wrong settings, or a file that cannot be read.
+        The function raises UsageError for wrong settings, or a file that cannot be read.
         """
         from ftis_node.node.checkpointing import with_begun
 
@@ -56,7 +56,7 @@ class Given:
 
 
 def with_settings(*names: str) -> Callable[[Command], Command]:
-    """Gives a command options for settings, in place of its parameter `given`.
+    """Give a command options for settings, in place of its parameter `given`.
 
     Args:
         names: the settings that get their flags, of `FLAGS`. Each command gets --settings and --set besides.

@@ -7,10 +7,9 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ftis_node.node.daemon import Node
-    from ftis_node.preflight.case import Case
+    from ftis_node.node.options import JoinOptions
+    from ftis_node.preflight.case import Case, Layers
 
 LINES = 6
 VIEW_SECONDS = 1.0
@@ -74,14 +74,13 @@ def join(
 
     What leaves this machine: its address, and the token ids and log-probs that its model samples. Never the model.
     """
-    home = home.expanduser()
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
     from ftis_node.node.options import JoinOptions
     from ftis_node.preflight.case import Case
     from ftis_node.preflight.checks import refused
 
-    place = Home(home)
+    place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
     options = JoinOptions(
         home=place,
@@ -101,52 +100,58 @@ def join(
 
         print_json(as_json(case, whole=False))
     raise_all(problems)
-    chosen = case.settings
     if case.origins["model"] == "default":
-        say(f"No --model is named: {chosen.model} is trained, a toy for arithmetic.", error=True)
-    first = not place.schema.exists()
-    if background and not dry_run:
-        if first:
-            say(NOTICE % home, error=True)
-        _detach(home, options.peers)
-        return
-    shown = sys.stderr.isatty() if view is None else view
-    tail = Tail(LINES)
+        say(f"No --model is named: {case.settings.model} is trained, a toy for arithmetic.", error=True)
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    if not dry_run:
-        place.open()  # before what takes seconds to import: other commands then know that it is starting
-        log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
-        if first:
-            logging.getLogger(__name__).info(NOTICE, home)
-        if shown:
-            if first:  # the view cuts the log's lines
-                say(NOTICE % home, error=True)
-            say("Starting; Ctrl-C ends it, and the same command goes on from there.", error=True, flush=True)
     if dry_run:
-        _say(case, json=json)
-        return
+        _print_report(case, json=json)
+    elif background:
+        _detach(options)
+    else:
+        view = sys.stderr.isatty() if view is None else view
+        _run(options, layers, view=view, as_json=case.settings.log_format == "json")
+
+
+def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> NoReturn:
+    """Run the node until it ends.
+
+    Args:
+        view: show it on the terminal, in place of its log. as_json: write the log for programs.
+    """
+    place, tail = options.home, Tail(LINES)
+    first = not place.schema.exists()
+    place.open()  # before what takes seconds to import: other commands then know that it is starting
+    log_to(place.path, as_json=as_json, view=tail if view else None)
+    if first:
+        logging.getLogger(__name__).info(NOTICE, place.path)
+    if view:
+        if first:  # the view cuts the log's lines
+            say(NOTICE % place.path, error=True)
+        say("Starting; Ctrl-C ends it, and the same command goes on from there.", error=True, flush=True)
+        options = replace(options, output=begin_output(place.path))
     import uvloop
 
     from ftis_node.node.daemon import Node
 
-    if shown:
-        options = replace(options, output=begin_output(home))
     node = Node(options, lambda task: layers(task)[0])
-    sys.exit(uvloop.run(_watched(node, tail) if shown else node.run()))
+    sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
 
 
-def _detach(home: Path, peers: Sequence[str]) -> None:
+def _detach(options: JoinOptions) -> None:
     from ftis_node.cli.detach import detach
 
+    home = options.home
+    if not home.schema.exists():
+        say(NOTICE % home.path, error=True)
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
-    status = detach(home, arguments, lambda line: say(line, error=True, flush=True), peers)
+    status = detach(home.path, arguments, lambda line: say(line, error=True, flush=True), options.peers)
     say(f"{status['state']}: {status['reason']}")
     if status["pid"] is not None:
-        say(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop{Home(home).flag}`.")
+        say(f"The daemon runs as process {status['pid']} on {home.path}; it ends with `ftis-node stop{home.flag}`.")
 
 
 async def _watched(node: Node, tail: Tail) -> int:
-    """Runs the node with a view of it on the terminal, in place of its log."""
+    """Run the node with a live view on the terminal, in place of its log."""
     from rich.live import Live
 
     from ftis_node.observe.live import node_view
@@ -161,7 +166,7 @@ async def _watched(node: Node, tail: Tail) -> int:
             while not running.done():
                 await asyncio.wait({running}, timeout=VIEW_SECONDS)
                 live.update(look(), refresh=True)
-    except Exception as error:  # a terminal may go away in many ways; what was to be seen goes on without it
+    except Exception as error:  # a terminal may go away in many ways; the node goes on
         logging.getLogger(__name__).warning("The view has ended, the node goes on: %r", error)
     code = await running
     with contextlib.suppress(OSError):
@@ -169,8 +174,8 @@ async def _watched(node: Node, tail: Tail) -> int:
     return code
 
 
-def _say(case: Case, *, json: bool) -> None:
-    """Says what a start would do. Raises the errors that it would end with."""
+def _print_report(case: Case, *, json: bool) -> None:
+    """Print what a start would do. Raises the errors that it would end with."""
     from ftis_node.preflight.checks import refused
     from ftis_node.preflight.report import as_json, in_words
 

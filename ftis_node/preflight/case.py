@@ -1,4 +1,4 @@
-"""The case: what is checked, and what earlier checks found out for later ones. Light: nothing here imports torch."""
+"""The case: what is checked, and what earlier checks found out for later ones. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from ftis_node.preflight import inputs, machine, models, place
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import Check, Finding, View, examine, refusals
 
-# Seconds for what imports torch or transformers, which takes its time from a cold disk.
+# Seconds for a check that imports torch or transformers, perhaps from a cold disk.
 _HEAVY = 60.0
 
 
 def _run_of_peers(case: Case) -> None:
-    """The run of the peers, where no other is known."""
+    """The run of the peers, if no other is known."""
     from ftis_node.preflight.net import run_of_peers
 
     if case.run_file is None and case.options.peers:

@@ -85,7 +85,7 @@ def _guarded(check: Check, case: Case) -> Iterator[Finding]:
             yield one if isinstance(one, Finding) else Finding(check.subject, "fail", one.what, one.fix)
     except UserError as error:
         yield Finding(check.subject, "fail", error.what, error.fix)
-    except Exception as error:  # a check meets whatever is broken on this machine, in whatever way
+    except Exception as error:  # a broken machine can raise anything
         yield Finding(check.subject, "fail", f"This check itself failed: {brief(error)}.", _OURS)
 
 

@@ -23,7 +23,7 @@ LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which tak
 
 
 def run(case: Case) -> None:
-    """The run of the home or of a file, if it is one for this node."""
+    """The run of the home or of a file, and whether this node can join it."""
     ours = case.home.run_file.exists()
     found = known_run(case.home, case.options.run)
     if found is not None:
@@ -32,7 +32,7 @@ def run(case: Case) -> None:
 
 
 def refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
-    """Refuses a run that is none for this node.
+    """Refuse a run that this node cannot join.
 
     Args:
         ours: it is the home's own, which may name what others' may not.

@@ -19,7 +19,7 @@ from ftis_node.tasks.task import CAPS
 if TYPE_CHECKING:
     from ftis_node.policy.hub import Hub
 
-CLOCK_SECONDS = 60.0  # of difference, before it is worth a word
+CLOCK_SECONDS = 60.0  # a smaller difference is not mentioned
 
 
 def hub(case: Case) -> Iterator[Finding]:
@@ -48,7 +48,7 @@ def hub(case: Case) -> Iterator[Finding]:
 
 
 def clock(case: Case) -> Iterator[Finding]:
-    """This machine's clock beside the hub's: announcements are refused if their author's is hours off."""
+    """The clock, compared with the hub's: peers refuse announcements of an author whose clock is hours off."""
     from ftis_node.swarm.gossip import REPLAY_FENCE
 
     behind = case.hub.behind if case.hub is not None else None
@@ -107,7 +107,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
 
 
 def _hub(case: Case) -> Hub:
-    """The hub, which is asked once."""
+    """The hub's answers; it is asked once."""
     from ftis_node.policy.hub import ask_hub
 
     case.hub = case.hub or ask_hub()
@@ -151,6 +151,8 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.policy.tokenizer import end_ids, fingerprint
 
+    if case.starting and case.plan is None:
+        return  # a model that cannot be planned is refused already, and may have no tokenizer of ours
     with described(case.settings.model, _hub(case), tokenizer=True) as folder:
         words = load_tokenizer(folder)
     mark, task = fingerprint(words), case.task

@@ -1,4 +1,4 @@
-"""What keeps a node from its peers, and what to do about it."""
+"""Checks of the network: addresses, peers, their clocks, and whether peers can dial this node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORWARD = (
 
 
 def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
-    """What a daemon's own status says of its network."""
+    """Findings about the network from the status of a running daemon."""
     found = [_addresses(status["addresses"] or [])]
     network = status.get("network")
     if network is None:
@@ -60,7 +60,7 @@ def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
 def looked_around(
     settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
 ) -> Iterator[Finding]:
-    """The findings of `look_around` outside an event loop, each as soon as it is known."""
+    """Yield the findings of `look_around` outside an event loop, each as soon as it is known."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         findings = look_around(settings, peers, patience, met)
 
@@ -74,12 +74,12 @@ def looked_around(
 async def look_around(
     settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
 ) -> AsyncGenerator[Finding, None]:
-    """Starts a network daemon of its own, with a key that it throws away, and tries what a node would do.
+    """Start a network daemon with a temporary key, and try what a node would do.
 
     Args:
         peers: addresses to dial.
         patience: seconds to wait for what peers find out about this node.
-        met: told the run of each peer that answers.
+        met: called with the run of each peer that answers.
 
     Raises:
         UserError: the port is taken, or p2pd does not start.
@@ -126,7 +126,7 @@ def run_of_peers(settings: Settings, peers: Sequence[str]) -> RunFile:
 
 @asynccontextmanager
 async def _stranger(settings: Settings) -> AsyncGenerator[Libp2p, None]:
-    """A network daemon of its own, with a key that is thrown away."""
+    """A network daemon with a temporary key."""
     with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
         key = Path(scratch) / "key"
         Identity(os.urandom(32)).keep(key)
@@ -168,7 +168,7 @@ async def _dial(transport: Libp2p, text: str) -> tuple[Finding, RunFile | None]:
 
 
 async def _time_of(transport: Libp2p, text: str) -> int:
-    """Seconds since 1970 by the clock of the node there; 0 if it does not say."""
+    """The time of the node at an address, in seconds since 1970; 0 if it does not answer."""
     try:
         return int((await shake(transport, parse_address(text)[1], greeting(None, []))).time)
     except Unreachable:
@@ -176,7 +176,7 @@ async def _time_of(transport: Libp2p, text: str) -> int:
 
 
 def _clock(behind: float, whose: str) -> Finding:
-    """This machine's clock beside others'."""
+    """Compare this machine's clock with others'."""
     far = f"{duration(abs(behind))} {'behind' if behind > 0 else 'ahead of'} {whose}"
     if abs(behind) < CLOCK_TOLD:
         return Finding("clock", "ok", f"It agrees with {whose}.")

@@ -6,8 +6,9 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.fit.geometry import Geometry
     from ftis_node.fit.plan import Plan
 
-# SQLite's locks, and the home's own, cannot be relied on there.
+# The locks of SQLite and of the home are not reliable on these.
 NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "beegfs", "gpfs")
 )
@@ -36,7 +37,7 @@ NETWORK_FUSE = frozenset(("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rcl
 
 
 def home(case: Case) -> Iterator[Finding | UserError]:
-    """The home: whether it is new or begun, ours to write, free, and of this version; and its key."""
+    """The home: whether it can be written, is free and of this version; and its key."""
     place, parent = case.home, standing(case.home.path)
     if not parent.is_dir() or not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
         why = "not yours" if parent.is_dir() else "no folder"
@@ -97,7 +98,7 @@ def checkpoints(case: Case) -> Iterator[Finding]:
 
 
 def disk(case: Case) -> Iterator[Finding]:
-    """The disk: room for checkpoints, packets, logs and a model that is still to be downloaded; and its kind."""
+    """The disk: its kind, and room for checkpoints, packets, logs and a model to download."""
     from huggingface_hub import constants
 
     from ftis_node.node.assembly import CHECKPOINTS, LOG_BYTES, quotas
@@ -118,25 +119,20 @@ def disk(case: Case) -> Iterator[Finding]:
     parts += f", less {rounded(there)} that are there" if there else ""
     text = f"{rounded(free)} are free on the home's disk; it may grow by {rounded(need)} ({parts})."
     text += f" It gets {wear(case.settings.checkpoint_minutes, one)}." if one else ""
-    if free < need:
-        advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
-        yield Finding("disk", "fail", text, advice)
-    else:
-        yield Finding("disk", "ok", text)
+    advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
+    yield Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
     source = resolve(case.settings.model)
     if case.shape is None or Path(source).is_dir() or cached(source) is not None:
         return
     cache = standing(Path(constants.HF_HUB_CACHE))
     free, need = shutil.disk_usage(cache).free, 2 * case.shape.parameters  # hub models are in bf16 as a rule
     text = f"{rounded(free)} are free in {cache}; {case.settings.model} takes about {rounded(need)} there."
-    if free < need:
-        yield Finding("disk", "fail", text, "Make room there, or set HF_HOME to a folder on another disk.")
-    else:
-        yield Finding("disk", "ok", text)
+    advice = "Make room there, or set HF_HOME to a folder on another disk."
+    yield Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
 
 
 def checkpoint_bytes(plan: Plan, shape: Geometry) -> int:
-    """One checkpoint: what is trained in fp32, and the optimiser's state."""
+    """Bytes of one checkpoint: trained weights in fp32, and the optimiser's state."""
     trained = shape.lora_parameters(plan.lora_rank, plan.lora_targets) if plan.lora else shape.parameters
     return 4 * trained + plan.memory.optimiser
 
@@ -170,15 +166,9 @@ def port(case: Case) -> Iterator[Finding | UserError]:
         text = f"Any on {settings.host} will do; a node that others shall find again needs one of its own."
         yield Finding("port", "ok", text)
         return
+    ours = any(f"/{settings.port}/" in text for text in (case.status or {}).get("addresses") or ())
     where = f"{settings.port} on {settings.host}"
-    try:
-        check_port(settings.host, settings.port)
-    except UserError as error:
-        if case.status is not None and any(f"/{settings.port}/" in text for text in case.status["addresses"] or ()):
-            yield Finding("port", "ok", f"{where} is that of the daemon on this home.")
-            return
-        raise _port_error(error, settings) from error
-    yield Finding("port", "ok", f"{where} is free, for TCP and UDP.")
+    yield from _bound("port", where, settings.port, partial(check_port, settings.host, settings.port), ours=ours)
 
 
 def page(case: Case) -> Iterator[Finding | UserError]:
@@ -187,21 +177,34 @@ def page(case: Case) -> Iterator[Finding | UserError]:
     if not settings.page:
         yield Finding("page", "ok", "It is switched off.")
         return
+    ours = f":{settings.http_port}/" in ((case.status or {}).get("page") or "")
     where = f"{settings.http_host}, port {settings.http_port or 'any'}"
+    yield from _bound("page", where, settings.http_port, partial(check_page, settings), ours=ours)
+
+
+def _bound(subject: str, where: str, port: int, check: Callable[[], None], *, ours: bool) -> Iterator[Finding]:
+    """Find out whether a port can be listened on, and if not, why.
+
+    Args:
+        check: raises UserError, from the OSError, if it cannot.
+        ours: the daemon on this home has it.
+    """
     try:
-        check_page(settings)
+        check()
     except UserError as error:
-        if case.status is not None and f":{settings.http_port}/" in (case.status.get("page") or ""):
-            yield Finding("page", "ok", f"{where} is that of the daemon on this home.")
+        if ours:
+            yield Finding(subject, "ok", f"{where} is that of the daemon on this home.")
             return
-        if not (owner := _who_listens(settings.http_port)):
-            raise
-        raise UserError(error.what, f"{owner} has it. {error.fix}") from error
-    yield Finding("page", "ok", f"It can be served at {where}.")
+        cause, owner = error.__cause__, _listener(port)
+        why = f"{owner} has it. " if owner else ""
+        if isinstance(cause, OSError) and cause.errno == errno.EACCES:
+            why = "Only root may listen on ports below 1024. "
+        raise UserError(error.what, f"{why}{error.fix}") from cause
+    yield Finding(subject, "ok", f"{where} is free.")
 
 
 def check_page(settings: Settings) -> None:
-    """Raises UserError if the page cannot be served where the settings say; nothing is kept."""
+    """Raise UserError if the page cannot be served where the settings say. The port is free again afterwards."""
     host, port = settings.http_host, settings.http_port
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -214,22 +217,8 @@ def check_page(settings: Settings) -> None:
         ) from error
 
 
-def _port_error(error: UserError, settings: Settings) -> UserError:
-    """The error of a port, with the reason and the process that has it, as far as they are known."""
-    code = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
-    where = f"The port {settings.port} on {settings.host}"
-    if "cannot listen on" in error.what:
-        return error
-    if code == errno.EACCES:
-        return UserError(f"{where} may not be listened on by you.", "Choose a --port from 1024.")
-    owner = _who_listens(settings.port)
-    return UserError(
-        f"{where} is taken{f' by {owner}' if owner else ''}.", f"End that, or choose another --port. {error.fix}"
-    )
-
-
-def _who_listens(number: int) -> str:
-    """Name and pid of the process that has the port, as far as this user may know; "" for port 0."""
+def _listener(number: int) -> str:
+    """Name and pid of the process that listens on a port, if this user may know; else "", as for port 0."""
     with suppress(psutil.Error, OSError):
         for one in psutil.net_connections("inet"):
             if number and one.laddr and one.laddr.port == number and one.pid and one.status in ("LISTEN", "NONE"):

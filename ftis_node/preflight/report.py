@@ -8,12 +8,14 @@ from typing import Any
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
+from ftis_node.fit.plan import Plan
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.inputs import task_files
 from ftis_node.swarm.addresses import listen_addresses
 from ftis_node.text import rounded
 
 _ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
+_NOT_TOLD = {"template", "packet"}
 
 
 def as_json(case: Case, *, whole: bool) -> dict[str, Any]:
@@ -22,26 +24,20 @@ def as_json(case: Case, *, whole: bool) -> dict[str, Any]:
     Args:
         whole: all checks of the dry run were made; else those of `join` alone, and they may have found wrong settings.
     """
-    run = _run(case)
+    run, home = _run(case), case.home.path
     report: dict[str, Any] = {
-        "run": None if run is None else _run_values(run[0]) | {"from": run[1]},
+        "run": run and {"id": run[0].id.hex(), **run[0].model_dump(mode="json", exclude=_NOT_TOLD), "from": run[1]},
         "task": _task(case) if case.task_known else None,
-        "home": {
-            "path": str(case.home.path),
-            "new": not case.home.path.exists(),
-            "step": case.step,
-            "id": case.peer_id,
-        },
+        "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
         "problems": [{"what": one.what, "fix": one.fix} for one in case.problems],
     }
     if case.plan is not None and case.shape is not None:
         from ftis_node.worker.planning import told
 
-        kind = "lora" if case.plan.lora else "full"
-        model = {"name": case.settings.model, "parameters": case.shape.parameters, "kind": kind}
+        model = {"name": case.settings.model, "parameters": case.shape.parameters, "kind": _kind(case.plan)}
         report["model"] = model | told(case.plan)
     with suppress(UserError):  # wrong settings are among the problems
-        report["network"] = {"listens": _listens(case), **_addresses(case)}
+        report["network"] = _network(case)
         if whole:
             report |= {"settings": _chosen(case), "leaves": _leaves(case.settings)}
     return report
@@ -49,7 +45,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, Any]:
 
 def in_words(case: Case) -> list[str]:
     """The report for people, line by line."""
-    chosen, run, plan = _chosen(case), _run(case), case.plan
+    chosen, run, task, plan = _chosen(case), _run(case), case.task, case.plan
     lines = ["Nothing was started and nothing was written. Without --dry-run:", ""]
     lines += [f"settings  {name} = {one['value']} ({one['origin']})" for name, one in chosen.items()]
     lines += [] if chosen else ["settings  all by default"]
@@ -58,24 +54,22 @@ def in_words(case: Case) -> list[str]:
     lines += [f"home      {case.home.path}: {state}" + (f"; {case.peer_id}" if case.peer_id else "")]
     if run is not None:
         found, origin = run
-        lines += [
-            f"run       {found.id.hex()} (from {origin}): {found.task}, {found.group} completions of "
-            f"{found.completion_tokens} tokens a prompt"
-        ]
-    if case.task is not None:
-        rows = f"{len(case.task.train):,} rows and {len(case.task.held_out):,} held out"
-        lines += [f"task      {case.task_name}: {rows}"]
-    elif case.task_known:
+        sizes = f"{found.group} completions of {found.completion_tokens} tokens a prompt"
+        lines += [f"run       {found.id.hex()} (from {origin}): {found.task}, {sizes}"]
+    if case.task_known:
         rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
-        lines += [f"task      {case.task_name}: not here{rest}"]
+        rows = f"{len(task.train):,} rows and {len(task.held_out):,} held out" if task else f"not here{rest}"
+        lines += [f"task      {case.task_name}: {rows}"]
     if plan is not None and case.shape is not None:
-        kind, fits = "lora" if plan.lora else "full", "fits" if plan.fits else "does not fit"
-        lines += [f"model     {case.settings.model}, {case.shape.parameters:,} parameters, {kind}, {plan.dtype}"]
+        sizes = f"{case.shape.parameters:,} parameters, {_kind(plan)}, {plan.dtype}"
+        fits = "fits" if plan.fits else "does not fit"
+        lines += [f"model     {case.settings.model}, {sizes}"]
         lines += [f"memory    {rounded(plan.memory.total)} of {rounded(plan.budget)}: it {fits}"]
         lines += [f"          {reason}" for reason in plan.reasons]
-    lines += [f"listens   {text}" for text in _listens(case) or ["nowhere: it only dials"]]
-    for word, key in {"tells": "announces", "relay": "relays", "dials": "dials"}.items():
-        lines += [f"{word:9} {text}" for text in _addresses(case)[key]]
+    network = _network(case)
+    network["listens"] = network["listens"] or ["nowhere: it only dials"]
+    for key, word in {"listens": "listens", "announces": "tells", "relays": "relay", "dials": "dials"}.items():
+        lines += [f"{word:9} {text}" for text in network[key]]
     return [*lines, f"leaves    {_leaves(case.settings)}"]
 
 
@@ -85,10 +79,6 @@ def _run(case: Case) -> tuple[Run, str] | None:
         origin, run_file = case.runs[0]
         return run_file.run, _ORIGINS[origin]
     return (case.to_start, "this node, which would start it") if case.to_start is not None else None
-
-
-def _run_values(run: Run) -> dict[str, Any]:
-    return {"id": run.id.hex(), **run.model_dump(mode="json", exclude={"template", "packet"})}
 
 
 def _task(case: Case) -> dict[str, Any]:
@@ -102,28 +92,23 @@ def _task(case: Case) -> dict[str, Any]:
     return about
 
 
+def _kind(plan: Plan) -> str:
+    return "lora" if plan.lora else "full"
+
+
 def _chosen(case: Case) -> dict[str, dict[str, Any]]:
     """The settings that differ from their defaults, with their origins."""
     defaults = Settings().model_dump(mode="json")
-    return {
-        name: {"value": value, "origin": case.origins[name]}
-        for name, value in case.settings.model_dump(mode="json").items()
-        if value != defaults[name]
-    }
+    values = case.settings.model_dump(mode="json").items()
+    return {name: {"value": value, "origin": case.origins[name]} for name, value in values if value != defaults[name]}
 
 
-def _listens(case: Case) -> list[str]:
-    settings = case.settings
-    if not settings.listen:
-        return []
-    return listen_addresses(settings.host, settings.port or case.home.last_port(), quic=settings.quic)
-
-
-def _addresses(case: Case) -> dict[str, list[str]]:
-    """Addresses to announce, of relays, and to dial."""
-    settings = case.settings
-    announced, relays = list(settings.announce), list(settings.relays)
-    return {"announces": announced, "relays": relays, "dials": list(case.options.peers)}
+def _network(case: Case) -> dict[str, list[str]]:
+    """Addresses to listen on, to announce, of relays, and to dial."""
+    settings, port = case.settings, case.settings.port or case.home.last_port()
+    listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
+    told = {"announces": list(settings.announce), "relays": list(settings.relays)}
+    return {"listens": listens, **told, "dials": list(case.options.peers)}
 
 
 def _leaves(settings: Settings) -> str:

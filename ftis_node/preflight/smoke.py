@@ -1,4 +1,4 @@
-"""``python -m ftis_node.preflight.smoke DEVICE``: a small computation there, compared with the CPU's; one JSON line."""
+"""``python -m ftis_node.preflight.smoke DEVICE``: compares a small computation with the CPU's; prints one JSON line."""
 
 from __future__ import annotations
 
