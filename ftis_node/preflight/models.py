@@ -123,12 +123,13 @@ def _remembered(case: Case) -> dict[str, Any]:
 
 
 def workload(case: Case) -> Workload:
-    """The caps to plan with: those of the run, else of the task."""
+    """The caps to plan with: those of the run, else of the task; a task that peers are still to name may be long."""
     batch_groups = case.settings.batch_groups
     if case.run_file is not None:
         run = case.run_file.run
         return Workload(run.prompt_tokens, run.completion_tokens, run.group, batch_groups)
-    caps = CAPS.get(case.task_name, CAPS["gsm8k"])  # a file has the caps of gsm8k
+    name = case.task_name if case.task_known else "gsm8k"
+    caps = CAPS.get(name, CAPS["gsm8k"])  # a file has the caps of gsm8k
     if case.task is not None:
         caps = (case.task.prompt_tokens, case.task.completion_tokens)
     return Workload(*caps, RUN_DEFAULTS["group"], batch_groups)

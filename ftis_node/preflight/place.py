@@ -168,7 +168,8 @@ def port(case: Case) -> Iterator[Finding | UserError]:
         return
     ours = any(f"/{settings.port}/" in text for text in (case.status or {}).get("addresses") or ())
     where = f"{settings.port} on {settings.host}"
-    yield from _bound("port", where, settings.port, partial(check_port, settings.host, settings.port), ours=ours)
+    check, free = partial(check_port, settings.host, settings.port), f"{where} is free, for TCP and UDP."
+    yield from _bound("port", where, settings.port, check, free, ours=ours)
 
 
 def page(case: Case) -> Iterator[Finding | UserError]:
@@ -179,15 +180,18 @@ def page(case: Case) -> Iterator[Finding | UserError]:
         return
     ours = f":{settings.http_port}/" in ((case.status or {}).get("page") or "")
     where = f"{settings.http_host}, port {settings.http_port or 'any'}"
-    yield from _bound("page", where, settings.http_port, partial(check_page, settings), ours=ours)
+    free = f"It can be served at {where}."
+    yield from _bound("page", where, settings.http_port, partial(check_page, settings), free, ours=ours)
 
 
-def _bound(subject: str, where: str, port: int, check: Callable[[], None], *, ours: bool) -> Iterator[Finding]:
+def _bound(
+    subject: str, where: str, port: int, check: Callable[[], None], free: str, *, ours: bool
+) -> Iterator[Finding]:
     """Find out whether a port can be listened on, and if not, why.
 
     Args:
         check: raises UserError, from the OSError, if it cannot.
-        ours: the daemon on this home has it.
+        free: the text if it can. ours: the daemon on this home has it.
     """
     try:
         check()
@@ -200,7 +204,7 @@ def _bound(subject: str, where: str, port: int, check: Callable[[], None], *, ou
         if isinstance(cause, OSError) and cause.errno == errno.EACCES:
             why = "Only root may listen on ports below 1024. "
         raise UserError(error.what, f"{why}{error.fix}") from cause
-    yield Finding(subject, "ok", f"{where} is free.")
+    yield Finding(subject, "ok", free)
 
 
 def check_page(settings: Settings) -> None:
