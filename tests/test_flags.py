@@ -25,7 +25,7 @@ def app(given: list[Given]) -> typer.Typer:
 
     @app.command()
     @with_settings(*FLAGS)
-    def command(*, given_before: str = "", given: Given) -> None:
+    def command(*, given: Given) -> None:
         kept.append(given)
 
     kept = given

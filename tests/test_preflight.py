@@ -1,4 +1,4 @@
-"""What is wrong with a `join` and needs nothing heavy to be seen is told before anything heavy is imported."""
+"""The light checks of `join`: it prints all their errors before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ finally:
 PEER, RSA = identity(1).peer_id, "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
-def looked(tmp_path: Path, flags: dict[str, Any] | None = None, **options: Any) -> Case:
+def checked(tmp_path: Path, flags: dict[str, Any] | None = None, **options: Any) -> Case:
     given = {"host": "127.0.0.1", "device": "cpu"} | (flags or {})
     layers = lambda task: collect(task=task, flags=given, environment={})  # noqa: E731
     case = Case(JoinOptions(Home(tmp_path / "home"), **options), layers, starting=True)
@@ -77,7 +77,7 @@ def test_cheap_mistakes_are_told_all_at_once_and_nothing_heavy_is_imported(
 
 
 def test_what_is_sound_is_no_problem(tmp_path: Path) -> None:
-    found = looked(tmp_path, task=str(rows(tmp_path / "mine.jsonl", *good(20))))
+    found = checked(tmp_path, task=str(rows(tmp_path / "mine.jsonl", *good(20))))
     assert found.problems == () and found.task is not None and list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
     assert found.settings.host == "127.0.0.1"
 
@@ -101,16 +101,16 @@ def test_one_line_that_cannot_be_used_is_told_as_one(tmp_path: Path) -> None:
 
 def test_a_large_file_is_left_to_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = rows(tmp_path / "bad.jsonl", "x")
-    assert [one.what for one in looked(tmp_path, task=str(bad)).problems] != []
+    assert [one.what for one in checked(tmp_path, task=str(bad)).problems] != []
     monkeypatch.setattr(inputs, "LARGE_BYTES", 1)
-    assert looked(tmp_path, task=str(bad)).problems == ()
+    assert checked(tmp_path, task=str(bad)).problems == ()
 
 
 def test_code_is_looked_for_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.py").write_text("raise SystemExit('it ran')\n")
-    assert looked(tmp_path, task="theirs:task").problems == ()
-    (problem,) = looked(tmp_path, task="nobodys.part:task").problems
+    assert checked(tmp_path, task="theirs:task").problems == ()
+    (problem,) = checked(tmp_path, task="nobodys.part:task").problems
     assert "no Python module nobodys.part" in problem.what
 
 
@@ -129,7 +129,7 @@ def test_an_old_home_remembers_its_files_before_it_is_brought_up_to_date(tmp_pat
     (tmp_path / "home" / "metrics.jsonl").write_text(
         json.dumps({"event": "started", "task": "x", "data": str(mine)}) + "\n"
     )
-    assert looked(tmp_path).options.data == mine
+    assert checked(tmp_path).options.data == mine
     assert not (tmp_path / "home" / "task.json").exists()
 
 
@@ -138,9 +138,9 @@ def test_another_model_than_the_homes_is_told(tmp_path: Path, flags: dict[str, A
     checkpoints = Checkpoints(Home(tmp_path / "home").checkpoints)
     facts = {"model": "tiny-b (lora)", "optimiser": "adamw", "settings": {}, "progress": {"step": 7}}
     checkpoints.commit(checkpoints.begin(7), facts)
-    [problem] = looked(tmp_path, flags, task="arithmetic").problems
+    [problem] = checked(tmp_path, flags, task="arithmetic").problems
     assert "are of another model, or trained otherwise: tiny-b (lora)" in problem.what
-    assert looked(tmp_path, {"model": "tiny-b"}, task="arithmetic").problems == ()
+    assert checked(tmp_path, {"model": "tiny-b"}, task="arithmetic").problems == ()
 
 
 def test_the_same_mistake_is_one() -> None:

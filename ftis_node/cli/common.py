@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,7 +30,7 @@ RewardOption = Annotated[
 ]
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     """One JSON object on stdout."""
     print(in_json(value))
 
@@ -42,13 +42,13 @@ def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
         say(*(f"{name if first is values[0] else '':10} {first}" for first in values))
 
 
-def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     """``--set key=value`` options as text; the settings know their types.
 
     Raises:
         UsageError: there is no ``=``.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         key, separator, text = pair.partition("=")
         if not separator:

@@ -29,10 +29,10 @@ _PAIRS = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --
 class Given:
     """The settings of a command line: values by name, of any type that the settings read; and a TOML file."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     file: Path | None = None
 
-    def with_values(self, **values: Any) -> Given:
+    def with_values(self, **values: object) -> Given:
         """The same with further values; None: not given."""
         return Given({**self.values, **{name: value for name, value in values.items() if value is not None}}, self.file)
 

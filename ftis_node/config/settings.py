@@ -42,7 +42,10 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(BaseModel):
-    """Everything that a node decides for itself. A text below each says what it does, its unit first in brackets."""
+    """Everything that a node decides for itself.
+
+    The text below each setting says what it does, its unit first in brackets. A `Flag` makes it an option of `join`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

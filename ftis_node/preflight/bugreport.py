@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -104,7 +103,7 @@ def _secrets(case: Case) -> Iterator[str]:
     yield key[4:36].hex()
 
 
-def _facts(case: Case) -> dict[str, Any]:
+def _facts(case: Case) -> dict[str, object]:
     import torch
 
     memory, place = psutil.virtual_memory(), standing(case.home.path)
@@ -129,19 +128,19 @@ def _facts(case: Case) -> dict[str, Any]:
     }
 
 
-def _gpu(index: int) -> dict[str, Any]:
+def _gpu(index: int) -> dict[str, object]:
     import torch
 
     free, total = torch.cuda.mem_get_info(index)
     return {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
 
 
-def _settings(case: Case) -> dict[str, Any]:
+def _settings(case: Case) -> dict[str, object]:
     values = case.settings.model_dump(mode="json")
     return {name: {"value": value, "origin": case.origins[name]} for name, value in values.items()}
 
 
-def _manifests(case: Case) -> dict[str, Any]:
+def _manifests(case: Case) -> dict[str, object]:
     """The facts of each checkpoint, with names and checksums of its weights."""
     found = {}
     for file in sorted(case.home.checkpoints.glob("*/checkpoint.json")):

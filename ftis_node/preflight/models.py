@@ -68,6 +68,7 @@ def clock(case: Case) -> Iterator[Finding]:
 def memory(case: Case) -> Iterator[Finding | UserError]:
     """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
+    from ftis_node.node.checkpointing import LearnedSizes, settled
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
@@ -82,7 +83,7 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     task = case.task.name if case.task is not None else ""
     yield from noted(lambda: choose_objective(settings, task, load.completion_tokens))
     yield from noted(lambda: refuse_run(settings.model, shape.context, load.completion_tokens))
-    remembered = _remembered(case)
+    remembered = LearnedSizes(case.home.plan, settings.model).sizes | settled(case.home.checkpoints, settings.model)
     _, case.plan = settle(settings, load, remembered, shape)
     chosen = case.plan
     if case.status and case.status.get("plan"):  # its own model is no longer free memory
@@ -112,14 +113,6 @@ def _hub(case: Case) -> Hub:
 
     case.hub = case.hub or ask_hub()
     return case.hub
-
-
-def _remembered(case: Case) -> dict[str, Any]:
-    """The sizes that the home's memory allowed, and how its newest checkpoint was trained."""
-    from ftis_node.node.checkpointing import LearnedSizes, settled
-
-    home, model = case.home, case.settings.model
-    return LearnedSizes(home.plan, model).sizes | settled(home.checkpoints, model)
 
 
 def workload(case: Case) -> Workload:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from ftis_node.config.run import Run
 from ftis_node.config.settings import Settings
@@ -18,14 +17,14 @@ _ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
 _NOT_TOLD = {"template", "packet"}
 
 
-def as_json(case: Case, *, whole: bool) -> dict[str, Any]:
+def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     """The report in plain values.
 
     Args:
         whole: all checks of the dry run were made; else those of `join` alone, and they may have found wrong settings.
     """
     run, home = _run(case), case.home.path
-    report: dict[str, Any] = {
+    report: dict[str, object] = {
         "run": run and {"id": run[0].id.hex(), **run[0].model_dump(mode="json", exclude=_NOT_TOLD), "from": run[1]},
         "task": _task(case) if case.task_known else None,
         "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
@@ -81,8 +80,8 @@ def _run(case: Case) -> tuple[Run, str] | None:
     return (case.to_start, "this node, which would start it") if case.to_start is not None else None
 
 
-def _task(case: Case) -> dict[str, Any]:
-    about: dict[str, Any] = {"name": case.task_name, "found": False, "rows": None, "held_out": None, "bytes": None}
+def _task(case: Case) -> dict[str, object]:
+    about: dict[str, object] = {"name": case.task_name, "found": False, "rows": None, "held_out": None, "bytes": None}
     if case.download is not None:
         about["bytes"], about["source"] = case.download
     if case.task is not None:
@@ -96,7 +95,7 @@ def _kind(plan: Plan) -> str:
     return "lora" if plan.lora else "full"
 
 
-def _chosen(case: Case) -> dict[str, dict[str, Any]]:
+def _chosen(case: Case) -> dict[str, dict[str, object]]:
     """The settings that differ from their defaults, with their origins."""
     defaults = Settings().model_dump(mode="json")
     values = case.settings.model_dump(mode="json").items()
