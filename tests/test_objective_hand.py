@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.objective import PRESETS, Objective
+from tests.objective_batches import packed
 
 CAP = 16.0  # tokens, the divisor of `fixed`
 EPSILON, C = 0.2, 2.0
@@ -157,18 +158,15 @@ def loss_of_the_code(objective: Objective, groups: list[Group], level: float | N
         if advantages.any():
             taught += [(group, *pair) for pair in zip(group.completions, advantages.tolist(), strict=True)]
     completions = [completion for _, completion, _ in taught]
-    lengths = torch.tensor([len(completion.start) for completion in completions])
-    ended = torch.tensor([completion.ended for completion in completions])
-    terms = objective.terms(
-        new=torch.stack([x for completion in completions for x in completion.new]),
-        start=torch.tensor([x for completion in completions for x in completion.start], dtype=torch.float64),
-        generator=torch.tensor([x for completion in completions for x in completion.generator], dtype=torch.float64),
-        lengths=lengths,
-        advantages=torch.tensor([advantage for *_, advantage in taught], dtype=torch.float64),
-        ended=ended,
-        own=torch.tensor([group.own for group, *_ in taught]),
+    batch = packed(
+        [completion.start for completion in completions],
+        [advantage for *_, advantage in taught],
+        generator=[completion.generator for completion in completions],
+        ended=[completion.ended for completion in completions],
+        own=[group.own for group, *_ in taught],
         gate=level,
     )
+    terms = objective.terms(**batch | {"new": torch.stack([x for completion in completions for x in completion.new])})
 
     def counted(completion: Completion) -> int:
         return len(completion.start) - (completion.ended and not objective.count_end)

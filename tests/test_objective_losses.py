@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ftis_node.objective import PRESETS, Objective, Terms
+from tests.objective_batches import graded, packed
 
 F_NOIS = PRESETS["nois"].replace(name="f-nois", threshold=1.0, divergence="k1", reduction="sum")
 F_TIS_SUM = PRESETS["ftis"].replace(name="ftis-arithmetic", threshold=1.0, divergence="k1", reduction="sum")
@@ -67,20 +68,9 @@ def by_hand(objective: Objective, sample: Sample) -> Expected:
 
 
 def run(objective: Objective, samples: list[Sample]) -> tuple[Terms, torch.Tensor]:
-    def flat(field: str) -> torch.Tensor:
-        return torch.tensor([x for sample in samples for x in getattr(sample, field)], dtype=torch.float64)
-
-    new = flat("new").requires_grad_()
-    terms = objective.terms(
-        new=new,
-        start=flat("start"),
-        generator=flat("generator"),
-        lengths=torch.tensor([len(sample.new) for sample in samples]),
-        advantages=torch.tensor([sample.advantage for sample in samples], dtype=torch.float64),
-        weights=torch.tensor([sample.weight for sample in samples], dtype=torch.float64),
-    )
-    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
-    return terms, gradient
+    new, start, generator = ([getattr(sample, name) for sample in samples] for name in ("new", "start", "generator"))
+    weights = torch.tensor([sample.weight for sample in samples], dtype=torch.float64)
+    return graded(objective, packed(start, [s.advantage for s in samples], new, generator, weights=weights))
 
 
 def random_samples(seed: int, *, inner_steps: bool) -> list[Sample]:
@@ -115,21 +105,6 @@ def test_value_gradient_and_filter_are_those_of_the_formula(objective: Objective
         assert terms.value.tolist() == pytest.approx([e.value for e in expected], rel=1e-12, abs=1e-15)
         assert gradient.tolist() == pytest.approx([x for e in expected for x in e.gradient], rel=1e-12, abs=1e-15)
     assert (dropped > 0) == (objective.threshold is not None)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
-def test_gradient_is_the_numerical_one(objective: Objective) -> None:
-    torch.manual_seed(0)
-    lengths = torch.tensor([3, 5, 1, 4])
-    start = -torch.rand(13, dtype=torch.float64) * 4
-    generator = start + torch.randn(13, dtype=torch.float64) * 0.5
-    advantages = torch.tensor([1.3, -0.7, 0.2, -1.1], dtype=torch.float64)
-
-    def value(new: torch.Tensor) -> torch.Tensor:
-        return objective.terms(new=new, start=start, generator=generator, lengths=lengths, advantages=advantages).value
-
-    new = (start + torch.randn(13, dtype=torch.float64) * 0.1).requires_grad_()
-    assert torch.autograd.gradcheck(value, (new,), eps=1e-7)
 
 
 def test_one_token_worked_on_paper() -> None:
@@ -168,15 +143,9 @@ def test_weight_of_a_source_scales_value_gradient_and_loss_weight() -> None:
 
 
 def test_half_precision_is_computed_in_float32() -> None:
-    new = torch.full((2,), -1.0, dtype=torch.bfloat16, requires_grad=True)
-    terms = PRESETS["ftis"].terms(
-        new=new,
-        start=torch.full((2,), -1.0),
-        generator=torch.tensor([-1.0, -1.001]),
-        lengths=torch.tensor([2]),
-        advantages=torch.tensor([1.0], dtype=torch.float64),
-    )
+    batch = packed([[-1.0, -1.0]], [1.0], generator=[[-1.0, -1.001]])
+    halved = {"new": batch["new"].bfloat16(), "start": batch["start"].float(), "generator": batch["generator"].float()}
+    terms, gradient = graded(PRESETS["ftis"], batch | halved)
     assert terms.value.dtype == terms.log_ratio.dtype == torch.float32
     assert terms.log_ratio[1].item() == pytest.approx(0.001, rel=1e-3)
-    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
     assert gradient.dtype == torch.bfloat16
