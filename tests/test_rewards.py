@@ -29,9 +29,8 @@ GOOD = "<think>15 12</think><answer>12</answer>"
     ],
 )
 def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str) -> None:
-    assert score("integer", text, gold).reward == 1.0
-    assert score("integer", text, gold).formatted
-    assert score("integer", text, gold).lenient
+    verdict = score("integer", text, gold)
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +72,8 @@ def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str) ->
     ],
 )
 def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
-    assert score("integer", text, "12").reward == 0.0
-    assert not score("integer", text, "12").formatted
+    verdict = score("integer", text, "12")
+    assert verdict.reward == 0.0 and not verdict.formatted
 
 
 def test_a_wrong_integer_in_the_right_format_is_formatted_but_earns_nothing() -> None:
@@ -102,15 +101,13 @@ def test_the_last_integer_anywhere_is_enough_to_be_lenient(text: str, gold: str)
 
 @pytest.mark.parametrize("text", ["12, then 13", "no number", "12.5", "9" * 41, "12 / 0.5"])
 def test_another_last_number_is_not_lenient(text: str) -> None:
-    assert not score("integer", text, "12").lenient
-    assert not score("integer", text, "5").lenient
+    assert not score("integer", text, "12").lenient and not score("integer", text, "5").lenient
 
 
 @pytest.mark.parametrize("gold", ["", "x", "1.5", "9" * 5000, "nan"])
 def test_a_gold_that_is_no_integer_is_never_matched(gold: str) -> None:
     verdict = score("integer", f"<think></think><answer>{gold[:40]}</answer>", gold)
-    assert verdict.reward == 0.0
-    assert not verdict.lenient
+    assert verdict.reward == 0.0 and not verdict.lenient
 
 
 @pytest.mark.parametrize(
@@ -119,10 +116,7 @@ def test_a_gold_that_is_no_integer_is_never_matched(gold: str) -> None:
 )
 @pytest.mark.parametrize("frame", ["{}", "<think>{}</think><answer>12</answer>", "<think></think><answer>{}</answer>"])
 def test_a_megabyte_of_hostile_text_is_scored_at_once(unit: str, frame: str) -> None:
-    text = frame.replace("{}", unit * (1_000_000 // len(unit)))
-    started = time.perf_counter()
-    score("integer", text, "12")
-    assert time.perf_counter() - started < 0.5
+    seconds_of_cpu(score, "integer", frame.replace("{}", unit * (1_000_000 // len(unit))), "12")
 
 
 def test_an_unknown_rule_is_a_usage_error() -> None:
