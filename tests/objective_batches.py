@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,15 @@ from torch import Tensor
 
 from ftis_node.objective import Objective, Terms
 
+# Estimators of the divergence, of one token.
+FORMULAS = {
+    "k1": lambda d: -d,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: math.exp(d) - 1 - d,
+    "is_k1": lambda d: math.exp(d) * d,
+    "is_k3": lambda d: math.exp(d) * d - math.exp(d) + 1,
+    "k3_reverse": lambda d: math.exp(-d) - 1 + d,
+}
 Samples = Sequence[Sequence[float]]
 
 

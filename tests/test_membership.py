@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.config.run import Hints, Run, RunFile, parse_run_file
+from ftis_node.config.run import RunFile, parse_run_file
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets
@@ -32,49 +31,17 @@ from ftis_node.swarm.membership import (
 )
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Listening
+from tests.doors import node
 from tests.helpers_swarm import (
     OTHER_RUN,
+    PATIENCE,
     RUN,
-    Answers,
     event_loop_policy,  # noqa: F401 - a fixture
     identity,
     stub,
-    transport,
 )
-
-ALICE, BOB, CAROL, MALLORY = (identity(number) for number in range(1, 5))
-
-
-class Door(Answers):
-    """Answers handshakes as a node does, in another major version if told so."""
-
-    def __init__(self, membership: Membership, major: int) -> None:
-        self.membership, self.major = membership, major
-
-    def admits(self, peer: bytes) -> bool:
-        return True
-
-    def knows(self, peer: bytes) -> bool:
-        return True
-
-    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-        answer = self.membership.on_handshake(request, peer)
-        answer.major = self.major
-        return answer
-
-
-@contextlib.asynccontextmanager
-async def node(
-    who: Identity, path: Path, run: Run = RUN, major: int = PROTOCOL_MAJOR
-) -> AsyncIterator[tuple[Membership, Libp2p]]:
-    async with transport(who, path / who.peer_id) as network:
-        run_file = RunFile(run=run, hints=Hints(name=f"the run of {who.peer_id}"))
-        membership = Membership(network, who, run_file, Traffic(), path / f"{who.peer_id}.json")
-        await membership.refresh_addresses()
-        await FtisSwarm(Door(membership, major)).add_p2p_handlers(network.p2p)
-        yield membership, network
+from tests.talkers import ALICE, BOB, CAROL, MALLORY
 
 
 def alone(who: Identity = ALICE, cache: Path | None = None, **listening: Any) -> Membership:
@@ -82,6 +49,11 @@ def alone(who: Identity = ALICE, cache: Path | None = None, **listening: Any) ->
     transport = Libp2p(Listening(Path(), Path(), **listening))
     transport.up = True
     return Membership(transport, who, RunFile(run=RUN), Traffic(), cache)
+
+
+@pytest.fixture
+def alice() -> Membership:
+    return alone()
 
 
 def address(who: Identity, port: int = 1) -> str:
@@ -93,6 +65,15 @@ LAN, LOOPBACK = "/ip4/192.168.1.7", "/ip4/127.0.0.1"
 
 def at(place: str, who: Identity = BOB, port: int = 4001) -> str:
     return f"{place}/tcp/{port}/p2p/{who.peer_id}"
+
+
+def crowd(alice: Membership, first: int, count: int, **changes: object) -> list[bytes]:
+    """So many peers shake hands with her, one after the other."""
+    peers = [identity(number) for number in range(first, first + count)]
+    for who in peers:
+        alice.on_handshake(hello(who, **changes), who.author)
+        assert who.author in alice.view or changes.get("run_id")
+    return [who.author for who in peers]
 
 
 def hello(who: Identity, **changes: object) -> ftis_pb2.Handshake:
@@ -134,7 +115,7 @@ async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, m
         assert f"it speaks protocol {major}, this node speaks {PROTOCOL_MAJOR}: {todo}" in alice.refused[BOB.author]
         assert alice.majors == {BOB.author: major}
         bob.view.clear()
-        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=PROTOCOL_MAJOR + 1), timeout=5)
+        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=PROTOCOL_MAJOR + 1), timeout=PATIENCE)
         assert answer.refusal == f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {PROTOCOL_MAJOR + 1}"
         assert not bob.view and bob.majors[ALICE.author] == PROTOCOL_MAJOR + 1
 
@@ -142,7 +123,7 @@ async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, m
 async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path) as (bob, network):
         await me.connect(BOB.author, await network.addresses())
-        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=1), timeout=5)
+        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=1), timeout=PATIENCE)
         assert answer.refusal == "this node speaks protocol 2, you speak 1: upgrade ftis-node"
         assert not answer.run_file and not answer.peers and not bob.view
         assert "it speaks protocol 1" in bob.refused[ALICE.author]
@@ -155,29 +136,26 @@ async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_p
     async with node(ALICE, tmp_path) as (alice, _):
         alice.hear([f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"])
         for _ in range(GIVE_UP_AFTER):
-            assert BOB.author in alice._heard
+            assert alice.strangers() or alice.patience() < math.inf, "it is going to be greeted"
             assert not await alice.greet(BOB.author)
-        assert BOB.author not in alice._heard
+        assert not alice.strangers() and alice.patience() == math.inf
         assert alice.hear([address(BOB)]), "somebody mentions it again"
 
 
-def test_a_later_minor_version_and_unknown_fields_do_no_harm() -> None:
-    alice = alone()
+def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Membership) -> None:
     later = ftis_pb2.Handshake.FromString(hello(BOB, minor=9).SerializeToString() + b"\x9a\x06\x03new")
     assert not alice.on_handshake(later, BOB.author).refusal
     assert BOB.author in alice.view
 
 
-def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in() -> None:
-    alice = alone()
+def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in(alice: Membership) -> None:
     alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id), BOB.author)
     assert alice.refused and not alice.view
     alice.on_handshake(hello(BOB), BOB.author)
     assert alice.view and not alice.refused
 
 
-def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member() -> None:
-    alice = alone()
+def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member(alice: Membership) -> None:
     answer = alice.on_handshake(hello(BOB, run_id=b""), BOB.author)
     assert parse_run_file(answer.run_file).run == RUN
     assert not alice.view and not alice.refused
@@ -196,26 +174,20 @@ def met(alice: Membership, first: int, count: int, *, found: bool, network: str 
     return [who.author for who in peers]
 
 
-def test_the_view_is_bounded_and_the_newest_is_in_it() -> None:
-    alice = alone()
-    for number in range(100, 100 + VIEW_SIZE + 30):
-        who = identity(number)
-        alice.on_handshake(hello(who), who.author)
-        assert who.author in alice.view
+def test_the_view_is_bounded_and_the_newest_is_in_it(alice: Membership) -> None:
+    crowd(alice, 100, VIEW_SIZE + 30)
     assert len(alice.view) == INBOUND_MAX
     met(alice, 500, VIEW_SIZE, found=True)
     assert len(alice.view) == VIEW_SIZE
 
 
-def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found() -> None:
-    alice = alone()
+def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found(alice: Membership) -> None:
     honest = met(alice, 100, VIEW_SIZE - INBOUND_MAX, found=True)
     met(alice, 1000, 300, found=False)
     assert len(alice.view) == VIEW_SIZE and set(honest) <= set(alice.view)
 
 
-def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room() -> None:
-    alice = alone()
+def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room(alice: Membership) -> None:
     honest = [met(alice, 100 + number, 1, found=True, network=f"198.51.{number}")[0] for number in range(30)]
     met(alice, 1000, 500, found=True, network="203.0.113")
     assert set(honest) <= set(alice.view), "each has a network of its own"
@@ -225,13 +197,11 @@ def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_
     assert set(first) <= set(alice.view)
 
 
-def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told() -> None:
-    alice = alone()
-    told = [address(identity(number)) for number in range(100, 150)]
-    alice.hear(told)
+def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Membership) -> None:
+    alice.hear([address(identity(number)) for number in range(100, 150)])
     alice.hear([address(identity(number)) for number in range(1000, 1000 + HEARD_SIZE)], MALLORY.author)
-    assert len(alice._heard) == 50 + HEARD_SIZE // TELLER_PART
-    assert {identity(number).author for number in range(100, 150)} <= set(alice._heard)
+    assert len(alice.strangers()) == 50 + HEARD_SIZE // TELLER_PART
+    assert {identity(number).author for number in range(100, 150)} <= set(alice.strangers())
 
 
 ELSEWHERE = (LAN, LOOPBACK, "/ip6/fe80::1", "/ip4/100.64.0.1", "/dns4/router.example")
@@ -285,8 +255,7 @@ async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_pat
         assert alice.hear([at(LOOPBACK, CAROL)], MALLORY.author)
 
 
-async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(tmp_path: Path) -> None:
-    alice = alone()
+async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Membership, tmp_path: Path) -> None:
     alice._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
     for number in range(100, 150):
         alice.hear([address(identity(number), port) for port in (1, 2)], MALLORY.author)
@@ -300,11 +269,14 @@ async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(tmp_path: P
     assert alice._to_dial(BOB.author) == [address(BOB)], "the DHT and this node's owner name it too"
 
 
-def test_peers_of_other_runs_do_not_fill_the_memory() -> None:
-    alice = alone()
-    for number in range(100, 100 + HEARD_SIZE + 50):
-        alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id), identity(number).author)
+def test_peers_of_other_runs_do_not_fill_the_memory(alice: Membership) -> None:
+    crowd(alice, 100, HEARD_SIZE + 50, run_id=OTHER_RUN.id)
     assert len(alice.refused) == HEARD_SIZE
+
+
+def fails(alice: Membership, times: int) -> None:
+    for _ in range(times):
+        alice.failed(BOB.author)
 
 
 def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_while(
@@ -312,26 +284,21 @@ def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_whi
 ) -> None:
     alice = alone()
     alice.on_handshake(hello(BOB), BOB.author)
-    for _ in range(GIVE_UP_AFTER):
-        alice.failed(BOB.author)
+    fails(alice, GIVE_UP_AFTER)
     assert BOB.author in alice.view, "its p2pd may just be starting again"
     monkeypatch.setattr("ftis_node.swarm.membership.GIVE_UP_SECONDS", 0.0)
-    alice.answered(BOB.author)
     for _ in range(3):
-        alice.failed(BOB.author)
-        alice.failed(BOB.author)
         alice.answered(BOB.author)
+        fails(alice, GIVE_UP_AFTER - 1)
     assert BOB.author in alice.view
-    for _ in range(GIVE_UP_AFTER):
-        alice.failed(BOB.author)
+    alice.failed(BOB.author)
     assert BOB.author not in alice.view
     alice.failed(BOB.author)
     alice.answered(CAROL.author)
     assert alice.strangers() == [BOB.author], "it may come back"
 
 
-def test_a_peer_that_moved_is_known_at_its_new_address_only() -> None:
-    alice = alone()
+def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Membership) -> None:
     alice.hear([address(BOB, 1)])
     alice.on_handshake(hello(BOB, addresses=[address(BOB, 2)]), BOB.author)
     alice.on_handshake(hello(BOB, addresses=[address(BOB, 3)]), BOB.author)
@@ -350,14 +317,12 @@ def test_a_peer_that_moved_is_known_at_its_new_address_only() -> None:
         "x" * 100_000,
     ],
 )
-def test_what_a_peer_says_of_itself_must_be_its_address(said: str) -> None:
-    alice = alone()
+def test_what_a_peer_says_of_itself_must_be_its_address(alice: Membership, said: str) -> None:
     alice.on_handshake(hello(BOB, addresses=[said, address(BOB)]), BOB.author)
     assert alice.view[BOB.author].addresses == [address(BOB)]
 
 
-def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys() -> None:
-    alice = alone()
+def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice: Membership) -> None:
     alice.on_handshake(hello(BOB, agent="\x1b[2Jnice\nname" + "x" * 9999), BOB.author)
     agent = alice.view[BOB.author].agent
     assert agent.startswith("?[2Jnice?name") and agent.isprintable() and len(agent) <= 64
@@ -366,28 +331,20 @@ def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys() -> None:
 # --- who may ask, and how much ----------------------------------------------------------------------------------------
 
 
-def test_who_left_the_view_to_make_room_may_still_ask() -> None:
-    alice = alone()
-    peers = [identity(1000 + number) for number in range(VIEW_SIZE + 10)]
-    for peer in peers:
-        alice.on_handshake(hello(peer, addresses=[]), peer.author)
+def test_who_left_the_view_to_make_room_may_still_ask(alice: Membership) -> None:
+    peers = crowd(alice, 1000, VIEW_SIZE + 10, addresses=[])
     assert len(alice.view) == INBOUND_MAX
-    assert all(alice.limits(peer.author) == OWN for peer in peers)
+    assert all(alice.limits(peer) == OWN for peer in peers)
     assert alice.limits(CAROL.author) is None
 
 
-def test_of_those_who_may_ask_the_latest_are_remembered_and_the_view() -> None:
-    alice = alone()
-    for number in range(MET_SIZE + 50):
-        peer = identity(1000 + number)
-        alice.on_handshake(hello(peer, addresses=[]), peer.author)
-    assert all(alice.limits(peer) for peer in alice.view)
-    assert alice.limits(peer.author)
-    assert sum(alice.limits(identity(1000 + number).author) is not None for number in range(MET_SIZE + 50)) == MET_SIZE
+def test_of_those_who_may_ask_the_latest_are_remembered_and_the_view(alice: Membership) -> None:
+    peers = crowd(alice, 1000, MET_SIZE + 50, addresses=[])
+    assert all(alice.limits(peer) for peer in (*alice.view, peers[-1]))
+    assert sum(alice.limits(peer) is not None for peer in peers) == MET_SIZE
 
 
-def test_who_turns_out_to_be_in_another_run_may_ask_no_more() -> None:
-    alice = alone()
+def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Membership) -> None:
     alice.on_handshake(hello(BOB), BOB.author)
     answer = alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id, tokenizer=b"x" * 32), BOB.author)
     assert alice.limits(BOB.author) is None and BOB.author not in alice.view
@@ -396,8 +353,7 @@ def test_who_turns_out_to_be_in_another_run_may_ask_no_more() -> None:
     assert answer.refusal.endswith(OTHER_RUN.id.hex())
 
 
-def test_a_message_holds_what_both_take() -> None:
-    alice = alone()
+def test_a_message_holds_what_both_take(alice: Membership) -> None:
     told = ftis_pb2.Limits(entries=4, mentions=2**32 - 1)
     assert alice.on_handshake(hello(BOB, limits=told), BOB.author).limits == OWN.message()
     assert alice.limits(BOB.author) == Limits(4, OWN.mentions, OWN.digests)
@@ -406,8 +362,7 @@ def test_a_message_holds_what_both_take() -> None:
 # --- what is heard ----------------------------------------------------------------------------------------------------
 
 
-def test_an_address_heard_for_the_first_time_is_news() -> None:
-    alice = alone()
+def test_an_address_heard_for_the_first_time_is_news(alice: Membership) -> None:
     assert alice.hear([address(BOB)])
     assert not alice.hear([address(BOB), address(BOB, 2)])
     assert not alice.hear([address(ALICE)]), "that is this node itself"
@@ -434,8 +389,7 @@ def test_no_address_that_a_peer_mentions_does_any_harm(addresses: list[str]) -> 
         assert len(known) <= 8 and all(len(text) <= 256 for text in known)
 
 
-def test_addresses_without_number_are_kept_to_a_bound() -> None:
-    alice = alone()
+def test_addresses_without_number_are_kept_to_a_bound(alice: Membership) -> None:
     for number in range(2, 2 + 2 * HEARD_SIZE):
         alice.hear([address(identity(number))])
     assert len(alice.strangers()) == HEARD_SIZE

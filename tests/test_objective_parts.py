@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS, sample_divergence
 from ftis_node.objective.packed import owners
-from tests.objective_batches import packed
-
-FORMULAS = {
-    "k1": lambda d: -d,
-    "k2": lambda d: d * d / 2,
-    "k3": lambda d: math.exp(d) - 1 - d,
-    "is_k1": lambda d: math.exp(d) * d,
-    "is_k3": lambda d: math.exp(d) * d - math.exp(d) + 1,
-    "k3_reverse": lambda d: math.exp(-d) - 1 + d,
-}
+from tests.objective_batches import FORMULAS, packed
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])

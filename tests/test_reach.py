@@ -30,6 +30,7 @@ from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.swarm.wire.transport import Health, Listening, Unreachable
 from tests.helpers_swarm import (
+    PATIENCE,
     event_loop_policy,  # noqa: F401 - a fixture
     eventually,
     identity,
@@ -136,7 +137,7 @@ async def reached_through(relay: Libp2p, shy: Libp2p, caller: Libp2p) -> bool:
     with contextlib.suppress(ControlFailure):  # such a stream is not spoken there
         _, reader, writer = await shy.p2p._client.stream_open(relay.p2p.peer_id, (HOP,))
         writer.write(RESERVE)
-        await asyncio.wait_for(reader.readuntil(RESERVED), 120)  # its length may come in a part of its own
+        await asyncio.wait_for(reader.readuntil(RESERVED), PATIENCE)  # its length may come in a part of its own
         writer.close()
     try:
         await caller.connect(shy.p2p.peer_id.to_bytes(), [f"{where}/p2p-circuit/p2p/{shy.p2p.peer_id}"])
@@ -202,7 +203,7 @@ async def test_a_second_node_of_the_same_key_is_found_wherever_it_lives(tmp_path
     async with member(1, tmp_path) as bootstrap, member(2, tmp_path, [bootstrap.address]) as twin:
         await eventually(lambda: bootstrap.met(twin), "they meet")
         async with listening(alive) as how:
-            assert await somebody_else(how, alive.author, [bootstrap.address], 5.0)
+            assert await somebody_else(how, alive.author, [bootstrap.address], PATIENCE)
             assert not await somebody_else(how, free.author, [bootstrap.address], 5.0)
             assert list(how.sockets.glob("*.sock")) == []
     async with listening(alive) as how:

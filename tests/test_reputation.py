@@ -20,7 +20,9 @@ from ftis_node.swarm.membership import INBOUND_MAX
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
+from tests.clock import Clock
 from tests.crowds import Crowd
+from tests.evidence import established, figures
 from tests.helpers_swarm import (
     RUN,
     event_loop_policy,  # noqa: F401 - a fixture
@@ -29,15 +31,9 @@ from tests.helpers_swarm import (
     member,
 )
 from tests.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
-from tests.test_standing import Clock, established
 
 HOUR_MS = 3_600_000
 START = 1_760_000_000
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def key(number: int) -> bytes:
@@ -90,19 +86,7 @@ def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_n
     established(standing, ALICE.author)
     established(standing, BOB.author)
     standing.ban(BOB.author, "it claims too low probabilities")
-    standing.trained(
-        CAROL.author,
-        3,
-        {
-            "samples": 8.0,
-            "tokens": 80.0,
-            "excess": 0.0,
-            "excess_squares": 0.0,
-            "surprising": 0.0,
-            "likelihood": -1.0,
-            "loss_share": 0.5,
-        },
-    )
+    standing.trained(CAROL.author, 3, figures())
     for number in range(5 * books.STRANGERS_BANNED_MAX):
         standing.equivocated(key(number))
     assert standing.established(ALICE.author) and standing.record(CAROL.author) == 3

@@ -26,6 +26,7 @@ from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.store.checkpoints import verify
 from ftis_node.text import GB, MB
+from tests.clock import Clock
 from tests.step_logs import FIGURES, MACHINE
 
 GOOD = {"bad_steps": 0, "diverged": False}
@@ -35,14 +36,6 @@ DIVERGED = {"bad_steps": 5, "diverged": True}
 
 class Killed(BaseException):
     """kill -9, at the operation that raises it."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Marks:
