@@ -15,12 +15,13 @@ EPSILON, C = 0.2, 2.0
 
 @dataclass(frozen=True)
 class Rule:
-    """What a preset says: `ratio` is ρ or R, `g` the filter's threshold on the mean of `kl`."""
+    """What a preset says: `ratio` is ρ or R, `g` the filter's threshold on the mean of `kl`, or on its sum."""
 
     ratio: str
     truncate: bool = False
     g: float | None = None
     kl: str = "k3_reverse"
+    mean: bool = True
     gate: bool = False
     own_only: bool = False
     std: bool = True
@@ -65,7 +66,7 @@ def kept_by_hand(rule: Rule, group: Group, completion: Completion, advantage: fl
     start = completion.start[: len(d)]
     if rule.g is not None and d:
         kl = sum(-x for x in d) if rule.kl == "k1" else sum(math.exp(-x) - 1 + x for x in d)
-        if advantage <= 0 and kl / len(d) >= rule.g:
+        if advantage <= 0 and (kl / len(d) if rule.mean else kl) >= rule.g:
             return False
     if rule.gate and not group.own:
         return level is not None and advantage > 0 and (sum(start) / len(start) if start else 0.0) >= level

@@ -1,4 +1,4 @@
-"""Who passes the gate, how its level moves, which tokens count, and what a step is divided by."""
+"""The gate: which samples pass, how its level moves, and which tokens count."""
 
 from __future__ import annotations
 
@@ -103,33 +103,9 @@ def test_an_end_that_does_not_count_has_no_gradient_even_when_it_is_not_finite()
     assert gradient.tolist() == [1.0, 0.0] and terms.value.tolist() == [1.0]
 
 
-@pytest.mark.parametrize(("aggregation", "value"), [("sample", 1.0), ("token", 4.0), ("fixed", 0.5)])
-def test_what_a_sample_is_divided_by(aggregation: str, value: float) -> None:
-    changes = {"aggregation": aggregation, "divisor": 8.0}
-    assert terms_of("nois", [[-1.0] * 4], [1.0], changes=changes).value.tolist() == [value]
-
-
 def test_fixed_needs_a_divisor() -> None:
     with pytest.raises(ValueError, match="divisor in tokens"):
         terms_of("nois", [[-1.0]], [1.0], changes={"aggregation": "fixed"})
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "count_dropped", "scale", "divisor"),
-    [
-        ("sample", True, 1 / 12, 3),
-        ("sample", False, 1, 36 - 5),
-        ("token", True, 1, 700),
-        ("token", False, 1, 700 - 90),
-        ("fixed", True, 1 / 12, 3),
-        ("fixed", False, 1, 36 - 5),
-    ],
-)
-def test_what_a_step_is_divided_by(aggregation: str, count_dropped: bool, scale: float, divisor: float) -> None:
-    objective = PRESETS["ftis"].replace(aggregation=aggregation, count_dropped=count_dropped)
-    assert objective.sample_scale(12) == scale
-    counts = {"groups": 3, "samples": 36, "tokens": 700, "dropped_samples": 5, "dropped_tokens": 90}
-    assert objective.batch_divisor(**counts) == divisor
 
 
 def test_a_step_of_which_all_was_dropped_is_divided_by_one() -> None:

@@ -118,6 +118,11 @@ def test_so_they_are_with_other_denominators(name: str, aggregation: str, count_
     agree(objective, rule, later=True, level=-4.0, seeds=2)
 
 
+def test_the_filter_of_the_arithmetic_task_goes_by_the_sum_of_k1() -> None:
+    objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
+    assert agree(objective, replace(RULES["ftis"], kl="k1", mean=False, g=1.0), later=True, level=None, seeds=6)
+
+
 @pytest.mark.parametrize("level", [None, -3.5, -4.5])
 def test_a_gate_and_a_filter_together_drop_what_either_drops(level: float | None) -> None:
     objective = PRESETS["ftis"].replace(gate=0.0)

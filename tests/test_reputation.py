@@ -303,14 +303,6 @@ def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: C
     assert len(table) == 256 and 120 <= strangers <= 136
 
 
-def test_row_37_while_nobody_has_a_record_any_announcement_may_make_room(clock: Clock) -> None:
-    table = Table(600.0, clock, random.Random(0), 64)
-    for number in range(640):
-        put(table, bare(key(number), 0), key(5000 + number % 40))
-    assert len(table) == 64
-    assert len({known.announcement.author for known in table}) == 64
-
-
 def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock) -> None:
     honest: set[bytes] = set()
     table = Table(600.0, clock, random.Random(0), 64, recorded=honest.__contains__)
