@@ -27,7 +27,6 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.wire import p2pd
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.swarm.wire.transport import Health, Listening, Unreachable
 from tests.helpers_swarm import (
     PATIENCE,
@@ -94,19 +93,6 @@ async def test_p2pd_tells_how_it_is(tmp_path: Path) -> None:
         assert health.memory_bytes > 1 << 20 and health.open_files > 0 and health.reachability == "unknown"
         await one.close()
         assert await one.health() is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"relays": ("/ip4/1.2.3.4/tcp/1",)}, "peer address"),
-        ({"announce": ("nonsense",), "port": 4001}, "no multiaddr"),
-        ({"announce": ("/ip4/1.2.3.4/tcp/4001",)}, "takes any"),
-    ],
-)
-def test_addresses_in_the_settings_are_checked(changes: dict[str, Any], match: str) -> None:
-    with pytest.raises(UsageError, match=match):
-        listening_of(Settings(**changes), Path(), Path())
 
 
 async def test_what_is_announced_is_what_others_hear(tmp_path: Path) -> None:
@@ -212,23 +198,16 @@ async def test_a_second_node_of_the_same_key_is_found_wherever_it_lives(tmp_path
 
 def test_a_key_moves_to_another_home_and_replaces_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second, third, file = (tmp_path / name for name in ("first", "second", "third", "key"))
-    with pytest.raises(UsageError, match="no key yet"):
-        export(file, first)
     made = Identity.load_or_create(Home(first).key)
     export(file, first)
     assert file.stat().st_mode & 0o777 == 0o600
     import_(file, second)
     assert Identity.load_or_create(Home(second).key).author == made.author
     import_(file, second)  # it is there already
-    with pytest.raises(UsageError, match="exists already"):
-        export(file, first)
     own = Identity.load_or_create(Home(third).key)
     with pytest.raises(UsageError, match="a key of its own"):
         import_(file, third)
     assert Identity.load_or_create(Home(third).key).author == own.author
-    file.write_bytes(b"nonsense")
-    with pytest.raises(UsageError, match="holds no key"):
-        import_(file, tmp_path / "fourth")
     assert made.peer_id in capsys.readouterr().out
 
 
