@@ -1,6 +1,14 @@
 """For all tests: how long an example takes says how busy the machine is, and nothing about the code."""
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.clock import Clock
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

@@ -368,7 +368,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_replay.py::test_a_daemons_training_comes_out_again_bit_for_bit": {
         "lab/replaying/replay.py": ("A daemon is running on the home ….",),
     },
-    "test_replay.py::test_a_log_that_lacks_a_step_or_is_damaged_says_where": {
+    "test_replay.py::test_a_log_that_cannot_be_followed_says_where": {
         "lab/replaying/lineage.py": (
             "The log has no line for step ….",
             "The log's line … of step … cannot be used (…).",
@@ -430,14 +430,11 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_checkpointing.py::test_if_going_back_does_not_help_the_node_says_so": {
         "node/checkpointing.py": ("The training gives no finite numbers any more, and older checkpoints d",),
     },
-    "test_score.py::test_a_model_that_cannot_take_the_probe_is_refused_with_a_sentence": {
-        "policy/ready.py": ("… cannot be scored: …",),
+    "test_score.py::test_a_model_that_cannot_be_scored_is_refused_with_a_sentence": {
+        "policy/ready.py": ("… cannot be scored: …", "LoRA on the output head is not supported."),
     },
-    "test_score.py::test_a_model_that_changes_its_logits_after_the_head_is_refused": {
+    "test_ready.py::test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too": {
         "policy/ready.py": ("… changes its logits in a way that scoring does not know.",),
-    },
-    "test_score.py::test_lora_on_the_head_is_refused": {
-        "policy/ready.py": ("LoRA on the output head is not supported.",),
     },
     "test_settings.py::test_a_file_that_cannot_be_read_is_refused": {
         "config/settings.py": (

@@ -37,6 +37,7 @@ from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Listening
 
 VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
+PATIENCE = 120.0  # seconds until something has come about, however busy the machine is
 PROMPTS = [[row, row + 1] for row in range(ROWS)]
 
 
@@ -120,7 +121,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
     return uvloop.EventLoopPolicy()
 
 
-async def eventually(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
     """Waits until a condition holds; the test fails if that takes too long."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -8,62 +8,15 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from ftis_node.objective import PRESETS, Objective
-
-CAP = 16.0  # tokens, the divisor of `fixed`
-EPSILON, C = 0.2, 2.0
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a preset says: `ratio` is ρ or R, `g` the filter's threshold on the mean of `kl`."""
-
-    ratio: str
-    truncate: bool = False
-    g: float | None = None
-    kl: str = "k3_reverse"
-    gate: bool = False
-    own_only: bool = False
-    std: bool = True
-    aggregation: str = "sample"
-    count_end: bool = True
-    count_dropped: bool = True
-
-
-RULES = {
-    "grpo": Rule("ρ", own_only=True),
-    "nois": Rule("R"),
-    "vis": Rule("ρ"),
-    "tis": Rule("R", truncate=True),
-    "f-nois": Rule("R", g=50.0),
-    "f-vis": Rule("ρ", g=50.0),
-    "ftis": Rule("R", truncate=True, g=50.0),
-    "opsm": Rule("ρ", g=0.5, kl="k1"),
-    "gated": Rule("R", gate=True),
-    "ftis-author": Rule("R", truncate=True, g=50.0, std=False, count_end=False, count_dropped=False),
-}
-
-
-@dataclass
-class Completion:
-    new: list[Tensor]
-    start: list[float]
-    generator: list[float]
-    ended: bool
-
-
-@dataclass
-class Group:
-    own: bool
-    rewards: list[float]
-    completions: list[Completion]
+from tests.objective_batches import packed
+from tests.objective_by_hand import CAP, RULES, Completion, Group, Rule, loss_by_hand
 
 
 def random_step(seed: int, *, later: bool) -> list[Group]:
@@ -85,70 +38,6 @@ def random_step(seed: int, *, later: bool) -> list[Group]:
     return groups
 
 
-def kept_by_hand(rule: Rule, group: Group, completion: Completion, advantage: float, level: float | None) -> bool:
-    d = [start - claimed for start, claimed in zip(completion.start, completion.generator, strict=True)]
-    if not rule.count_end and completion.ended:
-        d = d[:-1]
-    start = completion.start[: len(d)]
-    if rule.g is not None and d:
-        kl = sum(-x for x in d) if rule.kl == "k1" else sum(math.exp(-x) - 1 + x for x in d)
-        if advantage <= 0 and kl / len(d) >= rule.g:
-            return False
-    if rule.gate and not group.own:
-        return level is not None and advantage > 0 and (sum(start) / len(start) if start else 0.0) >= level
-    return True
-
-
-def term_by_hand(rule: Rule, new: Tensor, start: float, claimed: float, advantage: float) -> Tensor:
-    ratio = torch.exp(new - (claimed if rule.ratio == "ρ" else start))
-    if float(ratio.detach()) < 1 - EPSILON:
-        clipped = torch.tensor(1 - EPSILON, dtype=torch.float64)
-    elif float(ratio.detach()) > 1 + EPSILON:
-        clipped = torch.tensor(1 + EPSILON, dtype=torch.float64)
-    else:
-        clipped = ratio
-    plain, bounded = ratio * advantage, clipped * advantage
-    weight = min(math.exp(start - claimed), C) if rule.truncate else 1.0
-    return weight * (plain if plain <= bounded else bounded)
-
-
-def loss_by_hand(rule: Rule, groups: list[Group], level: float | None) -> tuple[Tensor, list[bool]]:
-    """The loss, and which completions of groups of unequal rewards were kept."""
-    parts, verdicts = [], []
-    kept_samples = kept_tokens = tokens = 0
-    for group in groups:
-        mean, std = statistics.fmean(group.rewards), statistics.pstdev(group.rewards)
-        for reward, completion in zip(group.rewards, group.completions, strict=True):
-            length = len(completion.start) - (completion.ended and not rule.count_end)
-            advantage = 0.0 if std == 0 else (reward - mean) / (std if rule.std else 1.0)
-            kept = std == 0 or kept_by_hand(rule, group, completion, advantage, level)
-            tokens += length
-            kept_tokens += length if kept else 0
-            kept_samples += kept
-            if std == 0:
-                continue
-            verdicts.append(kept)
-            terms = [
-                term_by_hand(rule, *token, advantage)
-                for token in zip(
-                    completion.new[:length], completion.start[:length], completion.generator[:length], strict=True
-                )
-            ]
-            if not kept or not terms:
-                continue
-            total = torch.stack(terms).sum()
-            total = total / {"sample": length, "token": 1, "fixed": CAP}[rule.aggregation]
-            if rule.count_dropped and rule.aggregation != "token":
-                total = total / len(group.rewards)
-            parts.append(total)
-    denominator = kept_samples
-    if rule.aggregation == "token":
-        denominator = tokens if rule.count_dropped else kept_tokens
-    elif rule.count_dropped:
-        denominator = len(groups)
-    return -torch.stack(parts).sum() / denominator, verdicts
-
-
 def loss_of_the_code(objective: Objective, groups: list[Group], level: float | None) -> tuple[Tensor, list[bool]]:
     """The same as a learner works it out: groups of equal rewards have no terms and are counted all the same."""
     taught = []
@@ -157,18 +46,15 @@ def loss_of_the_code(objective: Objective, groups: list[Group], level: float | N
         if advantages.any():
             taught += [(group, *pair) for pair in zip(group.completions, advantages.tolist(), strict=True)]
     completions = [completion for _, completion, _ in taught]
-    lengths = torch.tensor([len(completion.start) for completion in completions])
-    ended = torch.tensor([completion.ended for completion in completions])
-    terms = objective.terms(
-        new=torch.stack([x for completion in completions for x in completion.new]),
-        start=torch.tensor([x for completion in completions for x in completion.start], dtype=torch.float64),
-        generator=torch.tensor([x for completion in completions for x in completion.generator], dtype=torch.float64),
-        lengths=lengths,
-        advantages=torch.tensor([advantage for *_, advantage in taught], dtype=torch.float64),
-        ended=ended,
-        own=torch.tensor([group.own for group, *_ in taught]),
+    batch = packed(
+        [completion.start for completion in completions],
+        [advantage for *_, advantage in taught],
+        generator=[completion.generator for completion in completions],
+        ended=[completion.ended for completion in completions],
+        own=[group.own for group, *_ in taught],
         gate=level,
     )
+    terms = objective.terms(**batch | {"new": torch.stack([x for completion in completions for x in completion.new])})
 
     def counted(completion: Completion) -> int:
         return len(completion.start) - (completion.ended and not objective.count_end)
@@ -230,6 +116,11 @@ def test_so_they_are_with_other_denominators(name: str, aggregation: str, count_
     )
     rule = replace(RULES[name], aggregation=aggregation, count_end=count_end, count_dropped=count_dropped)
     agree(objective, rule, later=True, level=-4.0, seeds=2)
+
+
+def test_the_filter_of_the_arithmetic_task_goes_by_the_sum_of_k1() -> None:
+    objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
+    assert agree(objective, replace(RULES["ftis"], kl="k1", mean=False, g=1.0), later=True, level=None, seeds=6)
 
 
 @pytest.mark.parametrize("level", [None, -3.5, -4.5])

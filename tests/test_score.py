@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -64,6 +64,18 @@ def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
 
 
+def assert_gradients_close(ours: dict[str, Tensor], plain: dict[str, Tensor], loosely: float = 1.0) -> None:
+    assert ours.keys() == plain.keys() and ours
+    for name, gradient in plain.items():
+        torch.testing.assert_close(ours[name], gradient, atol=2e-4 * loosely, rtol=1e-4 * loosely, msg=name)
+
+
+def of_copies(policy: Policy, temperature: float) -> Tensor:
+    """Plain log-probs of GROUPS, every completion with a copy of its prompt."""
+    copies = [(group.prompt, completion) for group in GROUPS for completion in group.completions]
+    return plain_logprobs(policy, *zip(*copies, strict=True), temperature)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("kind", POLICIES)
 def test_it_is_a_plain_softmax_over_the_valid_vocabulary(kind: str, temperature: float) -> None:
@@ -80,10 +92,8 @@ def test_its_gradient_is_that_of_the_plain_softmax(kind: str) -> None:
     policy, other = POLICIES[kind], twin(POLICIES[kind])
     ours = gradients(policy, logprobs_of(policy, PROMPTS, COMPLETIONS, 0.7))
     plain = gradients(other, plain_logprobs(other, PROMPTS, COMPLETIONS, 0.7))
-    assert ours.keys() == plain.keys() and ours
     assert any(float(gradient.abs().max()) > 0.1 for gradient in ours.values())
-    for name, gradient in plain.items():
-        torch.testing.assert_close(ours[name], gradient, atol=2e-4, rtol=1e-4, msg=name)
+    assert_gradients_close(ours, plain)
 
 
 GROUPS = [
@@ -99,15 +109,12 @@ def test_a_prompt_shared_by_its_group_gives_what_copies_of_it_give(kind: str, te
     shared, apart = POLICIES[kind], replace(twin(POLICIES[kind]), packed=False)
     assert shared.packed
     ours, entropy = completion_logprobs(shared, GROUPS, temperature)
-    copies = [(group.prompt, completion) for group in GROUPS for completion in group.completions]
-    plain = plain_logprobs(apart, [p for p, _ in copies], [c for _, c in copies], temperature)
+    plain = of_copies(apart, temperature)
     torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-5)
     padded, padded_entropy = completion_logprobs(apart, GROUPS, temperature)
     torch.testing.assert_close(padded, plain, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, padded_entropy, atol=2e-5, rtol=1e-5)
-    expected = gradients(apart, plain)
-    for name, gradient in gradients(shared, ours).items():
-        torch.testing.assert_close(gradient, expected[name], atol=2e-4, rtol=1e-4, msg=name)
+    assert_gradients_close(gradients(shared, ours), gradients(apart, plain))
 
 
 def test_groups_of_one_token_completions_only_can_be_scored() -> None:
@@ -155,12 +162,9 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(kind
     other = twin(policy)
     policy.model.train()  # no dropout is left that training could switch on
     ours = completion_logprobs(policy, GROUPS, 1.3)[0]
-    copies = [(group.prompt, completion) for group in GROUPS for completion in group.completions]
-    plain = plain_logprobs(other, [p for p, _ in copies], [c for _, c in copies], 1.3)
+    plain = of_copies(other, 1.3)
     torch.testing.assert_close(ours, plain, atol=5e-5, rtol=1e-4)
-    expected = gradients(other, plain)
-    for name, gradient in gradients(policy, ours).items():
-        torch.testing.assert_close(gradient, expected[name], atol=5e-4, rtol=1e-3, msg=name)
+    assert_gradients_close(gradients(policy, ours), gradients(other, plain), loosely=10.0)
 
 
 def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
@@ -174,28 +178,26 @@ def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
         assert torch.equal(completion_logprobs(policy, GROUPS, 1.0)[0], before)
 
 
-def test_a_model_that_changes_its_logits_after_the_head_is_refused() -> None:
-    class Scaled(Qwen2ForCausalLM):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            out = super().forward(*args, **kwargs)
-            out.logits = out.logits * 0.1
-            return out
-
-    with pytest.raises(UsageError, match="changes its logits"):
-        ready(Policy("scaled", Scaled(tiny_config()), tiny_tokenizer(), torch.device("cpu")))
+def short() -> Any:
+    """A model with too few positions for the probe."""
+    return GPT2LMHeadModel(GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4, n_positions=8))
 
 
-def test_a_model_that_cannot_take_the_probe_is_refused_with_a_sentence() -> None:
-    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4, n_positions=8))
-    with pytest.raises(UsageError, match="cannot be scored"):
-        ready(Policy("short", model, tiny_tokenizer(), torch.device("cpu")))
+def with_lora_on_the_head() -> Any:
+    return get_peft_model(Qwen2ForCausalLM(tiny_config()), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
 
 
-def test_lora_on_the_head_is_refused() -> None:
-    lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
-    model = get_peft_model(Qwen2ForCausalLM(tiny_config()), lora)
-    with pytest.raises(UsageError, match="output head"):
-        ready(Policy("headed", model, tiny_tokenizer(), torch.device("cpu")))
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (short, "cannot be scored"),
+        (with_lora_on_the_head, "output head"),
+    ],
+    ids=["the probe does not fit", "LoRA on the head"],
+)
+def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence(made: Callable[[], Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        ready(Policy("refused", made(), tiny_tokenizer(), torch.device("cpu")))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 15, 16, 17, 4096])
@@ -206,8 +208,7 @@ def test_the_size_of_a_chunk_does_not_matter(chunk: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(score, "CHUNK_BYTES", 4 * policy.vocabulary * chunk)
     parts = logprobs_of(policy, PROMPTS, COMPLETIONS, 1.0)
     torch.testing.assert_close(parts, whole, atol=2e-5, rtol=1e-5)
-    for name, gradient in gradients(policy, parts).items():
-        torch.testing.assert_close(gradient, expected[name], atol=2e-4, rtol=1e-4, msg=name)
+    assert_gradients_close(gradients(policy, parts), expected)
 
 
 samples = st.tuples(

@@ -100,22 +100,26 @@ TRAIN = textwrap.dedent(
 )
 
 
-def test_lora_layers_do_without_bitsandbytes_also_where_it_is_broken(tmp_path: Path) -> None:
-    (tmp_path / "bitsandbytes.py").write_text("raise RuntimeError('no CUDA library fits')")
+@pytest.mark.parametrize(
+    ("module", "text", "settings"),
+    [
+        pytest.param("bitsandbytes", "raise RuntimeError('no CUDA library fits')", {"lora": True}, id="LoRA"),
+        pytest.param(
+            "kernels",  # bitsandbytes asks it for some on CPUs with bf16 instructions, and would run it
+            "def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')",
+            {"lora": True, "optimiser": "adamw8bit"},
+            id="the 8-bit optimiser",
+        ),
+    ],
+)
+def test_training_does_without_a_broken_library_and_without_compiled_code_from_the_hub(
+    module: str, text: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / f"{module}.py").write_text(text)
     with hub_of({}) as hub:
         known = environment(tmp_path, hub)
         known["PYTHONPATH"] = os.pathsep.join((str(tmp_path), known["PYTHONPATH"]))
-        ended = ran([sys.executable, "-c", TRAIN.format(settings={"lora": True})], known)
-    assert ended.returncode == 0, ended.stderr
-
-
-def test_the_8_bit_optimiser_takes_no_compiled_code_from_the_hub(tmp_path: Path) -> None:
-    """bitsandbytes asks `kernels` for some on CPUs with bf16 instructions, and would run it."""
-    (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')")
-    with hub_of({}) as hub:
-        known = environment(tmp_path, hub)
-        known["PYTHONPATH"] = os.pathsep.join((str(tmp_path), known["PYTHONPATH"]))
-        ended = ran([sys.executable, "-c", TRAIN.format(settings={"lora": True, "optimiser": "adamw8bit"})], known)
+        ended = ran([sys.executable, "-c", TRAIN.format(settings=settings)], known)
     assert ended.returncode == 0 and "kernels" not in ended.stderr, ended.stderr
 
 

@@ -63,11 +63,6 @@ def test_arithmetic_takes_no_files(tmp_path: Path) -> None:
         load_task("arithmetic", data=tmp_path)
 
 
-def test_an_unknown_task_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no task 'chess'"):
-        load_task("chess")
-
-
 # GSM8K
 
 
