@@ -67,12 +67,13 @@ lab-quick: $(DEV)
 	$(BIN)/ftis-node lab run quick --out build/lab-quick
 	$(BIN)/ftis-node lab report build/lab-quick
 
-# All experiments with built-in models, and their reports under docs/evidence: hours of CPU; goes on where it was.
+# All experiments with built-in models: hours of CPU; goes on where it was. Full reports in build/lab, short ones in docs/evidence.
 EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony time-to-score shares \
   truncation bias confirmation attacks attacks-horizontal attacks-many
 evidence: $(DEV)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \
+	    && $(BIN)/ftis-node lab report build/lab/$$name \
 	    && $(BIN)/ftis-node lab report build/lab/$$name --to docs/evidence/$$name --small || exit 1; \
 	done
 	$(BIN)/python -m ftis_node.lab.reporting.index docs/evidence

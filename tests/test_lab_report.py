@@ -57,13 +57,13 @@ def test_the_claims_come_first_and_with_their_rule(report: Path) -> None:
     headings = re.findall(r"^## (.*)$", report.read_text(), re.MULTILINE)
     assert headings == [
         "Claims",
+        "Gradients on foreign samples",
         "Validation curves",
         "Final pass@1",
         "Differences to ALONE",
         "Who gains by sharing",
         "Importance weights of foreign samples",
         "Divergence and filter",
-        "Gradients on foreign samples",
         "Cost of reaching pass@1 = 0.5",
     ]
     assert "How a claim is decided" in report.read_text()
@@ -77,6 +77,17 @@ def test_every_picture_and_table_that_the_page_names_is_there(report: Path) -> N
         assert (report.parent / name).stat().st_size > 1000
     for table in ("claims", "curves", "final", "differences", "gains", "foreign", "gradients", "target"):
         assert rows(report.parent / f"{table}.csv")
+
+
+def test_a_small_report_has_two_pictures_and_one_table(tmp_path: Path) -> None:
+    small = write_report(laboratory(tmp_path).write(), tmp_path / "small", small=True)
+    named = re.findall(r"\]\(([^)]*)\)", small.read_text())
+    assert len(named) == 2
+    assert {path.name for path in small.parent.iterdir()} == {"report.md", "summary.json", "seeds.csv", *named}
+    headings = re.findall(r"^## (.*)$", small.read_text(), re.MULTILINE)
+    assert headings == ["Claims", "Gradients on foreign samples", "Validation curves", "Final pass@1"]
+    again = write_report(tmp_path, tmp_path / "again", small=True)
+    assert again.read_bytes() == small.read_bytes()
 
 
 def test_final_values_are_means_of_the_tail_with_students_interval(report: Path) -> None:
