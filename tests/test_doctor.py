@@ -38,7 +38,7 @@ from ftis_node.preflight.smoke import smoke
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
-from tests.helpers_swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
+from tests.support.swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
 
 Doctor = Callable[..., tuple[int, str, str]]
 

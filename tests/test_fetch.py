@@ -25,7 +25,7 @@ from ftis_node.swarm.wire import service
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.streams import STREAMS_OF_ONE_PEER
-from tests.helpers_swarm import (
+from tests.support.swarm import (
     RUN,
     Answers,
     event_loop_policy,  # noqa: F401 - a fixture

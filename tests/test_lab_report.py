@@ -17,7 +17,7 @@ from ftis_node.lab.reporting.results import read_results, read_trial
 from ftis_node.lab.reporting.speed import speeds
 from ftis_node.lab.reporting.sweeps import sweeps
 from ftis_node.lab.reporting.training import Foreign
-from tests.helpers_lab_report import Laboratory
+from tests.support.lab_report import Laboratory
 
 SPREAD = [-0.02, 0.0, 0.02, 0.01, -0.01, 0.005]
 

@@ -33,8 +33,8 @@ from ftis_node.swarm.membership import (
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
-from tests.doors import node
-from tests.helpers_swarm import (
+from tests.support.doors import node
+from tests.support.swarm import (
     OTHER_RUN,
     PATIENCE,
     RUN,
@@ -42,7 +42,7 @@ from tests.helpers_swarm import (
     identity,
     stub,
 )
-from tests.talkers import ALICE, BOB, CAROL, MALLORY
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY
 
 
 class Deaf(Libp2p):

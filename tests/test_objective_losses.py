@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ftis_node.objective import PRESETS, Terms
-from tests.objective_batches import graded, packed
+from tests.support.objective_batches import graded, packed
 
 
 def test_one_token_worked_on_paper() -> None:

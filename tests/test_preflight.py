@@ -24,7 +24,7 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_multiaddr, listening_mistakes
 from ftis_node.tasks import check_files
 from ftis_node.tasks.jsonl import load_jsonl
-from tests.helpers_swarm import identity
+from tests.support.swarm import identity
 
 HEAVY = ("torch", "transformers", "hivemind")
 ENDING = f"""

@@ -38,7 +38,7 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
-from tests.helpers_models import (
+from tests.support.small_models import (
     logprobs_of,
     plain_logprobs,
     tiny_config,

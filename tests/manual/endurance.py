@@ -28,9 +28,9 @@ import psutil
 
 from ftis_node.lab.bench.namespaces import namespaces, partition
 from ftis_node.observe.metrics import read_events
-from tests.daemons import Daemon, gone, kind_of
-from tests.kills import Loss, loss
-from tests.views import Observer, halves
+from tests.manual.kills import Loss, loss
+from tests.manual.views import Observer, halves
+from tests.support.daemons import Daemon, gone, kind_of
 
 PORT, ANY = 4001, "0.0.0.0"
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
@@ -362,7 +362,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.endurance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.manual.endurance", description=__doc__)
     parser.add_argument("what", choices=("chaos", "soak"))
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--seconds", type=float)

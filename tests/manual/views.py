@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 
 SAMPLE_SECONDS = 1.0
 Pair = tuple[str, str]

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ftis_node.observe.api import ask, ask_text
 from ftis_node.observe.metrics import read_events
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 
-PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 EVENTS = ("started", "resumed", "restored", "evaluation", "step")
 # Of an honest swarm in which nothing went wrong, on CPUs.
 NOT_YET = {"ftis_node_packets_refused_total", "ftis_node_gpu_memory_bytes", "ftis_node_gpu_utilization"}

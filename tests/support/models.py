@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 QWEN_TOKENIZER = DATA / "qwen2.5-tokenizer"
 # The embedding of a real Qwen2.5 has more rows than its tokenizer has words.
 QWEN_ROWS = 151_936

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.helpers_swarm import RUN
+from tests.support.swarm import RUN
 
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 JOIN = "join --dry-run --device cpu --home {tmp}/home"

@@ -24,7 +24,7 @@ from ftis_node.policy.score import completion_logprobs
 from ftis_node.worker.engine import Engine
 
 BUILT_IN = Path(ftis_node.__file__).parent / "models"
-QWEN = Path(__file__).resolve().parents[2] / "shared" / "data" / "qwen2.5-tokenizer"
+QWEN = Path(__file__).resolve().parents[3] / "shared" / "data" / "qwen2.5-tokenizer"
 GPT2 = QWEN.parent / "gpt2-tokenizer"
 
 

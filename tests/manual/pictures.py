@@ -1,4 +1,4 @@
-"""Pictures for the documents: ``python -m tests.pictures`` runs a small swarm and photographs one node.
+"""Pictures for the documents: ``python -m tests.manual.pictures`` runs a small swarm and photographs one node.
 
 Three daemons on loopback with the built-in models, as in the demo; Chromium without a window. Writes docs/img/page.png
 (its beginning), page-light.png, page-dark.png, page-phone.png, and the terminal's view as top.png.
@@ -23,8 +23,8 @@ from ftis_node.observe.api import ask
 from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import last_lines
 from ftis_node.observe.web import link, read_token
-from tests.browser import Browser
-from tests.daemons import Daemon
+from tests.support.browser import Browser
+from tests.support.daemons import Daemon
 
 BEGINNING = 1104  # pixels
 FULL_SPEED = ("--set", "learning_rate=2e-4")

@@ -14,7 +14,7 @@ from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
-from tests.helpers_swarm import RUN, Answers, transport
+from tests.support.swarm import RUN, Answers, transport
 
 
 class Door(Answers):

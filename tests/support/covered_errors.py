@@ -1,4 +1,4 @@
-"""Where errors are reached that no row of `tests.mistakes` reaches.
+"""Where errors are reached that no row of `tests.support.mistakes` reaches.
 
 By test, then by file: the first words of each error, as they stand in the code with … for what is put in. A new error
 without a row and without an entry here fails `tests/test_errors.py`.

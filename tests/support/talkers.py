@@ -12,7 +12,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import QUESTIONS
 from ftis_node.swarm.table import Table
-from tests.helpers_swarm import RUN, announcement, identity, packet
+from tests.support.swarm import RUN, announcement, identity, packet
 
 ALICE, BOB, CAROL, MALLORY = (identity(number) for number in range(1, 5))
 

@@ -1,4 +1,4 @@
-"""``python -m tests.kills``: kill -9 of a real daemon at random moments, again and again; as one JSON object on stdout.
+"""``make kills``: kill -9 of a real daemon at random moments, again and again; as one JSON object on stdout.
 
 Each time the newest sound checkpoint must be no older than it was, and the same command must go on from it; one was
 never damaged. A kill may cost a step where every step is saved, else the minutes between checkpoints and a step; each
@@ -23,7 +23,7 @@ from typing import Any
 from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import CheckpointError, verify
 from ftis_node.store.home import Home
-from tests.daemons import Daemon, gone
+from tests.support.daemons import Daemon, gone
 
 MINUTES = (0.0, 0.05)  # between checkpoints, at every other start
 WRITE_SECONDS = 10.0  # for which a checkpoint may take to be written on a busy machine; it counts once it is
@@ -157,7 +157,7 @@ def moment(node: Daemon, rng: random.Random) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.kills", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.manual.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NODES = ("a", "b", "c")
 VICTIM = "b"
 PROFILES = ("gpu", "monitoring")  # of the Compose file; without them `down` leaves their containers and the network
@@ -87,7 +87,7 @@ class Swarm:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.manual.compose", description=__doc__)
     parser.add_argument("--base", default="debian:bookworm-slim", help="base image; `debootstrap`: one made here")
     options = parser.parse_args()
     told: dict[str, Any] = {"base": options.base}
