@@ -255,6 +255,15 @@ def test_the_clock_is_compared_with_the_hubs(
     assert case.hub.answers and list(seen(models.clock, case)) == [verdict]
 
 
+def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forever, asked = threading.Event(), []
+    monkeypatch.setattr("ftis_node.policy.hub.ask_hub", lambda: asked.append(1) or forever.wait())
+    found = list(examine(a_case(tmp_path), [Check("hub", models.hub, 0.05), Check("memory", models.memory, 60.0)]))
+    assert [(one.subject, one.verdict) for one in found] == [("hub", "fail"), ("memory", "ok")]
+    assert asked == [1]
+    forever.set()
+
+
 @pytest.mark.parametrize(
     ("code", "says"), [(404, "has no model"), (401, "gated"), (403, "gated"), (503, "answers 503")]
 )

@@ -69,15 +69,15 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             if parameter.name == "given":
                 options = {name: _option(name, FLAGS[name]) for name in FLAGS if name in names}
-                options |= {"settings_file": _FILE, "set_pairs": _PAIRS}
+                options |= {"settings": _FILE, "set_": _PAIRS}
                 parameters += [parameter.replace(name=n, annotation=a, default=None) for n, a in options.items()]
             else:
                 parameters.append(parameter)
 
         @functools.wraps(command)
-        def run(*, settings_file: Path | None, set_pairs: list[str] | None, **arguments: Any) -> None:
+        def run(*, settings: Path | None, set_: list[str] | None, **arguments: Any) -> None:
             flags = {name: value for name in names if (value := arguments.pop(name)) != []}
-            command(given=Given(parse_pairs(set_pairs or []), settings_file).with_values(**flags), **arguments)
+            command(given=Given(parse_pairs(set_ or []), settings).with_values(**flags), **arguments)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

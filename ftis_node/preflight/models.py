@@ -24,9 +24,10 @@ CLOCK_SECONDS = 60.0  # a smaller difference is not mentioned
 
 def hub(case: Case) -> Iterator[Finding]:
     """The model: whether it is here, and if not, whether the hub would give it."""
-    from ftis_node.policy.hub import ask_hub, cached, offered
+    from ftis_node.policy.hub import Hub, ask_hub, cached, offered
 
     source = resolve(case.settings.model)
+    case.hub = Hub(False, trouble="it did not answer in time")  # for later checks, if this one hangs
     case.hub = seen = ask_hub()
     why = "HF_HUB_OFFLINE is set" if seen.switched_off else f"the hub does not answer ({seen.trouble})"
     if Path(source).is_dir():
