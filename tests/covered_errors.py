@@ -467,7 +467,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_tokenizer.py::test_a_tokenizer_without_an_end_is_refused": {
         "policy/tokenizer.py": ("This tokenizer has no end-of-sequence token.",),
     },
-    "test_migration.py::test_a_home_of_a_newer_version_or_of_none_is_left_as_it_is": {
+    "test_migration.py::test_a_home_of_another_version_or_of_none_is_left_as_it_is": {
         "store/migrations.py": (
             "… has schema …, and this version of ftis-node knows … to ….",
             "… does not say its schema (…): it is damaged.",

@@ -13,8 +13,8 @@ from ftis_node.config.run import Run, RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError, one_by_one, raise_all
 from ftis_node.node.checkpointing import refuse_other_settings
-from ftis_node.node.migration import with_remembered
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
+from ftis_node.node.task_files import with_remembered
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.place import check_page, standing
 from ftis_node.store.checkpoints import newest_facts
