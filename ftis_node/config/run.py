@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
 
@@ -22,8 +22,16 @@ from ftis_node.errors import UsageError, raise_all
 from ftis_node.text import in_toml
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
+
+
+class RunDefaults(TypedDict):
+    group: int
+    slots: int
+    temperature: float
+
+
 # What a run has where nobody says otherwise; the paper's group size.
-RUN_DEFAULTS: dict[str, Any] = {"group": 12, "slots": 32, "temperature": 1.0}
+RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
 
 CODE = "code:"
 """What the `reward` of a run begins with where it is code of its owners', followed by 40 hex digits of its sha256."""
@@ -172,7 +180,7 @@ def run_for(facts: Mapping[str, Any], **fields: Any) -> Run:
     """
     shared = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
     known = {key: facts[key] for key in shared} | {"eos": tuple(facts["eos"])}
-    return make_run(**known | RUN_DEFAULTS | fields)
+    return make_run(**{**known, **RUN_DEFAULTS, **fields})
 
 
 def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
