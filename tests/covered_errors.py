@@ -393,9 +393,6 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "… is of another run than the log.",
         ),
     },
-    "test_run.py::test_a_key_of_thousands_of_parts_is_refused_unread": {
-        "config/run.py": ("Line … of the run file has a key of too many parts.",),
-    },
     "test_run.py::test_a_key_that_quotes_a_line_number_does_not_decide_which_line_is_named": {
         "config/run.py": ("Line … of the run file is not TOML: ….",),
     },
