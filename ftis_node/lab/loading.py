@@ -126,5 +126,5 @@ def _nearest(key: str, place: Sequence[int | str]) -> str:
         **{"clock": Clock, "warm": WarmUp, "gradients": Probe},
     }
     tables = [models[part] for part in place if isinstance(part, str) and part in models]
-    known = (tables[-1] if tables else Experiment).model_fields
+    known = [field.alias or name for name, field in (tables[-1] if tables else Experiment).model_fields.items()]
     return did_you_mean(key, known).rstrip() or f"It may hold: {', '.join(known)}."
