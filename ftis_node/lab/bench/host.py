@@ -25,12 +25,11 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.lab.bench.packets import make_context, make_packet, make_run
-from ftis_node.packet import Group, author_digest, decode, encode, packet_digest
+from ftis_node.lab.bench.packets import Round, make_context, make_packet, make_round, make_run
+from ftis_node.packet import Group, author_digest, decode, packet_digest
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
-from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.standing import Standing
@@ -81,7 +80,7 @@ class BenchNode:
         self.appetite = 1 << 40  # how many it wants in all
         self.steps = self.short = 0
         self.authors_by_digest: dict[bytes, bytes] = {}
-        self._made: list[tuple[Group, bytes]] = []
+        self._made = Round()
 
     async def start(self, stack: contextlib.AsyncExitStack, context: AdmissionContext, setup: dict[str, Any]) -> str:
         """Starts p2pd; returns its address.
@@ -127,19 +126,19 @@ class BenchNode:
 
     def make(self, groups: int) -> int:
         """Makes a round of packets and stores them; returns their bytes."""
-        self.round = self.store.upcoming_round()
-        self.store.take_round(self.round)
-        bodies = [
-            encode(make_packet(self.run, self.identity.author, self.round, slot, self.random)) for slot in range(groups)
-        ]
-        admitted = [(admit(self.context, self.identity.author, body), body) for body in bodies]
-        self._made = [(group, body) for group, body in admitted if isinstance(group, Group)]
-        self.store.add(self._made, own=True)
-        return sum(map(len, bodies))
+        author = self.identity.author
+        self._made = make_round(
+            self.context,
+            author,
+            self.store,
+            groups,
+            lambda number, slot: make_packet(self.run, author, number, slot, self.random),
+        )
+        return sum(len(body) for _, body in self._made.packets)
 
     def announce(self) -> None:
-        refs = [PacketRef(slot, group.digest, len(body)) for slot, (group, body) in enumerate(self._made)]
-        self.swarm.announce(self.round, policy_step=self.round, packets=refs)
+        number = self._made.number
+        self.swarm.announce(number, policy_step=number, packets=self._made.refs)
 
     async def push(self, others: Sequence[bytes]) -> None:
         """Sends what `make` made to all others, over a stream each."""
@@ -149,13 +148,13 @@ class BenchNode:
         received = asyncio.Event()
 
         async def chunks() -> AsyncIterator[ftis_pb2.FetchChunk]:
-            for group, body in self._made:
+            for group, body in self._made.packets:
                 yield ftis_pb2.FetchChunk(digest=group.digest, packet=body)
             await received.wait()  # whoever called ends the stream, else p2pd drops what is under way
 
         stream = await PushedPackets.get_stub(self.transport.p2p, PeerID(other)).rpc_push(chunks())
         try:
-            for _ in self._made:
+            for _ in self._made.packets:
                 await anext(stream)
         finally:
             received.set()
