@@ -438,9 +438,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_settings.py::test_a_file_that_cannot_be_read_is_refused": {
         "config/settings.py": (
-            "The settings file … cannot be read: ….",
-            "The settings file … is not valid TOML: ….",
-            "The settings file … nests too deeply.",
+            "The … … cannot be read: ….",
+            "The … … is not valid TOML: ….",
+            "The … … nests too deeply.",
         ),
     },
     "test_tasks.py::test_a_file_that_cannot_be_used_says_where": {

@@ -301,7 +301,7 @@ def collect(
     Raises:
         UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
     """
-    given = [(f"file {file}", _read_toml(file))] if file is not None else []
+    given = [(f"file {file}", read_toml(file, "settings file"))] if file is not None else []
     given += _from_environment(os.environ if environment is None else environment)
     given.append(("flags", dict(flags)))
     profile = _profile_of(given)
@@ -333,15 +333,16 @@ def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
     return chosen
 
 
-def _read_toml(path: Path) -> dict[str, object]:
+def read_toml(path: Path, what: str) -> dict[str, object]:
+    """Read a TOML file that a person wrote; `what` it is, in words. Raises UsageError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"The settings file {path} cannot be read: {error.strerror}.", "Check the path.") from None
+        raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.", "Check the path.") from None
     except RecursionError:  # tomllib descends into nested brackets
-        raise UsageError(f"The settings file {path} nests too deeply.", "Write it flatter.") from None
+        raise UsageError(f"The {what} {path} nests too deeply.", "Write it flatter.") from None
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of thousands of digits
-        raise UsageError(f"The settings file {path} is not valid TOML: {error}.", "Mend that line.") from None
+        raise UsageError(f"The {what} {path} is not valid TOML: {error}.", "Mend that line.") from None
 
 
 def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, object]]]:

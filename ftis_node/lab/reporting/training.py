@@ -223,8 +223,7 @@ def _gradient_lines(results: Results, cell: str, node: str, name: str) -> list[L
     lines = []
     for look, label in enumerate(dict.fromkeys(labels.values())):
         around = {step: mean_interval(values) for step, values in sorted(by_step[label].items())}
-        middle, low, high = ([getattr(i, side) for i in around.values()] for side in ("mean", "low", "high"))
-        lines.append(Line(label, list(around), middle, look, low, high))
+        lines.append(figures.banded(label, list(around), list(around.values()), look))
     return lines
 
 
