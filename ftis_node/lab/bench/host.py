@@ -48,7 +48,7 @@ class PushedPackets(ServicerBase):  # type: ignore[misc]
     def __init__(self, keep: Callable[[bytes], None]) -> None:
         """
         Args:
-            keep: what is done with each packet where more than its hash is to be looked at.
+            keep: what is done with each packet while `keeps` is set; else only its hash is checked.
         """
         self.received = 0
         self.keeps = False
@@ -190,6 +190,12 @@ class BenchNode:
         self.authors |= {one.group.author for one in arrived}
         self.ages += [boot_seconds() - one.born for one in arrived]
 
+    def count(self, key: str) -> int:
+        """How many `admitted`, `pushed` or `peers` it has."""
+        if key == "peers":
+            return len(self.swarm.membership.view)
+        return self.pushed.received if key == "pushed" else self.admitted
+
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""
         ages = sorted(self.ages)
@@ -256,9 +262,9 @@ class Host:
     async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:
         """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
         deadline = time.monotonic() + seconds
-        while self._least(key) < count and time.monotonic() < deadline:  # noqa: ASYNC110 - of many nodes at once
+        while (least := min(n.count(key) for n in self._nodes)) < count and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
-        return {"least": self._least(key), "at": time.monotonic()}
+        return {"least": least, "at": time.monotonic()}
 
     async def pace(self, groups: int, batch: int, seconds: float) -> dict[str, Any]:
         self._paced = [asyncio.create_task(node.pace(groups, batch, seconds)) for node in self._nodes]
@@ -272,15 +278,6 @@ class Host:
             "at": time.monotonic(),
             "nodes": [node.figures() for node in self._nodes],
         }
-
-    def _least(self, key: str) -> int:
-        return min(self._count(node, key) for node in self._nodes)
-
-    @staticmethod
-    def _count(node: BenchNode, key: str) -> int:
-        if key == "peers":
-            return len(node.swarm.membership.view)
-        return node.pushed.received if key == "pushed" else node.admitted
 
 
 async def serve() -> None:
