@@ -19,8 +19,8 @@ from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.node.assembly import find_run
-from ftis_node.node.migration import remember_files
 from ftis_node.node.options import JoinOptions
+from ftis_node.node.task_files import remember_files
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json

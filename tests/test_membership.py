@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.config.run import RunFile, parse_run_file
+from ftis_node.config.run import RunFile, run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets
@@ -188,7 +188,7 @@ def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in(alice: Alone)
 
 def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member(alice: Alone) -> None:
     answer = alice.on_handshake(hello(BOB, run_id=b""), BOB.author)
-    assert parse_run_file(answer.run_file).run == RUN
+    assert run_file_from_json(answer.run_file).run == RUN
     assert not alice.view and not alice.refused
 
 

@@ -267,6 +267,22 @@ def test_generating_takes_no_more_than_planned(
     assert group > 1 or measured > 0.9 * planned, "it is planned for prompts that no other row has"
 
 
+@pytest.mark.parametrize(("prompt_tokens", "completion_tokens", "words"), [(8, 64, 6000), (96, 8, 26)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_hf_engine_takes_about_what_is_planned(
+    dtype: Any, prompt_tokens: int, completion_tokens: int, words: int
+) -> None:
+    """By the native decoder's formula a large vocabulary would take up to 1.8 times the plan."""
+    workload = Workload(prompt_tokens, completion_tokens, 4, batch_groups=4)
+    config = small_config("qwen")
+    config.vocab_size = words
+    model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    policy = replace(ready(Policy("small", model, word_tokenizer(words), torch.device("cpu"))), engine="hf")
+    setup = Setup(False, dtype, "adamw", False, 1024, 32, 8, (), "hf")
+    need = estimate(geometry_of(config, "small"), workload, setup, "cpu")
+    assert 0.85 < peak_of_generating(policy, workload, rows=32) / (need.kv_cache + need.sampling) < 1.3
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any) -> None:
     config = small_config("qwen")

@@ -123,16 +123,6 @@ def test_nothing_is_downloaded_to_look_at_a_file(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "cache").exists()
 
 
-def test_an_old_home_remembers_its_files_before_it_is_brought_up_to_date(tmp_path: Path) -> None:
-    mine = rows(tmp_path / "mine.jsonl", *good(20))
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "metrics.jsonl").write_text(
-        json.dumps({"event": "started", "task": "x", "data": str(mine)}) + "\n"
-    )
-    assert checked(tmp_path).options.data == mine
-    assert not (tmp_path / "home" / "task.json").exists()
-
-
 @pytest.mark.parametrize("flags", [{"model": "tiny-a"}, {"model": "tiny-b", "lora": False}])
 def test_another_model_than_the_homes_is_told(tmp_path: Path, flags: dict[str, Any]) -> None:
     checkpoints = Checkpoints(Home(tmp_path / "home").checkpoints)

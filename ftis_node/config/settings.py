@@ -85,7 +85,7 @@ class Settings(BaseModel):
     vram_share: float | None = Field(None, gt=0, le=1)
     """The same as a share of all memory there is, and no more than is free; in place of vram_gb."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations on the way back instead of keeping them. Default: if it does not fit otherwise."""
+    """Recompute activations in the backward pass instead of keeping them. Default: if it does not fit otherwise."""
     micro_batch_tokens: int | None = Field(None, ge=64)
     """[tokens] Trained on at a time. Default: what fits."""
     generation_batch: int | None = Field(None, ge=1)
@@ -230,7 +230,7 @@ class Settings(BaseModel):
             return TASKS[task].lora_learning_rate if lora else TASKS[task].learning_rate
         return 1e-4 if lora else 1e-6
 
-    def objective_parts(self, task: str, *, filters: bool) -> dict[str, Any]:
+    def objective_parts(self, task: str, *, filters: bool) -> dict[str, object]:
         """The parts of the objective that a person or the task chose, by name; "none" has become None where it says so.
 
         Args:
@@ -265,7 +265,7 @@ class Layers:
     """Values collected layer by layer; later layers win, and every value remembers where it came from."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
         self.origins: dict[str, str] = {name: "default" for name in Settings.model_fields}
         self._unknown: list[UserError] = []
 
@@ -332,7 +332,7 @@ def collect(
     Raises:
         UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
     """
-    given = [(f"file {file}", _read_toml(file))] if file is not None else []
+    given = [(f"file {file}", read_toml(file, "settings file"))] if file is not None else []
     given += _from_environment(os.environ if environment is None else environment)
     given.append(("flags", dict(flags)))
     profile = _profile_of(given)
@@ -346,9 +346,10 @@ def collect(
     return layers.settle(), layers.origins
 
 
-def _profile_of(given: Iterable[tuple[str, dict[str, Any]]]) -> str | None:
+def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
     """Takes the machine profile's name out of all layers; returns the highest one's, None for none."""
-    chosen, source = NO_PROFILE, "default"
+    chosen: object = NO_PROFILE
+    source = "default"
     for origin, values in given:
         name = values.pop(PROFILE, None)
         if name is not None and name != "":  # an empty variable is an unset one to most who write one
@@ -363,24 +364,25 @@ def _profile_of(given: Iterable[tuple[str, dict[str, Any]]]) -> str | None:
     return chosen
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, what: str) -> dict[str, object]:
+    """Read a TOML file that a person wrote; `what` it is, in words. Raises UsageError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"The settings file {path} cannot be read: {error.strerror}.", "Check the path.") from None
+        raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.", "Check the path.") from None
     except RecursionError:  # tomllib descends into nested brackets
-        raise UsageError(f"The settings file {path} nests too deeply.", "Write it flatter.") from None
+        raise UsageError(f"The {what} {path} nests too deeply.", "Write it flatter.") from None
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of thousands of digits
-        raise UsageError(f"The settings file {path} is not valid TOML: {error}.", "Mend that line.") from None
+        raise UsageError(f"The {what} {path} is not valid TOML: {error}.", "Mend that line.") from None
 
 
-def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, object]]]:
     """`FTIS_WAIT=3` sets `wait`. A layer a variable, so that each is named as where its value came from.
 
     Raises:
         UsageError: a name has the prefix but is neither a setting nor one of `OTHER_VARIABLES`.
     """
-    layers = []
+    layers: list[tuple[str, dict[str, object]]] = []
     for name, text in environment.items():
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):

@@ -14,9 +14,9 @@ layer keeps of every token, in bytes:
     LoRA       b rank + b inputs        of each targeted matrix: an input that nothing else keeps, once for all
                                         matrices it enters
 
-With gradient checkpointing a layer keeps bH, and one layer at a time has the above. On the way back one layer holds
-gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula is for
-dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps.
+With gradient checkpointing a layer keeps bH, and one layer at a time has the above. In the backward pass one layer
+holds gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula
+holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps.
 """
 
 from __future__ import annotations
@@ -108,16 +108,16 @@ class Setup:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. Weights, master (an fp32 copy of them), optimiser (its state) and overhead are there always.
+    """Memory in bytes. Weights, master (their fp32 copy), optimiser (its state) and overhead are always there.
 
     gradients    while training
-    activations  while training: what all layers keep for the way back
-    one_layer    what a single layer adds on the way back: gradients in passing, and what it recomputes
-    logits       what scoring holds beside it, before the way back through the layers begins
-    update       what AdamW needs in passing, after it has ended
+    activations  while training: what all layers keep for the backward pass
+    one_layer    what one layer adds in the backward pass: temporary gradients, and what it recomputes
+    logits       what scoring holds beside the activations, before the backward pass reaches the layers
+    update       temporary memory of AdamW, after the backward pass
     kv_cache     while generating
-    sampling     while generating: drawing a token, or attention, or the pass over the prompts where that needs more
-    overhead     the context, and what the allocator cannot use
+    sampling     while generating: the largest of drawing a token, attention, and the pass over the prompts
+    overhead     the device's context, and what the allocator cannot use
     """
 
     weights: int
@@ -182,7 +182,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
 
 
 def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[int, int]:
-    """Bytes that the layers keep of one micro-batch, and bytes that one layer adds on the way back."""
+    """Bytes that the layers keep of one micro-batch, and bytes that one layer adds in the backward pass."""
     g, width = geometry, setup.width
     prompts, completions = workload.split(setup.micro_batch_tokens)
     tokens, reach = prompts + completions, workload.longest

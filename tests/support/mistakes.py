@@ -123,7 +123,6 @@ ROWS = {
     "a run that is no table": Row(CHECK, "not a table", "line of its own", files={"file": "run = 3"}),
     "a run file too long": Row(CHECK, "longer than", "right file", files={"file": "#" * 70_000}),
     "a run file too deep": Row(CHECK, "too deeply", "right file", files={"file": "a = " + "[" * 5_000}),
-    "a key too long": Row(CHECK, "too many parts", "right file", files={"file": "a" + ".a" * 20 + " = 1"}),
     "an unknown key": Row(SHOW, "temprature", "temperature", run=(("temperature =", "temprature ="),)),
     "a missing key": Row(SHOW, "`group` is missing", "Add `group", run=((f"group = {RUN.group}\n", ""),)),
     "a wrong value": Row(SHOW, "`group` .* is wrong", "Correct", run=((f"group = {RUN.group}", "group = 1"),)),

@@ -1,4 +1,4 @@
-"""A home as the first versions wrote it: schema 1 of home, packet database and checkpoints."""
+"""A home as 98648f7 wrote it: schema 2 of home, packet database and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CREATE TABLE packets (
     digest BLOB PRIMARY KEY, run BLOB NOT NULL, author BLOB NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL,
     own INTEGER NOT NULL, stored REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX packets_by_age ON packets (stored);
+CREATE INDEX packets_by_age ON packets (stored, size);
 CREATE TABLE seen (
     run BLOB NOT NULL, author BLOB NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL,
     fate TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (run, author, round, slot)
 ) WITHOUT ROWID;
 CREATE INDEX seen_by_age ON seen (at);
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 """
 
 
@@ -40,7 +40,7 @@ def write_database(path: Path, run: bytes, rows: int = 3) -> None:
     db.close()
 
 
-def write_checkpoint(directory: Path, facts: dict[str, Any], schema: object = 1) -> None:
+def write_checkpoint(directory: Path, facts: dict[str, Any], schema: object = 2) -> None:
     directory.mkdir(parents=True)
     (directory / "weights").write_bytes(b"weights")
     files = {"weights": hashlib.sha256(b"weights").hexdigest()}
@@ -48,19 +48,11 @@ def write_checkpoint(directory: Path, facts: dict[str, Any], schema: object = 1)
 
 
 def age(home: Home) -> None:
-    """Makes a home that this version wrote, and no daemon uses, one of schema 1."""
-    for file in (home.schema, home.task_files):
-        file.unlink(missing_ok=True)
+    """Makes a home that this version wrote, and no daemon uses, one of 98648f7."""
     db = sqlite3.connect(home.store)
     db.executescript(
-        "DROP INDEX packets_by_age; CREATE INDEX packets_by_age ON packets (stored);"
         "CREATE TABLE rounds (run BLOB PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;"
         "INSERT INTO rounds SELECT run, max(next) FROM used_rounds GROUP BY run; DROP TABLE used_rounds;"
-        "PRAGMA user_version = 1;"
+        "PRAGMA user_version = 2;"
     )
     db.close()
-    for file in home.checkpoints.glob("*/checkpoint.json"):
-        manifest = json.loads(file.read_text())
-        manifest["schema"] = 1
-        del manifest["facts"]["optimiser"]
-        file.write_text(json.dumps(manifest))

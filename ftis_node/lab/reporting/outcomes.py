@@ -99,8 +99,7 @@ def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
                 xs = np.linspace(0.0, min(curve[-1].time for curve in seeds), TIMES)
                 found = [np.interp(xs, [e.time for e in curve], [e.pass_at_1 for e in curve]) for curve in seeds]
                 ys = bands([list(values) for values in found])
-                low, high = [y.low for y in ys], [y.high for y in ys]
-                lines.append(Line(results.label(cell), list(xs), [y.mean for y in ys], look[cell], low, high))
+                lines.append(figures.banded(results.label(cell), list(xs), ys, look[cell]))
         parts.append(Panel(results.node_label(node), lines, "pass@1", "pass"))
     figure = figures.panels(parts, columns=min(2, len(parts)), x="simulated seconds", share=True, height=2.8)
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
@@ -261,8 +260,7 @@ def _curve(results: Results, cell: str, node: str, look: int) -> Line | None:
     if not steps:
         return None
     around = bands([[curve[step] for step in steps] for curve in by_step])
-    low, high = ([getattr(i, side) for i in around] for side in ("low", "high"))
-    return Line(results.label(cell), steps, [i.mean for i in around], look, low, high)
+    return figures.banded(results.label(cell), steps, around, look)
 
 
 def _points(line: Line) -> Iterator[tuple[float, ...]]:
@@ -274,13 +272,9 @@ def _final(row: dict[str, Any]) -> str:
 
 
 def _final_rows(results: Results, node: str, on: str) -> list[Row]:
-    look, rows = figures.looks(results.cells), []
-    for cell in results.cells:
-        values = list(results.values(cell, node, on=on).values())
-        if values:
-            mean, low, high, _ = astuple(mean_interval(values))
-            rows.append(Row(results.label(cell), values, mean, low, high, look[cell]))
-    return rows
+    look = figures.looks(results.cells)
+    seeds = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
+    return [Row(results.label(cell), s, mean_interval(s), look[cell]) for cell, s in seeds.items() if s]
 
 
 def _paired(results: Results, a: str, b: str, node: str, on: str) -> tuple[Interval, float] | None:

@@ -175,8 +175,8 @@ def _short_claims(findings: list[Finding], book: Book) -> None:
     for finding in findings:
         claim, evidence = finding.claim, finding.evidence
         text = f"{claim.text} ({claim.source})"
-        told = say.difference(evidence.difference, _digits(finding)) if not math.isnan(evidence.p) else say.NONE
-        rows.append((text, finding.verdict, told, str(evidence.difference.n), say.probability(evidence.p)))
+        difference = say.difference(evidence.difference, _digits(finding)) if not math.isnan(evidence.p) else say.NONE
+        rows.append((text, finding.verdict, difference, str(evidence.difference.n), say.probability(evidence.p)))
     book.table(["claim", "verdict", "difference [95 %]", "seeds", "p"], rows)
 
 
