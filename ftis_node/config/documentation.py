@@ -38,8 +38,8 @@ The later wins: defaults < task profile < machine profile < file < environment <
     ftis-node config show --origin       # every value, and where it came from
     ftis-node config check FILE          # whether a settings file is sound
 
-`--profile laptop`, `FTIS_PROFILE=laptop` or `profile = "laptop"` chooses a machine profile; `none` removes it. A default
-of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20.
+`--profile laptop`, `FTIS_PROFILE=laptop` or `profile = "laptop"` chooses a machine profile; `none` removes it. A
+default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20.
 """
 
 
