@@ -24,8 +24,8 @@ _TYPES = {
     "boolean": bool,
     "list": list,
     "object": dict,
-    "figures": dict,
 }
+_TABLES = {"figures": "Figures", "phases": "Phases", "works": "Works"}  # types that are tables of their own
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Exposed:
 
 
 def sections() -> dict[str, list[list[str]]]:
-    """Cells of the tables' rows by heading; the backquotes of the first cell are gone."""
+    """Cells of the tables' rows by heading: one row a key, without backquotes, also where a row names several."""
     found: dict[str, list[list[str]]] = {}
     heading = ""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
@@ -53,7 +53,7 @@ def sections() -> dict[str, list[list[str]]]:
             heading = line.lstrip("# ").strip("`")
         elif line.startswith("| `"):
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            found.setdefault(heading, []).append([cells[0].strip("`"), *cells[1:]])
+            found.setdefault(heading, []).extend([name, *cells[1:]] for name in re.findall(r"`([^`]+)`", cells[0]))
     return found
 
 
@@ -96,8 +96,8 @@ def _check(told: Mapping[str, Any], known: Mapping[str, Key], prefix: str) -> No
     for name, value in told.items():
         path = prefix + name
         assert any(_is(value, kind) for kind in here[path].types), f"{path} is {value!r}, not {set(here[path].types)}"
-        if "figures" in here[path].types:
-            check(value, "Figures")
+        if table := here[path].types & _TABLES.keys():
+            check(value, _TABLES[table.pop()])
         elif isinstance(value, dict) and any(other.startswith(f"{path}.") for other in known):
             _check(value, known, f"{path}.")
 
@@ -107,7 +107,7 @@ def _is(value: Any, kind: str) -> bool:
         return value is None
     if kind == "number":
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, _TYPES[kind])
+    return isinstance(value, dict if kind in _TABLES else _TYPES[kind])
 
 
 def check_daemon(daemon: Daemon, seconds: float = 60) -> None:

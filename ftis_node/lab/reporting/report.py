@@ -165,11 +165,11 @@ def _short_claims(findings: list[Finding], book: Book) -> None:
         families: dict[str, list[str]] = defaultdict(list)
         for finding in findings:
             families[finding.claim.family or finding.claim.source].append(finding.verdict)
-        told = {
+        counted = {
             family: ", ".join(f"{n} {verdict}" for verdict, n in Counter(verdicts).most_common())
             for family, verdicts in families.items()
         }
-        book.table(["family", "claims", "verdicts"], [(f, str(len(families[f])), told[f]) for f in families])
+        book.table(["family", "claims", "verdicts"], [(f, str(len(families[f])), counted[f]) for f in families])
         return
     rows = []
     for finding in findings:
