@@ -23,13 +23,7 @@ from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
 from tests.clock import Clock
 from tests.crowds import Crowd
 from tests.evidence import established, figures
-from tests.helpers_swarm import (
-    RUN,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    member,
-)
+from tests.helpers_swarm import RUN, eventually, identity, member
 from tests.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
 
 HOUR_MS = 3_600_000
