@@ -17,7 +17,7 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
     """The loop that the daemon runs in."""
     return uvloop.EventLoopPolicy()
