@@ -97,7 +97,8 @@ def main() -> None:
             make_base(environment)
         base = LOCAL_BASE if options.base == "debootstrap" else options.base
         port = free_port()
-        swarm = Swarm(environment | {"BASE": base, "PROMETHEUS_IMAGE": LOCAL_PROMETHEUS, "PROMETHEUS_PORT": str(port)})
+        chosen = {"BASE": base, "PROMETHEUS_IMAGE": LOCAL_PROMETHEUS, "PROMETHEUS_PORT": str(port)}
+        swarm = Swarm(environment | chosen | {"CHECKPOINT_MINUTES": "0"})  # every step is saved: a kill loses none
         began = time.monotonic()
         try:
             swarm.compose("build", "run")
