@@ -1,6 +1,9 @@
 """For all tests: how long an example takes says how busy the machine is, and nothing about the code."""
 
+import asyncio
+
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from tests.support.clock import Clock
@@ -12,3 +15,9 @@ settings.load_profile("shared machine")
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The loop that the daemon runs in."""
+    return uvloop.EventLoopPolicy()

@@ -38,13 +38,7 @@ from ftis_node.swarm.wire.records import (
 )
 from ftis_node.swarm.wire.shelf import MAX_KEYS, Shelf
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
-from tests.support.swarm import (
-    OTHER_RUN,
-    RUN,
-    event_loop_policy,  # noqa: F401 - a fixture
-    identity,
-    transport,
-)
+from tests.support.swarm import OTHER_RUN, RUN, identity, transport
 
 ALICE, BOB, MALLORY = (identity(number) for number in range(1, 4))
 KEY = key_bytes(RUN.id)

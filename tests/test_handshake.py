@@ -13,12 +13,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, fetch_run
 from ftis_node.swarm.wire.service import FtisSwarm
 from tests.support.doors import node
-from tests.support.swarm import (
-    RUN,
-    Answers,
-    event_loop_policy,  # noqa: F401 - a fixture
-    transport,
-)
+from tests.support.swarm import RUN, Answers, transport
 from tests.support.talkers import ALICE, BOB, CAROL
 
 

@@ -18,18 +18,8 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, Membership
 from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
 from ftis_node.swarm.traffic import Traffic
-from tests.support.swarm import (
-    OTHER_RUN,
-    RUN,
-    Member,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    member,
-    transport,
-)
+from tests.support.swarm import OTHER_RUN, RUN, Member, eventually, identity, member, transport
 
-MINUTE = 60.0
 BOB, MALLORY = identity(2), identity(4)
 NOWHERE = f"/ip4/127.0.0.1/tcp/1024/p2p/{BOB.peer_id}"
 
@@ -59,7 +49,7 @@ async def all_meet(*nodes: Member) -> None:
     def met() -> bool:
         return all(node.met(*(other for other in nodes if other is not node)) for node in nodes)
 
-    await eventually(met, "everybody is in everybody's view", MINUTE)
+    await eventually(met, "everybody is in everybody's view")
 
 
 async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_it(
@@ -76,7 +66,7 @@ async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_i
         monkeypatch.setattr(slow.transport, "_launch", later)
         slow.transport.up = False  # its supervisor finds that out within 5 s, sooner than it would blame anybody
         os.kill(slow.transport.pid, signal.SIGSTOP)
-        await eventually(lambda: not common.met(slow) and not one.met(slow), "both have lost it", MINUTE)
+        await eventually(lambda: not common.met(slow) and not one.met(slow), "both have lost it")
         for node in (common, one):
             await greeted_in_vain(node, slow)
         assert slow.met(common, one), "it blames nobody while its own network is down, and goes on asking them"

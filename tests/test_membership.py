@@ -34,14 +34,7 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
 from tests.support.doors import node
-from tests.support.swarm import (
-    OTHER_RUN,
-    PATIENCE,
-    RUN,
-    event_loop_policy,  # noqa: F401 - a fixture
-    identity,
-    stub,
-)
+from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, stub
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY
 
 

@@ -144,35 +144,30 @@ def test_every_other_preset_is_ftis_but_for_this(name: str, changes: dict[str, A
     assert PRESETS[name] == PRESETS["ftis"].replace(name=name, **changes)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "says"),
-    [
-        ("advantage", "median", "mean_std, mean"),
-        ("divergence", "kl", "k1, k2, k3, is_k1, is_k3, k3_reverse"),
-        ("reduction", "min", "mean, sum, max"),
-        ("importance", "some", "none, vanilla, truncated"),
-        ("truncation", 0, "above 0"),
-        ("truncation", None, "above 0"),
-        ("truncation", math.nan, "above 0"),
-        ("epsilon", 1.0, "between 0 and 1"),
-        ("epsilon", True, "between 0 and 1"),
-        ("threshold", -1.0, "at least 0, or None"),
-        ("threshold", "50", "at least 0, or None"),
-        ("threshold", math.inf, "at least 0, or None"),
-        ("gate", 1.0, "at least 0 and below 1, or None"),
-        ("gate", -0.1, "at least 0 and below 1, or None"),
-        ("aggregation", "mean", "sample, token, fixed"),
-        ("divisor", 0, "above 0, or None"),
-        ("count_dropped", None, "True, False"),
-        ("count_end", "no", "True, False"),
-        ("own_only", 1, "True, False"),
-        ("inner_steps", 0, "at least 1"),
-        ("inner_steps", 1.5, "whole"),
-    ],
-)
-def test_a_wrong_choice_is_refused_with_the_allowed_ones(field: str, value: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} must be .*{says}"):
-        PRESETS["ftis"].replace(**{field: value})
+WRONG_CHOICES: dict[str, tuple[str, list[Any]]] = {
+    "advantage": ("mean_std, mean", ["median"]),
+    "divergence": ("k1, k2, k3, is_k1, is_k3, k3_reverse", ["kl"]),
+    "reduction": ("mean, sum, max", ["min"]),
+    "importance": ("none, vanilla, truncated", ["some"]),
+    "truncation": ("above 0", [0, None, math.nan]),
+    "epsilon": ("between 0 and 1", [1.0, True]),
+    "threshold": ("at least 0, or None", [-1.0, "50", math.inf]),
+    "gate": ("at least 0 and below 1, or None", [1.0, -0.1]),
+    "aggregation": ("sample, token, fixed", ["mean"]),
+    "divisor": ("above 0, or None", [0]),
+    "count_dropped": ("True, False", [None]),
+    "count_end": ("True, False", ["no"]),
+    "own_only": ("True, False", [1]),
+    "inner_steps": ("whole, at least 1", [0, 1.5]),
+}
+
+
+@pytest.mark.parametrize("field", WRONG_CHOICES)
+def test_a_wrong_choice_is_refused_with_the_allowed_ones(field: str) -> None:
+    says, values = WRONG_CHOICES[field]
+    for value in values:
+        with pytest.raises(ValueError, match=f"{field} must be .*{says}"):
+            PRESETS["ftis"].replace(**{field: value})
 
 
 def test_replace_makes_a_new_objective() -> None:

@@ -23,13 +23,7 @@ from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
 from tests.support.clock import Clock
 from tests.support.crowds import Crowd
 from tests.support.evidence import established, figures
-from tests.support.swarm import (
-    RUN,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    member,
-)
+from tests.support.swarm import RUN, eventually, identity, member
 from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
 
 HOUR_MS = 3_600_000

@@ -62,26 +62,22 @@ def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str) ->
         "<think><think>x</think><answer>12</answer>",
         "<think>x</think><answer>13</answer><answer>12</answer>",
         "<THINK>x</THINK><ANSWER>12</ANSWER>",
-        "<think>x</think><answer>12.0</answer>",
-        "<think>x</think><answer>$12</answer>",
-        "<think>x</think><answer>1 2</answer>",
-        "<think>x</think><answer>1_2</answer>",
-        "<think>x</think><answer>0xc</answer>",
-        "<think>x</think><answer>2+10</answer>",
-        "<think>x</think><answer>1,2</answer>",
-        "<think>x</think><answer>--12</answer>",
-        "<think>x</think><answer>١٢</answer>",
-        "<think>x</think><answer>\uff11\uff12</answer>",
-        "<think>x</think><answer>\u00a012</answer>",
-        "<think>x</think><answer></answer>",
-        "<think>x</think><answer>__import__('os').abort()</answer>",
-        f"<think>x</think><answer>{' ' * 39}12</answer>",
-        f"<think>x</think><answer>{'0' * 39}12</answer>",
         "\ud800<think>x</think><answer>12</answer>",
     ],
 )
 def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
     verdict = score("integer", text, "12")
+    assert verdict.reward == 0.0 and not verdict.formatted
+
+
+NO_INTEGER = ["12.0", "$12", "1 2", "1_2", "0xc", "2+10", "1,2", "--12", "", "__import__('os').abort()"]
+FOREIGN_DIGITS = ["١٢", "\uff11\uff12", "\u00a012"]
+TOO_LONG = [f"{' ' * 39}12", f"{'0' * 39}12"]
+
+
+@pytest.mark.parametrize("answer", [*NO_INTEGER, *FOREIGN_DIGITS, *TOO_LONG])
+def test_an_answer_that_is_no_plain_integer_earns_nothing_and_is_not_formatted(answer: str) -> None:
+    verdict = score("integer", f"<think>x</think><answer>{answer}</answer>", "12")
     assert verdict.reward == 0.0 and not verdict.formatted
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,18 +16,14 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
-    Gemma2ForCausalLM,
     GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
-    LlamaForCausalLM,
     MistralConfig,
-    MistralForCausalLM,
     OPTConfig,
-    OPTForCausalLM,
     PhiConfig,
-    PhiForCausalLM,
+    PretrainedConfig,
     Qwen2ForCausalLM,
 )
 
@@ -38,14 +34,7 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.policy.score import completion_logprobs
-from tests.support.small_models import (
-    logprobs_of,
-    plain_logprobs,
-    tiny_config,
-    tiny_policy,
-    tiny_tokenizer,
-    twin,
-)
+from tests.support.small_models import logprobs_of, plain_logprobs, tiny_config, tiny_policy, tiny_tokenizer, twin
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13]]
 COMPLETIONS = [np.array(ids, np.uint32) for ids in ([1], [4, 4, 9, 22, 1], [3, 0, 25, 8, 8, 8, 8, 1], [2, 3])]
@@ -135,29 +124,33 @@ def test_the_entropy_is_that_of_what_each_token_was_drawn_from(chunk: int, monke
     assert not entropy.requires_grad
 
 
-def other_model(kind: str) -> Any:
-    """Small models of other families: learned positions and dropout, a bias in the head, a sliding window."""
-    sizes = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    wide = sizes | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
+def other_model(config: PretrainedConfig) -> Policy:
+    """A small random model of another family, as it is loaded."""
     torch.manual_seed(0)
-    match kind:
-        case "gpt2":
-            return GPT2LMHeadModel(GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3))
-        case "phi":
-            return PhiForCausalLM(PhiConfig(**wide, resid_pdrop=0.5, attention_dropout=0.5))
-        case "llama":
-            return LlamaForCausalLM(LlamaConfig(**wide, attention_dropout=0.5))
-        case "mistral":
-            return MistralForCausalLM(MistralConfig(**wide, sliding_window=4))
-        case _:
-            return Gemma2ForCausalLM(Gemma2Config(**wide, head_dim=8, sliding_window=4, final_logit_softcapping=None))
+    model: Any = AutoModelForCausalLM.from_config(config)
+    return ready(Policy(config.model_type, model, tiny_tokenizer(), torch.device("cpu")))
+
+
+SIZES: dict[str, Any] = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE: dict[str, Any] = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
+GPT2: dict[str, Any] = {"vocab_size": 26, "n_embd": 32, "n_layer": 2, "n_head": 4}
 
 
 @pytest.mark.parametrize(
-    ("kind", "packed"), [("gpt2", True), ("phi", True), ("llama", True), ("mistral", False), ("gemma2", False)]
+    ("config", "packed"),
+    [
+        (GPT2Config(**GPT2, initializer_range=0.3), True),  # learned positions and dropout
+        (PhiConfig(**WIDE, resid_pdrop=0.5, attention_dropout=0.5), True),  # a bias in the head
+        (LlamaConfig(**WIDE, attention_dropout=0.5), True),
+        (MistralConfig(**WIDE, sliding_window=4), False),
+        (Gemma2Config(**WIDE, head_dim=8, sliding_window=4, final_logit_softcapping=None), False),
+    ],
+    ids=lambda part: getattr(part, "model_type", ""),
 )
-def test_other_families_are_packed_where_that_is_right_and_padded_where_not(kind: str, packed: bool) -> None:
-    policy = ready(Policy(kind, other_model(kind), tiny_tokenizer(), torch.device("cpu")))
+def test_other_families_are_packed_where_that_is_right_and_padded_where_not(
+    config: PretrainedConfig, packed: bool
+) -> None:
+    policy = other_model(config)
     assert policy.packed == packed
     other = twin(policy)
     policy.model.train()  # no dropout is left that training could switch on
@@ -169,35 +162,19 @@ def test_other_families_are_packed_where_that_is_right_and_padded_where_not(kind
 
 def test_dropout_that_is_only_a_number_is_switched_off_too() -> None:
     """OPT hands its own attribute to a function; in training mode it would come back."""
-    sizes = {"vocab_size": 26, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model: Any = OPTForCausalLM(OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
-    policy = ready(Policy("opt", model, tiny_tokenizer(), torch.device("cpu")))
+    policy = other_model(OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5))
     with torch.no_grad():
         before = completion_logprobs(policy, GROUPS, 1.0)[0]
         policy.model.train()
         assert torch.equal(completion_logprobs(policy, GROUPS, 1.0)[0], before)
 
 
-def short() -> Any:
-    """A model with too few positions for the probe."""
-    return GPT2LMHeadModel(GPT2Config(vocab_size=26, n_embd=32, n_layer=2, n_head=4, n_positions=8))
-
-
-def with_lora_on_the_head() -> Any:
-    return get_peft_model(Qwen2ForCausalLM(tiny_config()), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
-
-
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (short, "cannot be scored"),
-        (with_lora_on_the_head, "output head"),
-    ],
-    ids=["the probe does not fit", "LoRA on the head"],
-)
-def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence(made: Callable[[], Any], why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        ready(Policy("refused", made(), tiny_tokenizer(), torch.device("cpu")))
+def test_a_model_that_cannot_be_scored_is_refused_with_a_sentence() -> None:
+    with pytest.raises(UsageError, match="cannot be scored"):
+        other_model(GPT2Config(**GPT2, n_positions=8))
+    headed: Any = get_peft_model(Qwen2ForCausalLM(tiny_config()), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    with pytest.raises(UsageError, match="output head"):
+        ready(Policy("headed", headed, tiny_tokenizer(), torch.device("cpu")))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 15, 16, 17, 4096])

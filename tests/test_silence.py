@@ -144,19 +144,8 @@ ip route add default via 45.33.7.1
 ip neigh add 45.33.7.1 lladdr 02:00:00:00:00:01 dev d0
 exec strace -f --seccomp-bpf -qq -e signal=none -e trace=connect,sendto,sendmsg,sendmmsg -o "$0" "$@"
 """
-NETWORKS = shutil.which("strace") and not subprocess.call(
-    [
-        "unshare",
-        "-n",
-        "sh",
-        "-c",
-        "ip link add d0 type veth peer name d1 && strace -f --seccomp-bpf -qq -e trace=connect true",
-    ],
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-)
-
-
+TRIAL = "unshare -n sh -c 'ip link add d0 type veth peer name d1 && strace -f --seccomp-bpf -qq -e trace=connect true'"
+NETWORKS = shutil.which("strace") and not subprocess.run(TRIAL, shell=True, capture_output=True).returncode
 RELAY = "/ip4/45.33.7.9/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 
 

@@ -19,16 +19,7 @@ from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
-from tests.support.swarm import (
-    PATIENCE,
-    Member,
-    announcement,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    member,
-    packet,
-    stub,
-)
+from tests.support.swarm import PATIENCE, Member, announcement, eventually, member, packet, stub
 
 Key = tuple[bytes, int, int]
 
@@ -173,7 +164,7 @@ async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarm
     again = await swarms.join(2)
     assert not again.swarm.membership.view
     first.swarm.membership.hear([again.address])
-    first.swarm._heard.set()
+    assert await first.swarm.membership.greet(again.author)
     await gets(again, made)
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-import uvloop
 from hivemind.p2p import PeerID
 
 from ftis_node.config.run import Run, RunFile
@@ -35,6 +33,7 @@ from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Listening
+from tests.conftest import event_loop_policy as event_loop_policy
 
 VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
 PATIENCE = 120.0  # seconds until something has come about, however busy the machine is
@@ -113,12 +112,6 @@ def announcement(
         issued_at=int(time.time()) if issued_at is None else issued_at,
         packets=[PacketRef(slot, packet_digest(body), len(body)) for slot, body in enumerate(bodies)],
     )
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop that the daemon runs in."""
-    return uvloop.EventLoopPolicy()
 
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
