@@ -12,6 +12,7 @@ import pytest
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.reporting.figures import axis_places
+from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results, read_trial
 from ftis_node.lab.reporting.speed import speeds
@@ -88,6 +89,18 @@ def test_a_small_report_has_two_pictures_and_one_table(tmp_path: Path) -> None:
     assert headings == ["Claims", "Gradients on foreign samples", "Validation curves", "Final pass@1"]
     again = write_report(tmp_path, tmp_path / "again", small=True)
     assert again.read_bytes() == small.read_bytes()
+
+
+def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path / "lab", seeds=6, target=0.5)
+    lab.cell("alone", {"A": around(0.7)}).cell("nois", {"A": around(0.2)})
+    for _ in range(16):
+        lab.claim("less", "nois", "alone", family="down", source="ours")
+        lab.claim("greater", "nois", "alone", family="up", source="ours")
+    text = write_report(lab.write(), tmp_path / "index" / "made", small=True).read_text()
+    assert "| down | 16 | 16 inconclusive |" in text and "| up | 16 |" in text, "six seeds say little of so many"
+    (tmp_path / "index" / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    assert "| [made](made/report.md) | 32 | " in write_index(tmp_path / "index").read_text()
 
 
 def test_final_values_are_means_of_the_tail_with_students_interval(report: Path) -> None:
