@@ -1,4 +1,4 @@
-"""How much memory training and generating take. Pure arithmetic: no model, no files, no device.
+"""The memory that training and generating take. Pure arithmetic: no model, no files, no device.
 
 Weights, gradients and optimiser follow from counts of parameters. What a layer keeps for its backward pass was read
 off PyTorch (tensors saved and bytes alive, on the CPU, transformers' Qwen2 and Llama; `tests/test_plan.py` repeats it).
@@ -52,10 +52,10 @@ UPDATE_ELEMENTS = 1 << 26
 # Bytes a parameter of AdamW's two moments; those of 8 bits have one fp32 scale a block of 256.
 MOMENT_BYTES: dict[OptimiserName, float] = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
 
-# Assumed, not measured (there was no GPU to measure on): the CUDA context with kernels and workspaces, the part of
-# memory that the allocator cannot use, and where transformers' modules generate the cache's blocks of many sizes, for
-# it grows by concatenation (alive at a time are 1 + 1/(2 · layers) of it). On the CPU the two processes; one with
-# PyTorch loaded has 0.4 GB.
+# For a GPU these are assumed, not measured: the CUDA context with kernels and workspaces; the part of memory that the
+# allocator cannot use; and the growth of the cache where transformers' modules generate. That cache grows by
+# concatenation (1 + 1/(2 · layers) of it are alive at a time). On the CPU the two processes count; one with PyTorch
+# loaded has 0.4 GB.
 CONTEXT_BYTES: dict[Device, int] = {"cuda": 768 << 20, "cpu": 1 << 30}
 FRAGMENTATION = 0.05
 CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
@@ -152,7 +152,7 @@ class Memory:
 
 
 def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Device) -> Memory:
-    """What `setup` needs at most, prompts and completions at their caps.
+    """The memory that `setup` needs at most, with prompts and completions at their caps.
 
     Raises:
         UsageError: the model has no module of the LoRA targets.

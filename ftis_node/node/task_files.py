@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def remember_files(home: Home, options: JoinOptions, task: str) -> None:
-    """Writes down which files the task was read from, for starts that do not name them."""
+    """Keep where the task's files lie, for starts that do not name them."""
     files = options.files()
     if files["data"] is None and task.endswith(".jsonl"):
         files["data"] = str(Path(task).resolve())
@@ -37,7 +37,7 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
 
 
 def _read(home: Home) -> dict[str, str]:
-    """What the home remembers; nothing where there is nothing, or something else."""
+    """The paths that the home remembers; empty where the file is missing or damaged."""
     try:
         kept = json.loads(home.task_files.read_text(encoding="utf-8"))
         return {name: kept[name] for name in ("data", "eval_data") if isinstance(kept.get(name), str)}

@@ -87,7 +87,7 @@ class Home:
         self._reap()
 
     def check_schema(self) -> None:
-        """Refuses a home that this version does not know; nothing is written.
+        """Refuse a home whose schema this version does not know; nothing is written.
 
         Raises:
             UserError: a newer version wrote it, or one that is too old, or its schema is damaged.
@@ -103,7 +103,7 @@ class Home:
         SCHEMA.pending(f"The home {self.path}", found)
 
     def mark(self) -> None:
-        """Writes the schema into a new home. Raises UserError as `check_schema` does."""
+        """Write the schema into a new home. Raises UserError as `check_schema` does."""
         self.check_schema()
         if not self.schema.exists():
             replace_text(self.schema, json.dumps({"schema": SCHEMA.newest}), durable=True)

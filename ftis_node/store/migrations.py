@@ -1,7 +1,7 @@
-"""From what an older version wrote to what this one reads, one version at a time.
+"""Migrations: from an older version's schema to this one's, one number at a time.
 
 Homes, databases and checkpoints each carry a number, their schema. A change of what is written adds a step from the
-number before. What is newer than all steps, or older than the first one, is refused and left as it is.
+number before. A number newer than all steps, or older than the first one, is refused; nothing is written then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Thing = TypeVar("_Thing")
 
 @dataclass(frozen=True)
 class Schema(Generic[_Thing]):
-    """steps: from the oldest number on, what makes the next one of a thing. A caller runs all of them or none."""
+    """The oldest number that is read, and the steps from each number to the next. A caller runs all steps or none."""
 
     oldest: int
     steps: tuple[Callable[[_Thing], None], ...] = ()

@@ -43,7 +43,7 @@ POLL_SECONDS = 0.005
 
 
 class PushedPackets(ServicerBase):  # type: ignore[misc]
-    """The rival of announce-and-pull: whoever made packets sends them to everybody over one stream each."""
+    """The rival of announce-and-pull: an author sends its packets to every peer over one stream each."""
 
     def __init__(self, keep: Callable[[bytes], None]) -> None:
         """
@@ -178,7 +178,7 @@ class BenchNode:
             self.swarm.poke()
 
     def _keep(self, body: bytes) -> None:
-        """What a pulled packet goes through, for one that was pushed."""
+        """Admit and store a pushed packet, as a pulled one."""
         author = self.authors_by_digest[decode(body).author_digest]
         verdict = admit(self.context, author, body)
         assert isinstance(verdict, Group)
@@ -220,7 +220,7 @@ class BenchNode:
 
 
 class Host:
-    """What the commands do."""
+    """The commands, each for all nodes of this process."""
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack

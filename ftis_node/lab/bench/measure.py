@@ -48,7 +48,7 @@ def beside(ours_s: Sequence[float], trl_s: Sequence[float]) -> dict[str, Any]:
 
 
 def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """What `call` gives, and the seconds until the device was done with it."""
+    """Return the result of `call`, and the seconds until the device was done."""
     began = time.perf_counter()
     result = call()
     if device.type == "cuda":
@@ -97,7 +97,7 @@ def device_name(device: torch.device) -> str:
 
 
 def measured_on(policy: Policy, size: Size, repeats: int) -> dict[str, Any]:
-    """What a figure is of, in plain values."""
+    """The model, work and machine that a figure was measured on."""
     return {
         "parameters": policy.parameters(),
         "vocabulary": policy.vocabulary,

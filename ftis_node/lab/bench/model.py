@@ -135,7 +135,7 @@ def own_work(policy: Policy, size: Size, batch: int) -> Work:
 
 
 def rewards(count: int) -> list[float]:
-    """Of the completions of one prompt."""
+    """Made-up rewards of so many completions of one prompt."""
     return [float(index % 3 == 0) for index in range(count)]
 
 

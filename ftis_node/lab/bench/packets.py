@@ -39,7 +39,7 @@ def make_run(tokens: int) -> Run:
 
 
 def make_context(run: Run) -> AdmissionContext:
-    """What admits packets of `make_packet`."""
+    """The admission of packets that `make_packet` makes."""
     return AdmissionContext(run, prompt_digests([row] * 60 for row in range(ROWS)))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -106,23 +107,25 @@ def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
     book.picture("validation-time", figure, caption)
 
 
+def _finals(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:
+    """(set, node, cell, seed → final value), without those that have none."""
+    for on, node, cell in itertools.product(results.sets(), results.nodes(), results.cells):
+        if values := results.values(cell, node, on=on):
+            yield on, node, cell, values
+
+
 def final_values(results: Results) -> list[dict[str, Any]]:
     """Per cell, node and set: start (mean at step 0), mean, limits and n of the final value; nan for none."""
     rows = []
-    for on in results.sets():
-        for node in results.nodes():
-            for cell in results.cells:
-                values = results.values(cell, node, on=on)
-                if values:
-                    starts = [
-                        curve[0].pass_at_1
-                        for trial in results.of(cell).values()
-                        if (curve := trial.evaluations.get((node, on))) and curve[0].step == 0
-                    ]
-                    start = statistics.fmean(starts) if starts else math.nan
-                    mean, low, high, n = astuple(mean_interval(list(values.values())))
-                    facts = {"set": on, "node": node, "cell": cell, "start": start}
-                    rows.append({**facts, "mean": mean, "low": low, "high": high, "n": n})
+    for on, node, cell, values in _finals(results):
+        starts = [
+            curve[0].pass_at_1
+            for trial in results.of(cell).values()
+            if (curve := trial.evaluations.get((node, on))) and curve[0].step == 0
+        ]
+        start = statistics.fmean(starts) if starts else math.nan
+        facts = {"set": on, "node": node, "cell": cell, "start": start}
+        rows.append({**facts, **asdict(mean_interval(list(values.values())))})
     return rows
 
 
@@ -135,13 +138,7 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
         "In brackets the 95 % interval of the mean over seeds (Student).",
     )
     book.csv("final", tuple(rows[0]) if rows else ("set",), [tuple(row.values()) for row in rows])
-    every = [
-        (on, node, cell, seed, value)
-        for on in results.sets()
-        for node in results.nodes()
-        for cell in results.cells
-        for seed, value in results.values(cell, node, on=on).items()
-    ]
+    every = ((*where, seed, value) for *where, values in _finals(results) for seed, value in values.items())
     book.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
     for on in results.sets():
         here = {(row["node"], row["cell"]): row for row in rows if row["set"] == on}
@@ -168,9 +165,7 @@ def differences(results: Results, book: Book) -> None:
     base = results.cells[0]
     compared = [
         (on, node, cell, found)
-        for on in results.sets()
-        for node in results.nodes()
-        for cell in results.cells[1:]
+        for on, node, cell in itertools.product(results.sets(), results.nodes(), results.cells[1:])
         if (found := _paired(results, cell, base, node, on)) is not None
     ]
     book.write(
@@ -213,8 +208,7 @@ def gains(results: Results, book: Book) -> None:
     for on in results.sets():
         found = {
             (base, node): gained
-            for base in baselines
-            for node in results.nodes()
+            for base, node in itertools.product(baselines, results.nodes())
             if (gained := _gained(results, base, node, on, others))
         }
         _gain_table(results, book, on, found)
@@ -235,18 +229,17 @@ def costs(results: Results, book: Book) -> None:
         "how many seeds did, the median of those, and the mean with its 95 % interval only where all did.",
     )
     table, rows = [], []
-    for node in results.nodes():
-        for cell in results.cells:
-            found = {measure: list(results.values(cell, node, measure).values()) for measure in COSTS}
-            if not found["time"]:
-                continue
-            reached = [value for value in found["time"] if math.isfinite(value)]
-            texts = []
-            for measure, values in found.items():
-                median, mean = _cost(values)
-                texts.append(_cost_text(median, mean))
-                rows.append((node, cell, measure, len(values), len(reached), median, mean.mean, mean.low, mean.high))
-            table.append((node, results.label(cell), f"{len(reached)} of {len(found['time'])}", *texts))
+    for node, cell in itertools.product(results.nodes(), results.cells):
+        found = {measure: list(results.values(cell, node, measure).values()) for measure in COSTS}
+        if not found["time"]:
+            continue
+        reached = [value for value in found["time"] if math.isfinite(value)]
+        texts = []
+        for measure, values in found.items():
+            median, mean = _cost(values)
+            texts.append(_cost_text(median, mean))
+            rows.append((node, cell, measure, len(values), len(reached), median, mean.mean, mean.low, mean.high))
+        table.append((node, results.label(cell), f"{len(reached)} of {len(found['time'])}", *texts))
     header = ("node", "cell", "cost", "seeds", "reached", "median", "mean", "low95", "high95")
     book.csv("target", header, rows)
     book.table(["node", "cell", "reached", *COSTS.values()], table)
