@@ -25,8 +25,8 @@ from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.client import Worker, WorkerFault
 from ftis_node.worker.messages import Generate, Interrupt, Load, Open, Request, Save, Step, Write
-from tests.helpers_models import arithmetic_run, arithmetic_settings, batch_of
-from tests.helpers_steps import step_report
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+from tests.support.steps import step_report
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 GOOD = step_report()

@@ -18,7 +18,7 @@ from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.status import StepLog
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.swarm.membership import Reachability
-from tests.helpers_steps import taken_step
+from tests.support.steps import taken_step
 
 
 @pytest.mark.parametrize(

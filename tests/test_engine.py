@@ -37,9 +37,9 @@ from ftis_node.worker.messages import (
     decoded,
     encoded,
 )
-from tests.helpers_models import arithmetic_run as run_of
-from tests.helpers_models import arithmetic_settings as settings
-from tests.helpers_models import batch_of, completions_of, packed
+from tests.support.small_models import arithmetic_run as run_of
+from tests.support.small_models import arithmetic_settings as settings
+from tests.support.small_models import batch_of, completions_of, packed
 
 TASK = load_task("arithmetic")
 

@@ -20,9 +20,9 @@ from ftis_node.packet import Completion, Packet, pack_group
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.tasks import Example, load_task
 from ftis_node.worker.messages import Generate, Load, Open
-from tests.helpers_lab import A, kind, run, spec
-from tests.helpers_lab_report import Laboratory
-from tests.helpers_models import completions_of
+from tests.support.lab import A, kind, run, spec
+from tests.support.lab_report import Laboratory
+from tests.support.small_models import completions_of
 
 CAP = 32
 EXAMPLE = Example("8+7-3=", "12")

@@ -21,8 +21,8 @@ from ftis_node.lab.trial import Interrupted, Trial, finished
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.admission import Blame, Reason, Rejection
 from ftis_node.worker.messages import Generate, Load, ModelFacts, Open
-from tests.helpers_lab import SETTINGS, A, B, events, kind, run, spec, timeless
-from tests.helpers_models import completions_of
+from tests.support.lab import SETTINGS, A, B, events, kind, run, spec, timeless
+from tests.support.small_models import completions_of
 
 
 @pytest.fixture(scope="module")

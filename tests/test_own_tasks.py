@@ -21,7 +21,7 @@ from ftis_node.packet import Completion
 from ftis_node.tasks import Score, begin_group, judge, load_evaluation, load_task, make_task, score, scoring
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
-from tests.helpers_models import arithmetic_run, arithmetic_settings, packed, tiny_tokenizer
+from tests.support.small_models import arithmetic_run, arithmetic_settings, packed, tiny_tokenizer
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "tasks.md"
 PLAIN = """

@@ -21,8 +21,8 @@ from ftis_node.node.status import last_step
 from ftis_node.observe.api import Api, ask_text
 from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
 from ftis_node.step_report import DeviceSeconds, StepFigures
-from tests.documented import EVENTS, exposed, keys, metrics
-from tests.helpers_steps import step_report, taken_step
+from tests.support.documented import EVENTS, exposed, keys, metrics
+from tests.support.steps import step_report, taken_step
 
 PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 EVIL = 'x"} 1\nftis_node_step 99\n'

@@ -23,8 +23,8 @@ from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory
 from ftis_node.store.home import Home
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Sizes
-from tests.helpers_models import arithmetic_run, arithmetic_settings
-from tests.helpers_steps import step_report, taken_step
+from tests.support.small_models import arithmetic_run, arithmetic_settings
+from tests.support.steps import step_report, taken_step
 from tests.test_learner import OWN, learner, vertical
 
 SHORTAGES = [

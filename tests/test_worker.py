@@ -34,8 +34,8 @@ from ftis_node.worker.messages import (
     pack,
     receive,
 )
-from tests.helpers_models import arithmetic_run as run_of
-from tests.helpers_models import arithmetic_settings as settings
+from tests.support.small_models import arithmetic_run as run_of
+from tests.support.small_models import arithmetic_settings as settings
 
 
 class Unknown(Request[None], frozen=True):

@@ -35,13 +35,8 @@ Facts = dict[str, Any]
 `node.progress` reads. A trial of the lab adds its own. The store reads the branch alone."""
 
 
-def _name_the_optimiser(facts: Facts) -> None:
-    """There was but one at first."""
-    facts.setdefault("optimiser", "adamw")
-
-
-SCHEMA = Schema[Facts]({1: _name_the_optimiser})
-"""Of what a manifest says, as it is read: no checkpoint is written a second time."""
+SCHEMA = Schema[Facts](2)
+"""Of what a manifest says. No checkpoint is written a second time: a step would change what was read."""
 
 
 class CheckpointError(FtisError):
