@@ -6,7 +6,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from tests.clock import Clock
+from tests.support.clock import Clock
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")

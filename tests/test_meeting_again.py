@@ -18,7 +18,7 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, Membership
 from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
 from ftis_node.swarm.traffic import Traffic
-from tests.helpers_swarm import OTHER_RUN, RUN, Member, eventually, identity, member, transport
+from tests.support.swarm import OTHER_RUN, RUN, Member, eventually, identity, member, transport
 
 BOB, MALLORY = identity(2), identity(4)
 NOWHERE = f"/ip4/127.0.0.1/tcp/1024/p2p/{BOB.peer_id}"

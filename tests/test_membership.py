@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.config.run import RunFile, parse_run_file
+from ftis_node.config.run import RunFile, run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets
@@ -33,9 +33,9 @@ from ftis_node.swarm.membership import (
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening, Unreachable
-from tests.doors import node
-from tests.helpers_swarm import OTHER_RUN, PATIENCE, RUN, identity, stub
-from tests.talkers import ALICE, BOB, CAROL, MALLORY
+from tests.support.doors import node
+from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, stub
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY
 
 
 class Deaf(Libp2p):
@@ -182,7 +182,7 @@ def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in(alice: Alone)
 
 def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member(alice: Alone) -> None:
     answer = alice.on_handshake(hello(BOB, run_id=b""), BOB.author)
-    assert parse_run_file(answer.run_file).run == RUN
+    assert run_file_from_json(answer.run_file).run == RUN
     assert not alice.view and not alice.refused
 
 

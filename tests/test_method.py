@@ -16,7 +16,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.importance import MAX_LOG_RATIO
 from ftis_node.worker.engine import choose_objective
-from tests.objective_batches import graded, packed
+from tests.support.objective_batches import graded, packed
 from tests.test_learner import OWN, changed, learner
 
 

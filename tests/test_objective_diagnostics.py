@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Diagnostics, Objective
-from tests.objective_batches import FORMULAS, packed
+from tests.support.objective_batches import FORMULAS, packed
 
 ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
 Sample = tuple[str, float, list[float]]  # source, advantage, d per token

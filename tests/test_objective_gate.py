@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Terms
-from tests.objective_batches import graded, packed
+from tests.support.objective_batches import graded, packed
 
 GATED = PRESETS["gated"]
 

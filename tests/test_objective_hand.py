@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ftis_node.objective import PRESETS, Objective, Terms
-from tests.objective_batches import graded, packed
-from tests.objective_by_hand import CAP, RULES, Completion, Group, Rule, loss_by_hand
+from tests.support.objective_batches import graded, packed
+from tests.support.objective_by_hand import CAP, RULES, Completion, Group, Rule, loss_by_hand
 
 
 def random_step(seed: int, *, later: bool) -> list[Group]:

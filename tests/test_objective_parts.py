@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS, sample_divergence
 from ftis_node.objective.packed import owners
-from tests.objective_batches import FORMULAS, packed
+from tests.support.objective_batches import FORMULAS, packed
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Objective, Terms
-from tests.objective_batches import graded, packed
+from tests.support.objective_batches import graded, packed
 
 EVERY = settings(deadline=None, max_examples=50, derandomize=True)
 log_probs = st.floats(-15, 0)

@@ -14,7 +14,7 @@ from transformers import Qwen2ForCausalLM
 
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.policy.policy import Policy
-from tests.helpers_models import plain_logprobs, tiny_config, tiny_tokenizer
+from tests.support.small_models import plain_logprobs, tiny_config, tiny_tokenizer
 
 GROUPS, SIZE, LONGEST = 5, 4, 12
 EOS = 1  # also the pad token, as so often

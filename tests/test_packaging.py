@@ -86,7 +86,14 @@ def test_the_archives_hold_what_they_must_and_nothing_else(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         source = {name.partition("/")[2] for name in opened.getnames()}
-    for name in ("LICENSE", "Makefile", "constraints.txt", "proto/ftis.proto", "deploy/Dockerfile", "tests/daemons.py"):
+    for name in (
+        "LICENSE",
+        "Makefile",
+        "constraints.txt",
+        "proto/ftis.proto",
+        "deploy/Dockerfile",
+        "tests/test_life.py",
+    ):
         assert name in source
     (wheel,) = built.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())

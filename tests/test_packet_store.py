@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from ftis_node.errors import UserError
 from ftis_node.packet import Group, packet_digest
 from ftis_node.store.packets import PacketStore
-from tests.clock import Clock
-from tests.helpers_swarm import OTHER_RUN, RUN, group, identity, packet, take_round
+from tests.support.clock import Clock
+from tests.support.swarm import OTHER_RUN, RUN, group, identity, packet, take_round
 
 ALICE, BOB = identity(1).author, identity(2).author
 ROOMY = 1 << 30

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from ftis_node.observe.history import History
 from ftis_node.observe.web import Route, Web, json_route, link
-from tests.browser import Browser, missing
+from tests.support.browser import Browser, missing
 from tests.test_history import step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=missing() or "")]

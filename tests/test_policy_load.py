@@ -18,7 +18,7 @@ from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.policy import load
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.names import ALIASES, BUILT_IN_DIR, built_in, resolve
-from tests.helpers_models import tiny_config, tiny_tokenizer
+from tests.support.small_models import tiny_config, tiny_tokenizer
 
 
 def settings(model: str | Path, **changes: Any) -> Settings:

@@ -28,7 +28,7 @@ from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.wire import p2pd
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Health, Listening, Unreachable
-from tests.helpers_swarm import PATIENCE, eventually, identity, member, transport
+from tests.support.swarm import PATIENCE, eventually, identity, member, transport
 
 # --- only dialling ----------------------------------------------------------------------------------------------------
 

@@ -20,11 +20,11 @@ from ftis_node.swarm.membership import INBOUND_MAX
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
-from tests.clock import Clock
-from tests.crowds import Crowd
-from tests.evidence import established, figures
-from tests.helpers_swarm import RUN, eventually, identity, member
-from tests.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
+from tests.support.clock import Clock
+from tests.support.crowds import Crowd
+from tests.support.evidence import established, figures
+from tests.support.swarm import RUN, eventually, identity, member
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
 
 HOUR_MS = 3_600_000
 START = 1_760_000_000

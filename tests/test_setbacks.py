@@ -26,8 +26,8 @@ from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.store.checkpoints import verify
 from ftis_node.text import GB, MB
-from tests.clock import Clock
-from tests.step_logs import FIGURES, MACHINE
+from tests.support.clock import Clock
+from tests.support.step_logs import FIGURES, MACHINE
 
 GOOD = {"bad_steps": 0, "diverged": False}
 BAD = {"bad_steps": 1, "diverged": False}

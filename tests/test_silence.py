@@ -17,15 +17,15 @@ from safetensors.torch import load_file
 
 from ftis_node.host.quiet import QUIET
 from ftis_node.policy.names import BUILT_IN_DIR
-from tests.daemons import PATIENCE, STILL, command
-from tests.silence import COMMIT, Hub, hub_of, listening_in, tried
+from tests.support.daemons import PATIENCE, STILL, command
+from tests.support.silence import COMMIT, Hub, hub_of, listening_in, tried
 
 MODEL = {path.name: path.read_bytes() for path in (BUILT_IN_DIR / "tiny-a").iterdir()}
 SMALL = (*STILL, "--set", "eval_prompts=4", "--set", "batch_groups=4")
 LOAD = textwrap.dedent(
     """
     from ftis_node.worker.engine import Engine
-    from tests.helpers_models import arithmetic_settings
+    from tests.support.small_models import arithmetic_settings
 
     Engine().load(arithmetic_settings(model="someone/tiny"), "arithmetic", None, None)
     """

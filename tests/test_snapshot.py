@@ -21,7 +21,7 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.learner import tensorfile
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.worker.engine import SPARE, Engine
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import arithmetic_run, arithmetic_settings
 
 KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
 

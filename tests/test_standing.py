@@ -17,9 +17,9 @@ from ftis_node.swarm.books import BAN_SECONDS
 from ftis_node.swarm.budgets import PEERS_MAX, Budgets
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 from ftis_node.swarm.standing import Standing
-from tests.clock import Clock
-from tests.evidence import established, figures
-from tests.helpers_swarm import group, identity, packet
+from tests.support.clock import Clock
+from tests.support.evidence import established, figures
+from tests.support.swarm import group, identity, packet
 
 ALICE, BOB, CAROL = (identity(number).author for number in range(1, 4))
 SAMPLES, TOKENS, WORDS = 8, 10, 16

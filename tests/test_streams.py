@@ -18,7 +18,7 @@ from ftis_node.swarm.wire import service, streams
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.streams import STREAMS_OF_ONE_PEER, Streams
-from tests.helpers_swarm import PATIENCE, Answers, eventually, identity, member, transport
+from tests.support.swarm import PATIENCE, Answers, eventually, identity, member, transport
 
 ALICE, BOB = identity(1), identity(2)
 FETCH = "FtisSwarm.rpc_fetch"

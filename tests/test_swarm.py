@@ -19,7 +19,7 @@ from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
-from tests.helpers_swarm import PATIENCE, Member, announcement, eventually, member, packet, stub
+from tests.support.swarm import PATIENCE, Member, announcement, eventually, member, packet, stub
 
 Key = tuple[bytes, int, int]
 

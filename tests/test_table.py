@@ -16,8 +16,8 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.table import AGE_SLACK, INTRODUCER_PART, Heard, Known, Table
-from tests.clock import Clock
-from tests.helpers_swarm import RUN, identity
+from tests.support.clock import Clock
+from tests.support.swarm import RUN, identity
 
 MAX_AGE = 100.0
 PEERS = [identity(number).author for number in range(100, 110)]

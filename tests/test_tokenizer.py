@@ -20,7 +20,7 @@ from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids, unwritable
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.task import PLAIN, REASONING
-from tests.helpers_models import GPT2, QWEN, tiny_tokenizer
+from tests.support.small_models import GPT2, QWEN, tiny_tokenizer
 
 real = pytest.mark.skipif(not QWEN.is_dir(), reason=f"the real Qwen2.5 tokenizer is not at {QWEN}")
 VARIANTS = {"base": "tokenizer_config.json"} | {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftis_node.worker.usage import Usage
-from tests.clock import Clock
+from tests.support.clock import Clock
 
 
 def spend(usage: Usage, clock: Clock, part: str, seconds: float) -> None:
