@@ -12,13 +12,9 @@ from ftis_node.node.assembly import check_peers
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, fetch_run
 from ftis_node.swarm.wire.service import FtisSwarm
-from tests.helpers_swarm import (
-    RUN,
-    Answers,
-    event_loop_policy,  # noqa: F401 - a fixture
-    transport,
-)
-from tests.test_membership import ALICE, BOB, CAROL, node
+from tests.support.doors import node
+from tests.support.swarm import RUN, Answers, transport
+from tests.support.talkers import ALICE, BOB, CAROL
 
 
 async def test_the_run_comes_from_the_first_peer_that_lives(tmp_path: Path) -> None:

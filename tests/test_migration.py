@@ -22,8 +22,8 @@ from ftis_node.store.checkpoints import Checkpoints, newest_facts
 from ftis_node.store.home import Home
 from ftis_node.store.migrations import Schema
 from ftis_node.store.packets import PacketStore, StoredPackets
-from tests.helpers_swarm import take_round
-from tests.old_home import write_checkpoint, write_database
+from tests.support.old_home import write_checkpoint, write_database
+from tests.support.swarm import take_round
 
 RUN = bytes(16)
 NEWER = "newer version wrote it: upgrade ftis-node"

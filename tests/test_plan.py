@@ -33,7 +33,7 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.text import GB
-from tests.helpers_models import tiny_tokenizer
+from tests.support.small_models import tiny_tokenizer
 
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
 SHORT = Workload(prompt_tokens=64, completion_tokens=64, group=4, batch_groups=4)

@@ -26,7 +26,7 @@ from ftis_node.swarm.wire.records import OwnerSigned, pack_addresses, record_key
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, stopped_clock
-from tests.helpers_swarm import CAP, PROMPTS, ROWS
+from tests.support.swarm import CAP, PROMPTS, ROWS
 
 
 def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:

@@ -52,7 +52,9 @@ class Gain:
 
 
 def curves(results: Results, book: Book) -> None:
-    """Section: pass@1 over steps."""
+    """Section: pass@1 over steps; nothing where a small report has no room for its picture."""
+    if book.full:
+        return
     book.write("## Validation curves")
     look = figures.looks(results.cells)
     lines = {
@@ -67,7 +69,7 @@ def curves(results: Results, book: Book) -> None:
     figure = figures.panels(parts, columns=min(2, len(parts)), x="step of the node", share=True, height=2.8)
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figure, caption)
-    for node in results.nodes() if len(results.cells) > MANY else ():
+    for node in results.nodes() if len(results.cells) > MANY and not book.small else ():
         level = lines[node, results.cells[0]]
         grey = [replace(level, grey=True)] if level else []
         parts = [

@@ -79,8 +79,7 @@ def weights(foreign: Foreign, book: Book) -> None:
     if not foreign.cells:
         book.write("No cell trained on foreign samples.")
         return
-    if not book.small:
-        book.csv("foreign", ("cell", "node", "step", *FOREIGN), foreign.rows())
+    book.csv("foreign", ("cell", "node", "step", *FOREIGN), foreign.rows())
     names = {"p1": "1st percentile", "p50": "median", "p99": "99th percentile", "max": "maximum"}
     for place, cells in enumerate(foreign.chunks()):
         parts = []
