@@ -41,14 +41,11 @@ class Schema(Generic[_Thing]):
                 f"{what} does not say its schema ({found!r}): it is damaged.",
                 "Put back a copy of it from before, or start anew elsewhere.",
             )
-        if found < self.oldest:
+        if not self.oldest <= found <= self.newest:
             raise UserError(
                 f"{what} has schema {found!r}, and this version of ftis-node knows {self.oldest} to {self.newest}.",
-                "A development version before 0.1 wrote it: use that version, or start in a new --home.",
-            )
-        if found > self.newest:
-            raise UserError(
-                f"{what} has schema {found!r}, and this version of ftis-node knows {self.oldest} to {self.newest}.",
-                "A newer version wrote it: upgrade ftis-node, or use the version that wrote it.",
+                "A newer version wrote it: upgrade ftis-node, or use the version that wrote it."
+                if found > self.newest
+                else "A development version before 0.1 wrote it: use that version, or start in a new --home.",
             )
         return self.steps[found - self.oldest :]
