@@ -319,11 +319,6 @@ async def train_here(home: Home, bad_steps: Sequence[int], task: str = "arithmet
     log, store = MetricsLog(home.metrics), PacketStore(home.store, run.id, 1 << 30)
     settings = loaded.settings.model_dump(mode="json")
     told = {"run": run.id.hex(), "settings": settings, "versions": versions(), "task": task}
-        "run": run.id.hex(),
-        "settings": loaded.settings.model_dump(mode="json"),
-        "versions": versions(),
-        "task": task,
-    }
     log.write("started", step=0, fresh=True, **MACHINE | told)
     stepper = Stepper(
         context=AdmissionContext(run=run, prompt_digests=opened.prompt_digests),
