@@ -24,7 +24,7 @@ from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.client import Worker, WorkerFault
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import arithmetic_run, arithmetic_settings
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 GOOD = {"bad_steps": 0, "diverged": False}

@@ -21,8 +21,8 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.worker.engine import Engine
-from tests.daemons import PATIENCE, STILL, run_cli
-from tests.helpers_models import arithmetic_run, arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
+from tests.support.daemons import PATIENCE, STILL, run_cli
+from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
 
 SHORT, LONG = 32, 64
 HALF = 4  # of a head's dimensions

@@ -22,8 +22,8 @@ from ftis_node.policy.tokenizer import prompt_ids
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import TEXT_LETTERS, Engine, choose_objective
 from ftis_node.worker.messages import pack_completions, unpack_completions
-from tests.helpers_models import arithmetic_run as run_of
-from tests.helpers_models import arithmetic_settings as settings
+from tests.support.small_models import arithmetic_run as run_of
+from tests.support.small_models import arithmetic_settings as settings
 
 TASK = load_task("arithmetic")
 

@@ -47,8 +47,8 @@ from ftis_node.tasks import Example, load_task
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.client import _settle as settle_answer
 from ftis_node.worker.restore import find_checkpoint, load_trained
-from tests.helpers_models import tiny_policy
-from tests.mistakes import DEAD
+from tests.support.mistakes import DEAD
+from tests.support.small_models import tiny_policy
 
 
 def a_node(home: Path, *peers: str) -> daemon.Node:

@@ -28,8 +28,8 @@ from ftis_node.tasks import Example, Score, load_evaluation, scoring
 from ftis_node.text import escaped
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.restore import WEIGHTS, find_checkpoint, load_trained, settings_for
-from tests.daemons import ENVIRONMENT, command
-from tests.helpers_models import arithmetic_settings, change_weights, engine_in, tiny_policy
+from tests.support.daemons import ENVIRONMENT, command
+from tests.support.small_models import arithmetic_settings, change_weights, engine_in, tiny_policy
 
 TASK = load_evaluation("arithmetic")
 CAP = Sampling(16, 1.0, (1,), greedy=True)

@@ -33,8 +33,8 @@ from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
 from ftis_node.worker.engine import ALPHA, WEIGHTS
 from ftis_node.worker.restore import Checkpoint, find_checkpoint, hold, load_trained, settings_for
-from tests.daemons import ENVIRONMENT
-from tests.helpers_models import change_weights, engine_in, plain_logprobs
+from tests.support.daemons import ENVIRONMENT
+from tests.support.small_models import change_weights, engine_in, plain_logprobs
 
 QUESTIONS = load_evaluation("arithmetic").held_out[:60]
 BASE = BUILT_IN_DIR / "tiny-a"

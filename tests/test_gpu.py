@@ -18,7 +18,7 @@ from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.gpu import gpu_figures
-from tests.helpers_models import arithmetic_settings
+from tests.support.small_models import arithmetic_settings
 from tests.test_prometheus import JOINING, TRAINING
 
 BUSY: dict[str, Any] = TRAINING["gpu"]

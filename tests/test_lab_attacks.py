@@ -21,8 +21,8 @@ from ftis_node.packet import Completion
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.tasks import Example, load_task
 from ftis_node.worker.messages import pack_completions, unpack_completions
-from tests.helpers_lab import A, kind, run, spec
-from tests.helpers_lab_report import Laboratory
+from tests.support.lab import A, kind, run, spec
+from tests.support.lab_report import Laboratory
 
 CAP = 32
 EXAMPLE = Example("8+7-3=", "12")

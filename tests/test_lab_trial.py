@@ -20,7 +20,7 @@ from ftis_node.lab.trial import Interrupted, Trial, finished
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.admission import Blame, Reason, Rejection
 from ftis_node.worker.messages import unpack_completions
-from tests.helpers_lab import SETTINGS, A, B, events, kind, run, spec, timeless
+from tests.support.lab import SETTINGS, A, B, events, kind, run, spec, timeless
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
-from tests.helpers_models import plain_logprobs, tiny_policy, twin
+from tests.support.small_models import plain_logprobs, tiny_policy, twin
 
 TEMPERATURE = 1.3
 POLICY = tiny_policy(vocab_size=32)

@@ -27,7 +27,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy import room
 from ftis_node.policy.policy import Policy
-from tests.helpers_models import plain_logprobs, tiny_policy, twin
+from tests.support.small_models import plain_logprobs, tiny_policy, twin
 from tests.test_learner import (
     BATCH,
     FOREIGN,

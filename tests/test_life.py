@@ -19,7 +19,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import newest_facts
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
-from tests.daemons import STILL, Daemon, gone, run_cli
+from tests.support.daemons import STILL, Daemon, gone, run_cli
 
 pytestmark = pytest.mark.timeout(240)
 PLACE = ("--host", "127.0.0.1")

@@ -15,6 +15,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.importance import MAX_LOG_RATIO
 from ftis_node.worker.engine import choose_objective
+from tests.support.objective_batches import graded, packed
 from tests.test_learner import OWN, changed, learner
 
 
@@ -74,18 +75,9 @@ def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name: str, adva
     """Neither is stopped by the clip at ε: at 19 nats both have one."""
 
     def slope(ratio: float) -> float:
-        new = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
-        before = new.detach() - ratio
-        terms = PRESETS[name].terms(
-            new=new,
-            start=before if name == "ftis" else new.detach(),
-            generator=before,
-            lengths=torch.tensor([1]),
-            advantages=torch.tensor([advantage], dtype=torch.float64),
-        )
-        terms.value.sum().backward()
-        assert new.grad is not None
-        return float(new.grad)
+        before = [[-1.0 - ratio]]
+        start = before if name == "ftis" else [[-1.0]]
+        return float(graded(PRESETS[name], packed(start, [advantage], [[-1.0]], before))[1])
 
     assert slope(log_ratio) == 0.0
     assert slope(math.copysign(19.0, log_ratio)) == pytest.approx(advantage * math.exp(math.copysign(19.0, log_ratio)))

@@ -12,21 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Diagnostics, Objective
-from tests.test_objective_parts import FORMULAS
+from tests.support.objective_batches import FORMULAS, packed
 
 ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
 Sample = tuple[str, float, list[float]]  # source, advantage, d per token
 
 
+def figured(
+    diagnostics: Diagnostics, objective: Objective, batch: dict[str, Any], sources: list[str], own: str, **more: Any
+) -> None:
+    """Adds a micro-batch."""
+    sizes = {name: batch[name] for name in ("advantages", "lengths")}
+    diagnostics.add(objective.terms(**batch), **sizes, sources=sources, own=own, **more)
+
+
 def gather(objective: Objective, micro_batches: list[list[Sample]], own: str = "me") -> Diagnostics:
     diagnostics = Diagnostics()
     for samples in micro_batches:
-        d = torch.tensor([x for _, _, tokens in samples for x in tokens], dtype=torch.float64)
-        lengths = torch.tensor([len(tokens) for _, _, tokens in samples])
-        advantages = torch.tensor([advantage for _, advantage, _ in samples], dtype=torch.float64)
-        terms = objective.terms(new=d, start=d, generator=torch.zeros_like(d), lengths=lengths, advantages=advantages)
-        sources = [source for source, _, _ in samples]
-        diagnostics.add(terms, advantages=advantages, lengths=lengths, sources=sources, own=own)
+        sources, advantages, d = zip(*samples, strict=True)
+        batch = packed(d, advantages, generator=[[0.0] * len(tokens) for tokens in d])
+        figured(diagnostics, objective, batch, list(sources), own)
     return diagnostics
 
 
@@ -123,21 +128,12 @@ def test_every_estimator_has_its_mean_and_its_worst_samples() -> None:
 
 def gated(objective: Objective, **more: Any) -> Any:
     """Figures of two own and three foreign samples of 1, 2, 1, 2 and 3 tokens; the last of each is a sampled EOS."""
-    start = torch.tensor([-1.0, -2.0, -0.5, -8.0, -1.0, -1.5, -1.0, -1.0, -7.0], dtype=torch.float64)
-    lengths, advantages = torch.tensor([1, 2, 1, 2, 3]), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
-    terms = objective.terms(
-        new=start,
-        start=start,
-        generator=start - 0.5,
-        lengths=lengths,
-        advantages=advantages,
-        ended=torch.ones(5, dtype=torch.bool),
-        own=torch.tensor([True, True, False, False, False]),
-        gate=-2.0,
-    )
+    start = [[-1.0], [-2.0, -0.5], [-8.0], [-1.0, -1.5], [-1.0, -1.0, -7.0]]
+    claimed = [[x - 0.5 for x in sample] for sample in start]
+    flags = {"ended": [True] * 5, "own": [True, True, False, False, False]}
+    batch = packed(start, [1.0, -1.0, 1.0, 1.0, -1.0], generator=claimed, gate=-2.0, **flags)
     diagnostics = Diagnostics()
-    sources = ["me", "me", "a", "a", "a"]
-    diagnostics.add(terms, advantages=advantages, lengths=lengths, sources=sources, own="me", **more)
+    figured(diagnostics, objective, batch, ["me", "me", "a", "a", "a"], "me", **more)
     return diagnostics.summary()
 
 
@@ -160,28 +156,24 @@ def test_ends_that_do_not_count_are_in_no_figure() -> None:
 
 
 def test_later_inner_steps_change_only_the_clip() -> None:
-    start, lengths, sources = torch.zeros(4), torch.tensor([3, 1]), ["me", "a"]
+    batch = packed([[0.0] * 3, [0.0]], [1.0, -1.0])
+    seen: dict[str, Any] = {"lengths": batch["lengths"], "sources": ["me", "a"]}
     diagnostics = Diagnostics()
 
     def terms(drift: list[float]) -> Any:
-        return PRESETS["tis"].terms(
-            new=torch.tensor(drift), start=start, generator=start, lengths=lengths, advantages=torch.tensor([1.0, -1.0])
-        )
+        return PRESETS["tis"].terms(**batch | {"new": torch.tensor(drift, dtype=torch.float64)})
 
-    diagnostics.add(terms([0.0] * 4), advantages=torch.tensor([1.0, -1.0]), lengths=lengths, sources=sources, own="me")
+    diagnostics.add(terms([0.0] * 4), advantages=batch["advantages"], own="me", **seen)
     before: Any = diagnostics.summary()
     assert before["overall"]["clipped"] == 0
     # Up by more than log 1.2 with Â > 0, or down by more than log 0.8 with Â < 0.
-    diagnostics.add_inner(terms([0.3, 0.3, -0.3, -0.3]), lengths=lengths, sources=sources)
-    diagnostics.add_inner(terms([0.3, 0.1, 0.1, 0.3]), lengths=lengths, sources=sources)
+    diagnostics.add_inner(terms([0.3, 0.3, -0.3, -0.3]), **seen)
+    diagnostics.add_inner(terms([0.3, 0.1, 0.1, 0.3]), **seen)
     after: Any = diagnostics.summary()
     assert after["sources"]["me"]["clipped"] == 3 / 9 and after["sources"]["a"]["clipped"] == 1 / 3
     assert after["overall"] == before["overall"] | {"clipped": 4 / 12}
 
 
 def test_sources_must_be_one_a_sample() -> None:
-    one = torch.zeros(1)
-    lengths = torch.tensor([1])
-    terms = ARITHMETIC.terms(new=one, start=one, generator=one, lengths=lengths, advantages=one)
     with pytest.raises(ValueError, match="2 sources"):
-        Diagnostics().add(terms, advantages=one, lengths=lengths, sources=["a", "b"], own="me")
+        figured(Diagnostics(), ARITHMETIC, packed([[0.0]], [0.0]), ["a", "b"], "me")

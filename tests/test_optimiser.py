@@ -25,7 +25,7 @@ from ftis_node.observe.metrics import MetricsLog
 from ftis_node.text import GB
 from ftis_node.worker.client import Worker
 from ftis_node.worker.planning import settle
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import arithmetic_run, arithmetic_settings
 
 # So large a rank that LoRA's matrices, too, are kept in 8 bits.
 KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True, "lora_rank": 128}, {"lora": False, "dtype": "bfloat16"}]

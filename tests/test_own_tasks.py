@@ -22,7 +22,7 @@ from ftis_node.tasks import Score, begin_group, judge, load_evaluation, load_tas
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import pack_completions
-from tests.helpers_models import arithmetic_run, arithmetic_settings, tiny_tokenizer
+from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_tokenizer
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "tasks.md"
 PLAIN = """

@@ -19,7 +19,7 @@ from ftis_node.node.progress import Totals
 from ftis_node.node.status import last_step
 from ftis_node.observe.api import Api, ask_text
 from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
-from tests.documented import EVENTS, exposed, keys, metrics
+from tests.support.documented import EVENTS, exposed, keys, metrics
 
 PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 EVIL = 'x"} 1\nftis_node_step 99\n'

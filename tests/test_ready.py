@@ -18,7 +18,7 @@ from ftis_node.policy.packing import Packing, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.worker.engine import Engine
-from tests.helpers_models import arithmetic_settings, tiny_policy, tiny_tokenizer
+from tests.support.small_models import arithmetic_settings, tiny_policy, tiny_tokenizer
 
 DTYPES = [torch.bfloat16, torch.float32]
 

@@ -20,7 +20,7 @@ from ftis_node.policy import room
 from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory
 from ftis_node.store.home import Home
 from ftis_node.worker.engine import Engine
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import arithmetic_run, arithmetic_settings
 from tests.test_learner import OWN, learner, vertical
 
 SHORTAGES = [

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +19,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.lab.replaying.lineage import EVENTS, lineage
 from ftis_node.node.checkpointing import Saving, checkpoint_seconds, wear
@@ -27,24 +26,16 @@ from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.store.checkpoints import verify
 from ftis_node.text import GB, MB
+from tests.support.clock import Clock
+from tests.support.step_logs import FIGURES, MACHINE
 
 GOOD = {"bad_steps": 0, "diverged": False}
+BAD = {"bad_steps": 1, "diverged": False}
 DIVERGED = {"bad_steps": 5, "diverged": True}
-MACHINE = {"directory": "/", "task": "t", "data": None, "eval_data": None, "run": "00", "kind": "full", "versions": {}}
-MACHINE |= {"settings": Settings().model_dump(mode="json"), "device": "cpu", "threads": 1}
-FIGURES = {"loss": 0.0, "gradient_norm": 0.0, "own_reward": None, "foreign_reward": None, "skipped": None}
 
 
 class Killed(BaseException):
     """kill -9, at the operation that raises it."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Marks:
@@ -146,7 +137,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.close()
 
 
-def five_minutes_of_steps(node: Node, steps: int = 5) -> list[int]:
+def minutes_of_steps(node: Node, steps: int = 5) -> list[int]:
+    """Trains, a step a minute; returns the weights."""
     for _ in range(steps):
         node.clock.now += 60
         node.step()
@@ -159,19 +151,19 @@ def restart(node: Node) -> None:
 
 
 def test_a_start_after_newer_training_does_not_take_the_doubted_checkpoint_back(node: Node) -> None:
-    five_minutes_of_steps(node)
-    five_minutes_of_steps(node)
+    minutes_of_steps(node)
+    minutes_of_steps(node)
     node.save()
     node.revive(older=True)
-    newer = five_minutes_of_steps(node, 2)
+    newer = minutes_of_steps(node, 2)
     node.save()
     restart(node)
     assert node.compute.weights == newer == node.told()
 
 
 def test_a_doubted_checkpoint_that_nothing_replaced_is_the_next_starts_and_the_log_leads_to_it(node: Node) -> None:
-    five_minutes_of_steps(node)
-    saved = five_minutes_of_steps(node)
+    minutes_of_steps(node)
+    saved = minutes_of_steps(node)
     node.save()
     node.revive(older=True)
     assert node.compute.weights != saved
@@ -180,7 +172,7 @@ def test_a_doubted_checkpoint_that_nothing_replaced_is_the_next_starts_and_the_l
 
 
 def test_five_steps_without_finite_numbers_and_a_restart_go_on_from_the_older_checkpoint(node: Node) -> None:
-    five_minutes_of_steps(node, 6)
+    minutes_of_steps(node, 6)
     older = node.compute.weights[:1]
     node.step(DIVERGED)
     assert node.compute.weights == older == node.told(), "the first good step of a start is saved at once"
@@ -231,18 +223,15 @@ def test_a_compute_process_that_always_fails_before_a_checkpoint_is_due_loses_a_
 
 def test_once_it_has_lived_for_long_checkpoints_are_as_rare_as_before_it_failed(node: Node) -> None:
     a_life(node, 8)
-    for _ in range(30):
-        node.clock.now += 60
-        node.step()
+    minutes_of_steps(node, 30)
     while node.saving.status()["due_seconds"] is not None:
-        node.clock.now += 60
-        node.step()
+        minutes_of_steps(node, 1)
     node.step()
     assert node.saving.status()["due_seconds"] == 300
 
 
 def test_a_pause_makes_no_checkpoint_more_frequent(node: Node) -> None:
-    five_minutes_of_steps(node, 3)
+    minutes_of_steps(node, 3)
     node.save()
     node.revive()
     node.step()
@@ -251,18 +240,18 @@ def test_a_pause_makes_no_checkpoint_more_frequent(node: Node) -> None:
 
 
 def test_what_was_trained_since_the_last_checkpoint_is_saved_at_the_end_also_after_a_bad_step(node: Node) -> None:
-    trained = five_minutes_of_steps(node, 3)
-    node.step({"bad_steps": 1, "diverged": False})
+    trained = minutes_of_steps(node, 3)
+    node.step(BAD)
     node.save()
     restart(node)
     assert node.compute.weights == trained == node.told()
 
 
 def test_steps_that_changed_nothing_are_not_saved_at_the_end(node: Node) -> None:
-    five_minutes_of_steps(node, 3)
+    minutes_of_steps(node, 3)
     node.save()
     written = node.saving.written
-    node.step({"bad_steps": 1, "diverged": False})
+    node.step(BAD)
     node.save()
     assert node.saving.written == written
 
@@ -319,14 +308,10 @@ def killed_at(number: int) -> Iterator[None]:
 
         return call
 
-    patches = [mock.patch.object(place, name, dying(getattr(place, name))) for place, name in OPERATIONS]
-    try:
-        for patch in patches:
-            patch.start()
+    with ExitStack() as stack:
+        for place, name in OPERATIONS:
+            stack.enter_context(mock.patch.object(place, name, dying(getattr(place, name))))
         yield
-    finally:
-        for patch in reversed(patches):
-            patch.stop()
 
 
 class Life(RuleBasedStateMachine):
@@ -387,11 +372,8 @@ class Life(RuleBasedStateMachine):
         }
         if what == "start":
             self.node.kill()
-        try:
-            with killed_at(number):
-                does[what]()
-        except Killed:
-            pass
+        with suppress(Killed), killed_at(number):
+            does[what]()
         self.start_again()
 
     @rule(which=st.integers(0, 2))
@@ -424,11 +406,9 @@ class Life(RuleBasedStateMachine):
 
 
 def sound(path: Path) -> bool:
-    try:
-        verify(path)
-    except Exception:
-        return False
-    return True
+    with suppress(Exception):
+        return bool(verify(path))
+    return False
 
 
 TestLife = Life.TestCase

@@ -21,7 +21,7 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.learner import tensorfile
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.worker.engine import SPARE, Engine
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import arithmetic_run, arithmetic_settings
 
 KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
 
@@ -48,6 +48,11 @@ def written(directory: Path) -> dict[str, Tensor]:
     return load_file(directory / "trainable.safetensors") | load_file(directory / "optimiser.safetensors")
 
 
+def state(engine: Engine) -> dict[str, Tensor]:
+    weights, optimiser = engine.learner.state()
+    return {**weights, **optimiser}
+
+
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -71,7 +76,7 @@ def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
     for steps in (0, 1):
         if steps:
             train(engine)
-        copies = {**engine.learner.state()[0], **engine.learner.state()[1]}
+        copies = state(engine)
         random = torch.get_rng_state().nbytes + engine.random.get_state().nbytes
         size = sum(tensor.nbytes for tensor in copies.values()) + random
         for room, at_once in ((SPARE * size + 1, False), (SPARE * size - 1, True)):
@@ -90,12 +95,12 @@ def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
 def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
     engine = opened()
     train(engine)
-    then = {**engine.learner.state()[0], **engine.learner.state()[1]}
+    then = state(engine)
     engine.snapshot(str(tmp_path))
     train(engine)
     engine.write(str(tmp_path))
     assert same(written(tmp_path), then)
-    assert not same({**engine.learner.state()[0], **engine.learner.state()[1]}, then)
+    assert not same(state(engine), then)
 
 
 def test_that_there_is_no_room_is_said_once(

@@ -13,35 +13,16 @@ import pytest
 
 from ftis_node.node.checkpointing import Books
 from ftis_node.swarm import books as book
-from ftis_node.swarm.books import BAN_SECONDS, NEWCOMER_GROUPS
+from ftis_node.swarm.books import BAN_SECONDS
 from ftis_node.swarm.budgets import PEERS_MAX, Budgets
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 from ftis_node.swarm.standing import Standing
-from tests.helpers_swarm import group, identity, packet
+from tests.support.clock import Clock
+from tests.support.evidence import established, figures
+from tests.support.swarm import group, identity, packet
 
 ALICE, BOB, CAROL = (identity(number).author for number in range(1, 4))
 SAMPLES, TOKENS, WORDS = 8, 10, 16
-
-
-class Clock:
-    """Time in hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def figures(samples: int = 8, excess: float = 0.0, squares: float = 0.0) -> dict[str, float]:
-    """Of a step's samples, as the learner tells them."""
-    told = {"samples": float(samples), "tokens": 10.0 * samples, "excess": excess, "excess_squares": squares}
-    return {**told, "surprising": 0.0, "likelihood": -1.0, "loss_share": 0.5}
 
 
 def drawn(rng: np.random.Generator, apart: float, lie: float = 1.0) -> dict[str, float]:
@@ -55,12 +36,6 @@ def drawn(rng: np.random.Generator, apart: float, lie: float = 1.0) -> dict[str,
 
     excess = (np.minimum(np.exp(logprobs(ours) - logprobs(logits) - np.log(lie)), 2.0) - 1.0).sum(1)
     return figures(SAMPLES, float(excess.sum()), float((excess**2).sum()))
-
-
-def established(standing: Standing, author: bytes) -> None:
-    for _ in range(NEWCOMER_GROUPS):
-        standing.trained(author, 1, figures())
-    assert standing.established(author)
 
 
 def waiting(author: bytes, round: int, born: float) -> Scored:
@@ -246,8 +221,7 @@ def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> N
     before.admitted(CAROL, completions=8, tokens=80, size=700)
     clock.now += 100
     Books(tmp_path / "standing.json", before).write()
-    later = Clock()
-    later.now = 7.0
+    later = Clock(7.0)
     after = Standing(later)
     Books(tmp_path / "standing.json", after)
     assert after.established(ALICE) and after.banned(BOB) == "it lied" and CAROL not in after.authors
@@ -285,8 +259,7 @@ def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
     assert standing.report(ALICE)["standing"] == "established"
 
 
-def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do() -> None:
-    clock = Clock()
+def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock: Clock) -> None:
     subject, author = Standing(clock), b"a"
 
     def pulled_a_step() -> int:

@@ -20,7 +20,7 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
-from tests.helpers_swarm import RUN
+from tests.support.swarm import RUN
 from tests.test_pool import scored
 
 BATCH = 24

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftis_node.worker.usage import Usage
-
-
-class Clock:
-    """Seconds that a test lets pass."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def spend(usage: Usage, clock: Clock, part: str, seconds: float) -> None:
@@ -22,8 +13,7 @@ def spend(usage: Usage, clock: Clock, part: str, seconds: float) -> None:
         clock.now += seconds
 
 
-def test_time_that_no_work_took_was_idle() -> None:
-    clock = Clock()
+def test_time_that_no_work_took_was_idle(clock: Clock) -> None:
     usage = Usage(clock)
     clock.now += 7  # loading is nobody's idleness
     spend(usage, clock, "generate", 3)
@@ -41,8 +31,7 @@ def test_time_that_no_work_took_was_idle() -> None:
     assert usage.step_ended() == pytest.approx(told), "from the end of the step before"
 
 
-def test_work_that_failed_took_its_time_all_the_same() -> None:
-    clock = Clock()
+def test_work_that_failed_took_its_time_all_the_same(clock: Clock) -> None:
     usage = Usage(clock)
     with pytest.raises(ValueError), usage.of("generate"):
         clock.now += 2

@@ -26,7 +26,7 @@ from ftis_node.observe.recent import KEPT, SHOWN, Recent, Shown
 from ftis_node.observe.web import Route, Web, json_route, link, read_token
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
-from tests.daemons import Daemon, run_cli
+from tests.support.daemons import Daemon, run_cli
 from tests.test_web_doors import opens
 
 TOKEN = "t" * 43

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from ftis_node.errors import UsageError, UserError
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from ftis_node.worker.messages import MAX_MESSAGE, pack, receive
-from tests.helpers_models import arithmetic_run as run_of
-from tests.helpers_models import arithmetic_settings as settings
+from tests.support.small_models import arithmetic_run as run_of
+from tests.support.small_models import arithmetic_settings as settings
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from ftis_node.tasks import Example, Scorer, Task
     from ftis_node.worker.restore import Checkpoint
 
-_QUIET_SECONDS = 2.0
 _SHOWN = 3
 _SHOWN_CHARACTERS = 600
 
@@ -80,14 +78,18 @@ def evaluate(
             scoring(chosen.reward, chosen.scorer)
         )  # what is missing is told before a model is loaded
         lines = stack.enter_context(_writing(out)) if out is not None else None
+        from rich.progress import TimeElapsedColumn
         from transformers.utils.logging import disable_progress_bar
+
+        from ftis_node.observe.terminal import slow_bar
 
         disable_progress_bar()  # of transformers, for it has one even for what takes no time
         first = _choose(stack, checkpoint, model, flags, chosen.name)
         second = _other(stack, first, base, flags, chosen.name) if compare else None
         cap = completion_tokens or chosen.completion_tokens
         exam = _Exam(chosen, examples, scorer, cap, batch)
-        advance = stack.enter_context(_progress(len(examples) * (2 if compare else 1)))
+        total = len(examples) * (2 if compare else 1)
+        advance = stack.enter_context(slow_bar("questions", total, TimeElapsedColumn()))
         of = {"of": "checkpoint"} if compare else {}
         ours = _measure(first, exam, _teller(advance, lines, of))
         theirs = _measure(second, exam, _teller(advance, lines, {"of": "base"})) if second is not None else None
@@ -323,24 +325,3 @@ def _writing(path: Path) -> Iterator[IO[str]]:
         raise UsageError(f"{path} cannot be written: {error.strerror}.", "Name another --out.") from None
     with file:
         yield file
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that appears when it takes long; gives what is called with how many more are done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    from ftis_node.observe.terminal import column, console
-
-    columns = (column("questions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=console(stderr=True), transient=True)
-    bar = progress.add_task("questions", total=total)
-    timer = threading.Timer(_QUIET_SECONDS, progress.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda count: progress.advance(bar, count)
-    finally:
-        timer.cancel()
-        timer.join()
-        progress.stop()

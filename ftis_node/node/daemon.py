@@ -24,9 +24,9 @@ from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Condition, Signs, State, condition
 from ftis_node.node.dashboard import invitation, start_page
 from ftis_node.node.evaluation_schedule import Exams
-from ftis_node.node.migration import remember_files, upgrade, with_remembered
 from ftis_node.node.options import JoinOptions
 from ftis_node.node.status import StepLog, peers_report, training_status
+from ftis_node.node.task_files import remember_files, with_remembered
 from ftis_node.observe.api import Api
 from ftis_node.observe.notify import Notifier
 from ftis_node.observe.prometheus import exposition
@@ -158,7 +158,7 @@ class Node:
     async def _start(self) -> None:
         self.home.open()
         self._stack.callback(self.home.close)
-        upgrade(self.home)
+        self.home.mark()
         self.options = self._compute.options = with_remembered(self.options, self.home)
         self._runtime = self.home.make_runtime()
         await self._begin_to_tell()

@@ -29,13 +29,8 @@ def parse_label(label: object) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def _name_the_optimiser(facts: dict[str, Any]) -> None:
-    """There was but one at first."""
-    facts.setdefault("optimiser", "adamw")
-
-
-SCHEMA = Schema[dict[str, Any]]({1: _name_the_optimiser})
-"""Of what a manifest says, as it is read: no checkpoint is written a second time."""
+SCHEMA = Schema[dict[str, Any]](2)
+"""Of what a manifest says. No checkpoint is written a second time: a step would change what was read."""
 
 
 class CheckpointError(FtisError):

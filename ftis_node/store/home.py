@@ -20,11 +20,14 @@ import psutil
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import limit, ran_out
 from ftis_node.host.files import replace_text
+from ftis_node.store.migrations import Schema
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
 RUNTIME_PREFIX = "ftis-"
 DEFAULT_HOME = Path("~/.ftis-node")
 LOCK_SECONDS = 0.5  # who asks whether a home is in use holds its lock for a moment
+
+SCHEMA = Schema["Home"](2)
 
 
 class Home:
@@ -82,6 +85,28 @@ class Home:
             time.sleep(LOCK_SECONDS / 10)
         self._lock = lock
         self._reap()
+
+    def check_schema(self) -> None:
+        """Refuse a home whose schema this version does not know; nothing is written.
+
+        Raises:
+            UserError: a newer version wrote it, or one that is too old, or its schema is damaged.
+        """
+        try:
+            found = json.loads(self.schema.read_text(encoding="utf-8"))["schema"]
+        except FileNotFoundError:
+            found = (
+                1 if self.store.exists() else SCHEMA.newest
+            )  # the first homes had no number, a new one has no packets
+        except (ValueError, KeyError, TypeError):
+            found = None
+        SCHEMA.pending(f"The home {self.path}", found)
+
+    def mark(self) -> None:
+        """Write the schema into a new home. Raises UserError as `check_schema` does."""
+        self.check_schema()
+        if not self.schema.exists():
+            replace_text(self.schema, json.dumps({"schema": SCHEMA.newest}), durable=True)
 
     def close(self) -> None:
         """Removes the runtime directory and gives up the lock; a home that is not open is left alone."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import ftis_node
-from ftis_node.config.run import Run, RunFile, parse_run_file
+from ftis_node.config.run import Run, RunFile, run_file_from_json
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import Whereabouts, parse_address, peer_at
@@ -116,7 +116,7 @@ async def _ask_run(transport: Transport, address: str) -> RunFile | str:
         answer = await shake(transport, peer, greeting(None, []))
         if answer.major != PROTOCOL_MAJOR:
             return other_protocol(answer.major)
-        run_file = parse_run_file(answer.run_file)
+        run_file = run_file_from_json(answer.run_file)
     except Unreachable as error:
         return str(error)
     except UsageError as error:

@@ -23,15 +23,15 @@ from ftis_node.config.settings import Settings
 from ftis_node.draw import draw
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy
+from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
+from ftis_node.lab.bench.packets import Round, make_round
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.node.stepper import Stepper
-from ftis_node.packet import Completion, Group, encode, pack_group
+from ftis_node.packet import Completion, Packet, pack_group
 from ftis_node.policy.tokenizer import end_ids, fingerprint
 from ftis_node.store.packets import PacketStore
-from ftis_node.swarm.admission import AdmissionContext, admit
-from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import Example, Task
@@ -98,11 +98,6 @@ class RandomEngine(Engine):
 
     def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
         return {"rewards": rewards(len(super().score(row, completions)["rewards"]))}
-
-
-def rewards(count: int) -> list[float]:
-    """Of the completions of one prompt."""
-    return [float(index % 3 == 0) for index in range(count)]
 
 
 def questions(size: Size, words: int) -> list[str]:
@@ -194,37 +189,26 @@ class Author:
         self._store = PacketStore(Path(":memory:"), node.run.id, STORE_BYTES, first_round=0)
         self._swarm = node._member(network, self.author, context, self._store, on_demand=False)
         self._random = np.random.default_rng(number)
-        self._made: tuple[int, list[PacketRef]] = (0, [])
+        self._made = Round()
 
     def make(self, groups: int) -> None:
         """A round of so many packets."""
-        run, number = self._node.run, self._store.upcoming_round()
-        self._store.take_round(number)
-        packets, refs = [], []
-        for slot in range(groups):
-            row = draw(run.id, self.author, number, slot, len(self._node.engine.prompts))
-            body = encode(
-                pack_group(
-                    run_id=run.id,
-                    author=self.author,
-                    round=number,
-                    slot=slot,
-                    policy_step=number,
-                    prompt_ids=self._node.engine.prompts[row],
-                    completions=[self._completion(run) for _ in range(run.group)],
-                )
-            )
-            verdict = admit(self._context, self.author, body)
-            if not isinstance(verdict, Group):
-                raise RuntimeError(f"a packet of the benchmark is unsound: {verdict}")
-            packets.append((verdict, body))
-            refs.append(PacketRef(slot, verdict.digest, len(body)))
-        self._store.add(packets, own=True)
-        self._made = (number, refs)
+        self._made = make_round(self._context, self.author, self._store, groups, self._packet)
 
     def announce(self) -> None:
-        number, refs = self._made
-        self._swarm.announce(number, number, refs)
+        self._swarm.announce(self._made.number, self._made.number, self._made.refs)
+
+    def _packet(self, number: int, slot: int) -> Packet:
+        run, prompts = self._node.run, self._node.engine.prompts
+        return pack_group(
+            run_id=run.id,
+            author=self.author,
+            round=number,
+            slot=slot,
+            policy_step=number,
+            prompt_ids=prompts[draw(run.id, self.author, number, slot, len(prompts))],
+            completions=[self._completion(run) for _ in range(run.group)],
+        )
 
     def _completion(self, run: Run) -> Completion:
         ids = self._random.integers(len(run.eos), run.vocabulary, run.completion_tokens).astype(np.uint32)

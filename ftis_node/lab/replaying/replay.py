@@ -8,14 +8,14 @@ from __future__ import annotations
 import fcntl
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 from safetensors.torch import load_file
 
 from ftis_node.config.run import CODE, Run, load_run_file
@@ -27,7 +27,7 @@ from ftis_node.node.stepper import OwnGroup, describe, messages
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
-from ftis_node.observe.terminal import column, console
+from ftis_node.observe.terminal import slow_bar
 from ftis_node.packet import Group
 from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
@@ -37,8 +37,6 @@ from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.pool import Scored
 from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
 from ftis_node.worker.messages import pack_completions
-
-SILENT_SECONDS = 2.0
 
 NO_GPU_IS_EXACT = (
     "A GPU adds up in another order each time: expect losses and norms to agree to three or four digits in fp32 and "
@@ -143,13 +141,14 @@ class _Replay:
             self._load(links[0].start)
             self._taken.step = links[0].step
             self._compare_checkpoint(links[0].step)
-            with _progress(sum(link.logged is not None for link in links), began) as tell:
+            steps = sum(link.logged is not None for link in links)
+            with slow_bar("replaying, step {task.fields[step]}", steps, TimeRemainingColumn(), step="-") as tell:
                 for link in links[1:]:
                     if link.logged is None:
                         self._go_over(link)
                     else:
                         self._step(link.logged, log)
-                        tell(link.step)
+                        tell(1, step=link.step)
                     self._compare_checkpoint(link.step)
             if self._out is not None:
                 self._save(self._out)
@@ -385,25 +384,3 @@ def _log(out: Path | None) -> MetricsLog | None:
 def _made_of(start: Start) -> tuple[Any, ...]:
     """What an engine is made of."""
     return start.task, start.data, start.eval_data, start.settings, start.device
-
-
-@contextmanager
-def _progress(total: int, began: float) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, once it has taken over two seconds; call it with the step that was taken."""
-    columns = (column("replaying, step {task.fields[step]}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True)
-    task = bar.add_task("", total=total, step="-")
-
-    def show() -> None:
-        if time.monotonic() - began > SILENT_SECONDS and not bar.live.is_started:
-            bar.start()
-
-    def tell(step: int) -> None:
-        bar.update(task, advance=1, step=step)
-        show()
-
-    show()
-    try:
-        yield tell
-    finally:
-        bar.stop()
