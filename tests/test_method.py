@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ftis_node.config.profiles import TASKS
 from ftis_node.config.settings import Settings, collect
-from ftis_node.lab.reporting.results import ESTIMATES
 from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.importance import MAX_LOG_RATIO
@@ -68,10 +67,6 @@ def test_of_a_sample_that_the_learner_finds_unlikely_only_two_estimators_reach_t
     assert largest == {"k1": 20.0, "k3": 19.0, "is_k1": 0.0, "is_k3": 1.0}
     assert worst["k2"] == 200.0 and worst["k3_reverse"] > 4e8
     assert ESTIMATORS["k3_reverse"](torch.tensor([-4.01])) > 50 > ESTIMATORS["k3_reverse"](torch.tensor([-3.99]))
-
-
-def test_the_report_shows_every_estimator_there_is() -> None:
-    assert tuple(ESTIMATORS) == ESTIMATES
 
 
 @pytest.mark.parametrize("name", ["vis", "ftis"])

@@ -158,10 +158,6 @@ def test_a_run_whose_packets_would_be_too_large_is_refused() -> None:
     Run(**(FIELDS | {"completion_tokens": 43600}))
 
 
-def test_run_and_packet_agree_on_the_largest_packet() -> None:
-    assert run._PACKET_BYTES_MAX == packet.MAX_PACKET_BYTES
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
 
 from ftis_node.errors import UsageError, raise_all
+from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.text import in_toml
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
@@ -42,8 +43,6 @@ SLOTS_MAX = 256
 TOKENS_MAX = 1 << 17  # of a prompt, of a completion
 # Beyond these, logits over temperature overflow, or no token is likelier than another: the compute process fails.
 TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 100.0
-# packet.MAX_PACKET_BYTES once more: neighbours of this layer do not import one another, and a test holds them equal.
-_PACKET_BYTES_MAX = 4 << 20
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$", max_length=64)]
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -89,10 +88,10 @@ class Run(BaseModel):
             raise ValueError("a horizontal run has 2 parts or more, a vertical one has 1")
         if self.group % self.parts:
             raise ValueError(f"group must be a multiple of the {self.parts} parts")
-        if self.packet_bytes_max > _PACKET_BYTES_MAX:
+        if self.packet_bytes_max > MAX_PACKET_BYTES:
             raise ValueError(
                 f"group × completion_tokens makes packets of up to {self.packet_bytes_max} bytes, "
-                f"above the {_PACKET_BYTES_MAX} allowed"
+                f"above the {MAX_PACKET_BYTES} allowed"
             )
         return self
 

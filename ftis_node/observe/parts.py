@@ -2,6 +2,8 @@
 
 ``metrics.jsonl`` becomes ``metrics-00000001.jsonl`` by one rename, and that ``metrics-00000001.jsonl.gz`` by another,
 so at every moment each line is in one part, whatever is killed.
+
+SQLite does not replace this: replay reads these files, so a database would be a second copy beside them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A process that is asked for verdicts on what strangers wrote, and killed when it takes too long for one."""
+"""A process that judges strangers' text, and is killed when one verdict takes too long.
+
+Pebble's process pool also kills late workers, but its parent unpickles what a worker sends: a worker that strangers'
+text took over would run code here. So this process answers in bytes and JSON.
+"""
 
 from __future__ import annotations
 
