@@ -32,9 +32,8 @@ from ftis_node.swarm.admission import admit
 from ftis_node.swarm.announcement import announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.table import Arrival
-from ftis_node.swarm.wire.dht_guard import NEAREST_MAX
-from ftis_node.swarm.wire.directory import RECORD_LIFETIME
 from ftis_node.swarm.wire.records import OwnerSigned, pack_answer
+from ftis_node.swarm.wire.shards import NEAREST_MAX, RECORD_LIFETIME
 
 # Short sessions, so that nodes leave in the middle of everything.
 RESTLESS = Scenario(nodes=24, seconds=240.0, session_seconds=300.0, outbound_only=0.4)
@@ -103,6 +102,11 @@ print(simulate(Scenario(nodes=12, seconds=60.0, session_seconds=60.0)))
         for seed in ("1", "2")
     ]
     assert told[0] == told[1]
+
+
+def test_a_simulation_loads_no_hivemind() -> None:
+    code = "import sys; import ftis_node.lab.simulation.simulate; sys.exit('hivemind' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_machines_clocks_are_back_after_a_simulation() -> None:

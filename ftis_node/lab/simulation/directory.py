@@ -18,19 +18,25 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.swarm.swarm import ENOUGH_PEERS, FIRST_LOOK_UP_SECONDS, RECORD_SECONDS, SETTLED_RECORD_SECONDS
-from ftis_node.swarm.wire.directory import FULL_PART, RECORD_LIFETIME, REPLICAS
-from ftis_node.swarm.wire.lookup import AT_ONCE, OWN_NODES
-from ftis_node.swarm.wire.records import DEPTHS, MAX_RECORDS
+from ftis_node.swarm.wire.shards import (
+    AT_ONCE,
+    DEPTHS,
+    FULL_PART,
+    MAX_RECORDS,
+    OWN_NODES,
+    RECORD_LIFETIME,
+    REPLICAS,
+    TELLERS_ENOUGH,
+)
 from ftis_node.swarm.wire.transport import Answer
 
 SECONDS, WARMUP = 900.0, 300.0
 
 
-# Bytes of real messages, which tests/test_simulation.py makes again: a record of four addresses in an answer, a call
+# Bytes of real messages; tests/test_simulation.py makes them again. A record of four addresses in an answer, a call
 # to store one, and an answer that names twenty nodes.
 RECORD_BYTES, STORE_BYTES, NEAREST_BYTES = 504, 552, 1267
 LATENCIES = 4  # of a look-up: two rounds of questions
-TELLERS = 3
 
 
 class Records:
@@ -80,7 +86,7 @@ class MemoryDirectory:
         tellers = [peer for peer in self._records.taking_part if peer != self._author]
         found = self._records.some()
         await asyncio.sleep(LATENCIES * self._latency)
-        for teller in self._records.rng.sample(tellers, min(TELLERS, len(tellers))):
+        for teller in self._records.rng.sample(tellers, min(TELLERS_ENOUGH, len(tellers))):
             take(Answer(0, teller, found))
 
     async def leave(self) -> None:

@@ -251,8 +251,8 @@ class MemoryTransport:
     async def _chunks(
         self, holder: MemoryTransport, requests: AsyncIterator[ftis_pb2.FetchRequest]
     ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
-        """The answers of a stream as they arrive. It ends when the holder ends it; one that is gone says nothing."""
-        arrived: asyncio.Queue[ftis_pb2.FetchChunk | None] = asyncio.Queue()
+        """The answers of a stream as they arrive. As over libp2p, a holder that ends the stream says nothing."""
+        arrived: asyncio.Queue[ftis_pb2.FetchChunk] = asyncio.Queue()
         asked = got = 0
 
         async def on_their_way() -> AsyncIterator[ftis_pb2.FetchRequest]:
@@ -265,7 +265,8 @@ class MemoryTransport:
 
         serving = holder.answer(holder.serve_stream(self, on_their_way(), arrived))
         try:
-            while (chunk := await arrived.get()) is not None:
+            while True:
+                chunk = await arrived.get()
                 got += 1
                 self.meter.counts["busy"] += chunk.status == ftis_pb2.FetchChunk.BUSY
                 yield chunk
@@ -284,7 +285,7 @@ class MemoryTransport:
         self,
         caller: MemoryTransport,
         requests: AsyncIterator[ftis_pb2.FetchRequest],
-        arrived: asyncio.Queue[ftis_pb2.FetchChunk | None],
+        arrived: asyncio.Queue[ftis_pb2.FetchChunk],
     ) -> None:
         """Sends the node's answers over the uplink, one after the other."""
         network = self._network
@@ -296,7 +297,6 @@ class MemoryTransport:
                     network.carry(self, caller.author, PACKETS, size, seconds, _Put(arrived, chunk))
                     if chunk.packet:
                         await asyncio.sleep(seconds)
-        network.loop.call_later(network.latency, arrived.put_nowait, None)
 
     def _departs(self, size: int) -> float:
         """Seconds until a packet of `size` bytes has left: packets stand in one queue for the uplink."""
@@ -349,7 +349,7 @@ class _Arrived:
 class _Put:
     """A chunk that has arrived."""
 
-    queue: asyncio.Queue[ftis_pb2.FetchChunk | None]
+    queue: asyncio.Queue[ftis_pb2.FetchChunk]
     chunk: ftis_pb2.FetchChunk
 
     def __call__(self) -> None:

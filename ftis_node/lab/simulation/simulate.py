@@ -22,6 +22,7 @@ from ftis_node.lab.simulation.tally import Presence, Tally, figures
 
 UNIX_START = 1_800_000_000.0  # of the first simulated second
 PROGRESS_SECONDS = 2.0  # real ones
+COLLECT_SECONDS = 30.0  # simulated ones, after which what only refers to itself is thrown away
 TICK_SECONDS = 0.1  # simulated ones, after which it is looked whether to tell of progress
 
 Progress = Callable[[float], None]
@@ -57,12 +58,15 @@ class Simulation:
         for node in nodes:
             loop.call_later(self._rng.uniform(0.0, scenario.arrival_seconds), self._start, node, True)
         loop.call_later(scenario.warmup, self._count)
-        told = time.monotonic()
+        told, collected = time.monotonic(), 0.0
         while loop.time() < scenario.seconds:
             await asyncio.sleep(min(TICK_SECONDS, scenario.seconds - loop.time()))
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
                 progress(loop.time())
+            if loop.time() - collected >= COLLECT_SECONDS:
+                collected = loop.time()
+                gc.collect()
         return [self._presence(node) for node in self.nodes.values()]
 
     def enter(self) -> SimulatedNode:
@@ -99,7 +103,7 @@ class Simulation:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Without the cyclic garbage collector, which would go through millions of objects again and again."""
+    """Keep Python from collecting cycles by itself: it would go through millions of objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
