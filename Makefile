@@ -34,15 +34,15 @@ slow: $(DEV)
 # Eight daemons for ten minutes in which everything is killed, cut off and frozen; four for an hour in which nothing may
 # grow. As root, for each daemon has a network namespace.
 chaos soak: $(DEV)
-	$(BIN)/python -m tests.endurance $@
+	$(BIN)/python -m tests.manual.endurance $@
 
 chaos-quick: $(DEV)
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m tests.endurance chaos --seconds 120; \
+	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m tests.manual.endurance chaos --seconds 120; \
 	  else echo "chaos is left out: network namespaces need root"; fi
 
 # A daemon that is killed with -9 two hundred times and has to go on each time: half an hour.
 kills: $(DEV)
-	$(BIN)/python -m tests.kills
+	$(BIN)/python -m tests.manual.kills
 
 # Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes.
 hostile: $(DEV)
@@ -59,7 +59,7 @@ fuzz-quick: $(DEV)
 
 # A node behind a router that lets nobody in, with relays and without. As root.
 nat: $(DEV)
-	$(BIN)/python -m tests.routers
+	$(BIN)/python -m tests.manual.routers
 
 # A small grid of the lab, from the nodes to the report: every kind of cell, which shows that they run and no more.
 lab-quick: $(DEV)
@@ -67,12 +67,13 @@ lab-quick: $(DEV)
 	$(BIN)/ftis-node lab run quick --out build/lab-quick
 	$(BIN)/ftis-node lab report build/lab-quick
 
-# All experiments with built-in models, and their reports under docs/evidence: hours of CPU; goes on where it was.
+# All experiments with built-in models: hours of CPU; goes on where it was. Full reports in build/lab, short ones in docs/evidence.
 EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony time-to-score shares \
   truncation bias confirmation attacks attacks-horizontal attacks-many
 evidence: $(DEV)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \
+	    && $(BIN)/ftis-node lab report build/lab/$$name \
 	    && $(BIN)/ftis-node lab report build/lab/$$name --to docs/evidence/$$name --small || exit 1; \
 	done
 	$(BIN)/python -m ftis_node.lab.reporting.index docs/evidence
@@ -86,7 +87,7 @@ settings: $(DEV)
 	$(BIN)/python -m ftis_node.config.documentation docs/settings.md
 
 pictures: $(DEV)
-	$(BIN)/python -m tests.pictures
+	$(BIN)/python -m tests.manual.pictures
 
 # Regenerates the RPC messages from proto/ftis.proto.
 proto: $(DEV)
@@ -96,7 +97,7 @@ proto: $(DEV)
 # `make wheels` before it fetches the packages by this machine's pip: for where no registry can be reached (docs/deploy.md).
 BASE ?= debian:bookworm-slim
 compose-test: $(DEV)
-	$(BIN)/python -m tests.compose --base $(BASE)
+	$(BIN)/python -m tests.manual.compose --base $(BASE)
 
 # Everything that an image installs, for its build without a package index; EXTRAS=gpu for the extra `gpu` too.
 EXTRAS ?=

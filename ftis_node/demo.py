@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.live import Live
 
 from ftis_node.errors import UsageError, UserError
@@ -60,6 +61,32 @@ class _Member:
         return [(e["since_start"], e["pass_at_1"]) for e in read_events(self.home.metrics, "evaluation")]
 
 
+class NodeSummary(msgspec.Struct, frozen=True):
+    """What became of one node. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss."""
+
+    name: str
+    model: str
+    role: str
+    steps: int
+    pass_at_1_before: float
+    pass_at_1_after: float
+    own_groups_used: int
+    foreign_groups_used: int
+    foreign_groups_by_author: dict[str, int]
+    foreign_weight_share: float
+    bytes_in: int
+    bytes_out: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What became of all. complete: every node took its steps. picture: the file with the curves, None without one."""
+
+    nodes: list[NodeSummary]
+    seconds: float
+    complete: bool
+    picture: str | None
+
+
 class Demo:
     """Starts the daemons, watches them until each has taken its steps, ends them, and sums up."""
 
@@ -83,7 +110,7 @@ class Demo:
         if listener:
             self.members.append(self._member("D", "tiny-b", "listener", "--full", "--own-share", "0"))
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Summary:
         """Runs the demo and returns its summary; Ctrl-C ends it early, with no process left.
 
         Raises:
@@ -196,45 +223,42 @@ class Demo:
                 _signal(member, signal.SIGKILL)
                 member.process.wait()
 
-    def _sum_up(self, seconds: float) -> dict[str, Any]:
+    def _sum_up(self, seconds: float) -> Summary:
         nodes = [self._node_summary(member) for member in self.members]
-        summary = {
-            "nodes": nodes,
-            "seconds": seconds,
-            "complete": all(node["steps"] >= self.steps for node in nodes),
-            "picture": str(self.output / "curves.png") if can_draw() else None,
-        }
-        if can_draw():
+        picture = self.output / "curves.png" if can_draw() else None
+        complete = all(node.steps >= self.steps for node in nodes)
+        summary = Summary(nodes, seconds, complete, str(picture) if picture is not None else None)
+        if picture is not None:
             plot_pass_at_1(
                 {f"{member.name} ({member.model}, {member.role})": member.curve() for member in self.members},
-                self.output / "curves.png",
+                picture,
                 f"{len(nodes)} different models learning from one another (F-TIS)",
             )
-        (self.output / "summary.json").write_text(json.dumps(summary, indent=1))
+        (self.output / "summary.json").write_text(json.dumps(msgspec.to_builtins(summary), indent=1))
         for node in nodes:
             self.console.print(words(_in_words(node)))
-        curves = f"curves in {summary['picture']}" if can_draw() else f"for a picture of the curves: {TO_DRAW}"
+        curves = f"curves in {picture}" if picture is not None else f"for a picture of the curves: {TO_DRAW}"
         self.console.print(words(f"{seconds:.0f} s; {curves}; logs under {self.output}"))
         return summary
 
-    def _node_summary(self, member: _Member) -> dict[str, Any]:
+    def _node_summary(self, member: _Member) -> NodeSummary:
         evaluations = read_events(member.home.metrics, "evaluation")
         status = member.status
         by_author = status.get("foreign_groups_used", {})
-        return {
-            "name": member.name,
-            "model": member.model,
-            "role": member.role,
-            "steps": max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
-            "pass_at_1_before": evaluations[0]["pass_at_1"] if evaluations else 0.0,
-            "pass_at_1_after": evaluations[-1]["pass_at_1"] if evaluations else 0.0,
-            "own_groups_used": status.get("own_groups_used", 0),
-            "foreign_groups_used": sum(by_author.values()),
-            "foreign_groups_by_author": by_author,
-            "foreign_weight_share": status.get("foreign_weight_share", 0.0),
-            "bytes_in": status.get("bytes_in", 0),
-            "bytes_out": status.get("bytes_out", 0),
-        }
+        return NodeSummary(
+            name=member.name,
+            model=member.model,
+            role=member.role,
+            steps=max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
+            pass_at_1_before=evaluations[0]["pass_at_1"] if evaluations else 0.0,
+            pass_at_1_after=evaluations[-1]["pass_at_1"] if evaluations else 0.0,
+            own_groups_used=status.get("own_groups_used", 0),
+            foreign_groups_used=sum(by_author.values()),
+            foreign_groups_by_author=by_author,
+            foreign_weight_share=status.get("foreign_weight_share", 0.0),
+            bytes_in=status.get("bytes_in", 0),
+            bytes_out=status.get("bytes_out", 0),
+        )
 
 
 def _prepare(output: Path) -> None:
@@ -247,11 +271,11 @@ def _prepare(output: Path) -> None:
     (output / _MARK).touch()
 
 
-def _in_words(node: dict[str, Any]) -> str:
+def _in_words(node: NodeSummary) -> str:
     return (
-        f"{node['name']} ({node['model']}, {node['role']}): pass@1 {node['pass_at_1_before']:.2f} → "
-        f"{node['pass_at_1_after']:.2f} in {node['steps']} steps, with {node['foreign_groups_used']} groups of "
-        f"{len(node['foreign_groups_by_author'])} others, which carried {node['foreign_weight_share']:.0%} of what "
+        f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
+        f"{node.pass_at_1_after:.2f} in {node.steps} steps, with {node.foreign_groups_used} groups of "
+        f"{len(node.foreign_groups_by_author)} others, which carried {node.foreign_weight_share:.0%} of what "
         "it learned from"
     )
 

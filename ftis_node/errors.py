@@ -60,13 +60,19 @@ def one_by_one(error: UserError) -> tuple[UserError, ...]:
     return error.errors if isinstance(error, Several) else (error,)
 
 
-def raise_all(errors: Iterable[UserError]) -> None:
-    """Raises what was found, if anything was: the one, or all together, each once."""
+def each_once(errors: Iterable[UserError]) -> tuple[UserError, ...]:
+    """The mistakes in all errors, each once, in their order."""
     found: dict[tuple[str, str], UserError] = {}
     for error in errors:
         for one in one_by_one(error):
             found.setdefault((one.what, one.fix), one)
+    return tuple(found.values())
+
+
+def raise_all(errors: Iterable[UserError]) -> None:
+    """Raises what was found, if anything was: the one, or all together, each once."""
+    found = each_once(errors)
     if len(found) > 1:
-        raise Several(tuple(found.values()))
-    for alone in found.values():
+        raise Several(found)
+    for alone in found:
         raise alone

@@ -93,12 +93,14 @@ class Packet:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Group:
-    """An admitted packet. author: 38-byte peer id. row: of the task's data. digest: sha256 of the packet's bytes."""
+    """An admitted packet. author: 38-byte peer id. row: of the task's data. digest: sha256 of its bytes, `data`, which
+    the arrays of `packet` are views of."""
 
     author: bytes
     row: int
     packet: Packet
     digest: bytes
+    data: bytes
 
     @property
     def key(self) -> tuple[bytes, int, int]:

@@ -1,6 +1,23 @@
 """For all tests: how long an example takes says how busy the machine is, and nothing about the code."""
 
+import asyncio
+
+import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
+
+from tests.support.clock import Clock
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The loop that the daemon runs in."""
+    return uvloop.EventLoopPolicy()

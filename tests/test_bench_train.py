@@ -16,10 +16,11 @@ from ftis_node.cli import app
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.fit import bench_fit
-from ftis_node.lab.bench.model import Size, own_work, random_policy, small_config
-from ftis_node.lab.bench.train import SETTINGS, bench_train, caught_gradient, check_same_work, our_gradient, peak_memory
+from ftis_node.lab.bench.measure import peak_memory
+from ftis_node.lab.bench.model import SETTINGS, Size, own_work, random_policy, small_config
+from ftis_node.lab.bench.train import bench_train, caught_gradient, check_same_work, our_gradient
 from ftis_node.lab.bench.trl import Trl
-from tests.helpers_models import tiny_config
+from tests.support.small_models import tiny_config
 
 SMALL = Size(groups=2, group=4, prompt_tokens=6, completion_tokens=8)
 FLAGS = ["--groups", "2", "--group", "4", "--prompt-tokens", "6", "--completion-tokens", "8", "--repeats", "2"]

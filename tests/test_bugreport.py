@@ -18,7 +18,7 @@ from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
-from tests.helpers_swarm import RUN
+from tests.support.swarm import RUN
 
 KEY = b"\x5a" * 32
 PEER = Identity(b"\3" * 32).peer_id

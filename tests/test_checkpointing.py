@@ -24,20 +24,22 @@ from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.client import Worker, WorkerFault
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from ftis_node.worker.messages import Generate, Interrupt, Load, Open, Request, Save, Step, Write
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+from tests.support.steps import step_report
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
-GOOD = {"bad_steps": 0, "diverged": False}
-BAD = {"bad_steps": 4, "diverged": False}
-DIVERGED = {"bad_steps": 5, "diverged": True}
+GOOD = step_report()
+BAD = step_report(bad_steps=4)
+DIVERGED = step_report(bad_steps=5, diverged=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker() -> AsyncIterator[Worker]:
     worker = Worker()
     await worker.start()
-    facts = await worker.call("load", settings=arithmetic_settings(), task="arithmetic", data=None, eval_data=None)
-    await worker.call("open", run=arithmetic_run(facts))
+    facts = await worker.call(Load(settings=arithmetic_settings(), task="arithmetic"))
+    await worker.call(Open(arithmetic_run(facts)))
     yield worker
     await worker.stop()
 
@@ -49,16 +51,15 @@ def saving(tmp_path: Path) -> Saving:
 
 async def train(worker: Worker) -> None:
     """One step in which half of each group is said to be right."""
-    groups = (await worker.call("generate", rows=[1, 2]))["groups"]
-    parts = [{"source": "own", "completions": g, "rewards": [float(k % 2) for k in range(8)]} for g in groups]
-    report = await worker.call("step", groups=[{"row": row, "parts": [p]} for row, p in enumerate(parts, start=1)])
-    assert report["skipped"] is None
+    groups = (await worker.call(Generate([1, 2]))).groups
+    report = await worker.call(Step(batch_of([1, 2], groups, uneven=True)))
+    assert report.skipped is None
 
 
 async def weights(worker: Worker, tmp_path: Path) -> dict[str, Tensor]:
     directory = tmp_path / "look"
     directory.mkdir(exist_ok=True)
-    await worker.call("save", directory=str(directory))
+    await worker.call(Save(str(directory)))
     return load_file(directory / "trainable.safetensors")
 
 
@@ -85,7 +86,7 @@ async def test_after_too_many_bad_steps_the_weights_before_the_last_good_step_co
     after = await three_steps(worker, saving, tmp_path)
     for step in (4, 5, 6, 7):
         await saving.after_step(worker, Progress(step=step), BAD)
-    await saving.settle()
+    await saving.flush()
     assert saving.saved_step == 3, "bad steps write no checkpoint"
     await saving.after_step(worker, Progress(step=8), DIVERGED)
     assert same(await weights(worker, tmp_path), after[1])
@@ -126,7 +127,7 @@ async def test_a_checkpoint_whose_weights_only_fail_gives_way_to_the_one_before(
     worker: Worker, saving: Saving, tmp_path: Path
 ) -> None:
     after = await three_steps(worker, saving, tmp_path)
-    await saving.settle()
+    await saving.flush()
     again = await saving.restore(worker)
     assert again is not None and again.step == 3 and same(await weights(worker, tmp_path), after[2])
     older = await saving.restore(worker, older=True)
@@ -141,14 +142,13 @@ async def test_a_step_that_is_given_up_leaves_what_was_trained_before_to_be_save
 ) -> None:
     await train(worker)
     before = await weights(worker, tmp_path)
-    groups = (await worker.call("generate", rows=[1]))["groups"]
-    part = {"source": "own", "completions": groups[0], "rewards": [float(k % 2) for k in range(8)]}
-    for op, given in (("generate", {"rows": [1]}), ("step", {"groups": [{"row": 1, "parts": [part]}]})):
-        await worker.call("interrupt")
+    groups = (await worker.call(Generate([1]))).groups
+    for request in (Generate([1]), Step(batch_of([1], groups, uneven=True))):
+        await worker.call(Interrupt())
         with pytest.raises(WorkerFault, match="given up"):
-            await worker.call(op, **given)
+            await worker.call(request)
     await saving.checkpoint(worker, Progress(step=1))
-    await saving.settle()
+    await saving.flush()
     assert same(load_file(saving._path / "step-00000001" / "trainable.safetensors"), before)
     await train(worker)
     assert not same(await weights(worker, tmp_path), before)
@@ -157,7 +157,7 @@ async def test_a_step_that_is_given_up_leaves_what_was_trained_before_to_be_save
 @on_one_loop
 async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     await saving.checkpoint(worker, Progress(step=1))
-    await saving.settle()
+    await saving.flush()
     other = Saving(saving._path, "tiny-a (lora)", "adamw", saving._metrics)
     with pytest.raises(UsageError, match="are of another model"):
         await other.restore(worker)
@@ -166,10 +166,9 @@ async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tm
 class Failing:
     """A compute process that cannot write."""
 
-    async def call(self, op: str, **_: Any) -> dict[str, Any]:
-        if op == "write":
+    async def call(self, request: Request[Any]) -> None:
+        if isinstance(request, Write):
             raise OSError("the disk is gone")
-        return {}
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -233,7 +232,7 @@ def test_a_file_that_is_no_plan_is_made_anew(plan_file: Path, content: str) -> N
 async def test_a_checkpoint_says_how_it_was_trained(worker: Worker, saving: Saving, tmp_path: Path) -> None:
     assert settled(saving._path, "tiny-a") == {}
     await saving.checkpoint(worker, Progress(step=1))
-    await saving.settle()
+    await saving.flush()
     assert settled(saving._path, "tiny-a") == {"lora": False, "optimiser": "adamw"}
     assert settled(saving._path, "tiny-b") == {}
 

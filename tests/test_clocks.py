@@ -18,15 +18,7 @@ from ftis_node.store.packets import SEEN_SECONDS, PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.peer_clocks import LATEST, PEERS_MAX, ClockDifference, PeerClocks
-from tests.helpers_swarm import (
-    RUN,
-    announcement,
-    event_loop_policy,  # noqa: F401 - a fixture
-    group,
-    identity,
-    member,
-    packet,
-)
+from tests.support.swarm import RUN, announcement, group, identity, member, packet
 
 ALICE, BOB = identity(1), identity(2)
 HOUR = 3600.0

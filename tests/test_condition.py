@@ -14,10 +14,11 @@ from ftis_node.errors import UsageError
 from ftis_node.evaluate.greedy import Outcome
 from ftis_node.node.assembly import LOG_BYTES, OLDER_METRICS_BYTES, Quotas, quotas
 from ftis_node.node.condition import DOWN_SECONDS, IDLE_STEPS, Signs, State, condition
-from ftis_node.node.evaluation_schedule import Exams
+from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.status import StepLog
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.swarm.membership import Reachability
+from tests.support.steps import taken_step
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_every_trouble_says_what_to_do() -> None:
 
 def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
     now = 0.0
-    exams = Exams(0.1, lambda: now)
+    exams = EvaluationSchedule(0.1, lambda: now)
     found = Outcome(
         prompts=4, correct=2, formatted=3, lenient=3, finished=4, tokens=40, seconds=50.0, batch=4
     ).figures()
@@ -98,7 +99,7 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
 def test_a_model_that_never_writes_the_form_is_told_of_once(
     caplog: pytest.LogCaptureFixture, formatted: int, code: bool, told: int
 ) -> None:
-    exams = Exams(0.1)
+    exams = EvaluationSchedule(0.1)
     found = Outcome(
         64, correct=0, formatted=formatted, lenient=1, finished=4, tokens=40, seconds=50.0, batch=4
     ).figures()
@@ -113,7 +114,7 @@ def test_evaluations_of_weights_that_a_kill_took_are_not_in_the_curve(tmp_path: 
         log.write(event, step=step, pass_at_1=score)
     log.write("started", step=60)
     log.write("evaluation", step=70, pass_at_1=0.4)
-    exams = Exams(0.1)
+    exams = EvaluationSchedule(0.1)
     exams.recall(tmp_path / "metrics.jsonl")
     assert list(exams.curve) == [(0, 0.1), (50, 0.2), (70, 0.4)]
     exams.went_back(60)
@@ -124,15 +125,8 @@ def test_of_quick_steps_only_some_are_logged(monkeypatch: pytest.MonkeyPatch, ca
     now, steps = 0.0, StepLog()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     caplog.set_level("INFO")
-    step = {
-        "own_groups": 1,
-        "own_reward": 0.5,
-        "foreign_groups": 2,
-        "foreign_reward": None,
-        "seconds": {"train": 1.5, "total": 2.0},
-    }
     for number in range(1, 22):
-        steps.tell(step | {"step": number})
+        steps.write(taken_step(number))
         now += 1.0
     logged = [record.getMessage() for record in caplog.records]
     assert logged[0] == "Step 1: own groups 1 (reward 0.50), foreign 2 (–), 2.0 s"

@@ -19,7 +19,7 @@ from ftis_node.config.settings import PROFILES, Settings, collect
 from ftis_node.node.checkpointing import LearnedSizes
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.planning import memory_budget, memory_limit
-from tests.helpers_swarm import RUN
+from tests.support.swarm import RUN
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "settings.md"
 

@@ -21,8 +21,9 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.worker.engine import Engine
-from tests.daemons import PATIENCE, STILL, run_cli
-from tests.helpers_models import arithmetic_run, arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
+from ftis_node.worker.messages import ModelFacts
+from tests.support.daemons import PATIENCE, STILL, run_cli
+from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_config, tiny_policy, tiny_tokenizer
 
 SHORT, LONG = 32, 64
 HALF = 4  # of a head's dimensions
@@ -125,9 +126,9 @@ def rows_in(path: Path, questions: Sequence[str]) -> str:
 SUMS = [f"{a}+{b}=" for a in range(5) for b in range(5)]
 
 
-def loaded(task: str, eval_data: str | None = None, **flags: Any) -> tuple[Engine, dict[str, Any]]:
+def loaded(task: str, eval_data: str | None = None, **flags: Any) -> tuple[Engine, ModelFacts]:
     engine = Engine()
-    return engine, engine.load(arithmetic_settings(**flags), task, None, eval_data)
+    return engine, engine.load(arithmetic_settings(**flags), task, eval_data=eval_data)
 
 
 def test_a_row_longer_than_the_runs_cap_is_named_with_its_length(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_run_longer_than_the_models_context_is_refused_with_the_row_that_is(tm
         engine.open(arithmetic_run(facts, completion_tokens=15))
     assert "longer context" in told.value.fix
     engine.open(arithmetic_run(facts, completion_tokens=14))
-    assert engine.generate([0])["groups"] and engine.evaluate()["prompts"] == 40
+    assert engine.generate([0]).groups and engine.evaluate().prompts == 40
 
 
 def test_a_model_whose_frequencies_change_is_held_to_the_length_before_that(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_
     engine = Engine()
     caps = {"prompt_tokens": 16, "completion_tokens": 20, "group": 8}
     with pytest.raises(UsageError, match=r"completions .* up to 20 tokens, but .* has room for 20"):
-        engine.load(arithmetic_settings(model=name), "arithmetic", None, None, caps=caps)
+        engine.load(arithmetic_settings(model=name), "arithmetic", caps=caps)
 
 
 def test_another_set_to_evaluate_on_is_held_to_the_same(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_another_set_to_evaluate_on_is_held_to_the_same(tmp_path: Path) -> None:
     engine, facts = loaded("arithmetic", model=name)
     engine.open(arithmetic_run(facts, completion_tokens=14))
     with pytest.raises(UsageError, match=r"Row 1 of harder is a prompt of 8 tokens and a completion may have 16"):
-        engine.look_at("harder", "arithmetic-4", None, None)
+        engine.add_evaluation("harder", "arithmetic-4", None, None)
 
 
 def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path) -> None:

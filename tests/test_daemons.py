@@ -14,8 +14,8 @@ import pytest
 from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.identity import Identity
-from tests.daemons import Daemon, gone, run_cli
-from tests.documented import check, check_daemon
+from tests.support.daemons import Daemon, gone, run_cli
+from tests.support.documented import check, check_daemon
 
 pytestmark = pytest.mark.timeout(600)
 

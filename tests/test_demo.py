@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.daemons import ENVIRONMENT, command, gone, run_cli
+from tests.support.daemons import ENVIRONMENT, command, gone, run_cli
 
 pytestmark = pytest.mark.timeout(200)
 

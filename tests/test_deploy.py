@@ -14,9 +14,9 @@ import yaml
 
 from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings
-from tests.command_lines import parsed
-from tests.compose import PROFILES, Swarm
-from tests.documented import metrics
+from tests.manual.compose import PROFILES, Swarm
+from tests.support.command_lines import parsed
+from tests.support.documented import metrics
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 _DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")

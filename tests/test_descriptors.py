@@ -23,7 +23,7 @@ from ftis_node.host.descriptors import OutOfFiles, limit, raise_limit, ran_out, 
 from ftis_node.node import daemon
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
-from tests.daemons import Daemon
+from tests.support.daemons import Daemon
 
 NONE_LEFT = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

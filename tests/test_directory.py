@@ -36,14 +36,8 @@ from ftis_node.swarm.wire.records import (
 )
 from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
 from ftis_node.swarm.wire.shelf import MAX_KEYS, Shelf
-from tests.helpers_swarm import (
-    OTHER_RUN,
-    RUN,
-    event_loop_policy,  # noqa: F401 - a fixture
-    identity,
-    transport,
-)
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
+from tests.support.swarm import OTHER_RUN, RUN, identity, transport
 
 ALICE, BOB, MALLORY = (identity(number) for number in range(1, 4))
 KEY = key_bytes(RUN.id)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,20 +23,22 @@ from huggingface_hub import constants
 
 from ftis_node.cli import main
 from ftis_node.cli import run as run_files
-from ftis_node.cli.doctor import case_of
+from ftis_node.cli.flags import Given
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.errors import UserError
+from ftis_node.node.options import JoinOptions
 from ftis_node.policy.hub import Hub, ask_hub, cached, described, offered
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.preflight import machine, models, place
-from ftis_node.preflight.examination import CHECKS
-from ftis_node.preflight.finding import Case, Check, Finding, examine, failed
+from ftis_node.preflight.case import Case, case_of
+from ftis_node.preflight.checks import listed
+from ftis_node.preflight.finding import Check, Finding, examine, failed
 from ftis_node.preflight.net import of_a_running_node
 from ftis_node.preflight.smoke import smoke
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
-from tests.helpers_swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
+from tests.support.swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
 
 Doctor = Callable[..., tuple[int, str, str]]
 
@@ -62,7 +63,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_case(home: Path, **flags: Any) -> Case:
-    return case_of(home, flags)
+    return case_of(JoinOptions(Home(home)), Given(flags).on(Home(home)))
 
 
 def seen(look: Callable[[Case], Iterator[Finding]], case: Case) -> dict[str, Finding]:
@@ -107,8 +108,8 @@ def test_the_whole_of_it_on_a_sound_machine_changes_nothing(doctor: Doctor, tmp_
     verdicts = {line.split()[0] for line in out.splitlines() if not line.startswith(" ")}
     assert verdicts <= {"ok", "warn"}
     subjects = [line.split()[1].rstrip(":") for line in out.splitlines() if not line.startswith(" ")]
-    wanted = [check.subject for check in CHECKS if check.subject != "peers"]
-    assert list(dict.fromkeys(subjects)) == wanted
+    wanted = [check.subject for check in listed("doctor") if check.subject != "peers"]
+    assert list(dict.fromkeys(subjects)) == list(dict.fromkeys(wanted))
     assert not home.exists()
 
 
@@ -188,7 +189,7 @@ def test_a_library_that_is_missing_is_one_finding(tmp_path: Path, monkeypatch: p
 def test_a_gpu_that_a_daemon_of_this_home_uses_is_not_called_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subjects = [check.subject for check in CHECKS]
+    subjects = [check.subject for check in listed("doctor")]
     assert subjects.index("home") < subjects.index("gpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(machine, "smoke", lambda _: Finding("gpu", "fail", "Out of memory.", "Look."))
@@ -252,6 +253,15 @@ def test_the_clock_is_compared_with_the_hubs(
     with hub_that(lambda _: 200, monkeypatch, ahead):
         case.hub = ask_hub()
     assert case.hub.answers and list(seen(models.clock, case)) == [verdict]
+
+
+def test_a_hub_that_hangs_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forever, asked = threading.Event(), []
+    monkeypatch.setattr("ftis_node.policy.hub.ask_hub", lambda: asked.append(1) or forever.wait())
+    found = list(examine(a_case(tmp_path), [Check("hub", models.hub, 0.05), Check("memory", models.memory, 60.0)]))
+    assert [(one.subject, one.verdict) for one in found] == [("hub", "fail"), ("memory", "ok")]
+    assert asked == [1]
+    forever.set()
 
 
 @pytest.mark.parametrize(
@@ -330,7 +340,7 @@ def test_a_model_whose_tokens_are_not_the_runs_fails(tmp_path: Path) -> None:
     home.mkdir()
     (home / "run.toml").write_text(dump_run_file(RunFile(run=RUN)))
     case = a_case(home)
-    assert case.task == RUN.task
+    assert case.task_name == RUN.task
     assert "is not the run's" in seen(models.tokenizer, case)["fail"].text
 
 
@@ -351,9 +361,10 @@ def test_a_home_whose_run_file_is_damaged_is_a_finding(doctor: Doctor, tmp_path:
 
 
 async def test_named_peers_are_dialled_and_their_run_is_compared(tmp_path: Path) -> None:
-    peers = next(check for check in CHECKS if check.subject == "peers")
+    peers = next(check for check in listed("doctor") if check.subject == "peers")
     async with member(1, tmp_path) as node:
-        case = case_of(tmp_path / "home", {"host": "127.0.0.1", "quic": False}, peers=(node.address,))
+        given = Given({"host": "127.0.0.1", "quic": False})
+        case = case_of(JoinOptions(Home(tmp_path / "home"), peers=(node.address,)), given.on(Home(tmp_path / "home")))
         case.patience = 0.0
         found = await asyncio.to_thread(lambda: list(examine(case, [peers])))
     assert {one.subject: one.verdict for one in found}["peer"] == "ok"
@@ -368,11 +379,11 @@ def test_a_home_says_where_it_goes_on_and_with_what(tmp_path: Path) -> None:
     facts = {"model": labelled("tiny-b", "lora"), "optimiser": "adamw", "progress": {"step": 7}}
     checkpoints.commit(checkpoints.begin(7), facts)
     assert a_case(tmp_path).settings.model == "tiny-b", "the home's, where none is named"
-    assert "from step 7 of tiny-b (lora)" in seen(place.home, a_case(tmp_path))["ok"].text
-    assert "another model" in seen(place.home, a_case(tmp_path, model="tiny-a"))["fail"].text
-    assert "another model" in seen(place.home, a_case(tmp_path, lora=False))["fail"].text
+    assert "from step 7 of tiny-b (lora)" in seen(place.checkpoints, a_case(tmp_path))["ok"].text
+    assert "another model" in seen(place.checkpoints, a_case(tmp_path, model="tiny-a"))["fail"].text
+    assert "another model" in seen(place.checkpoints, a_case(tmp_path, lora=False))["fail"].text
     (tmp_path / "checkpoints" / "step-00000006.damaged").mkdir()
-    assert "damaged" in seen(place.home, a_case(tmp_path))["warn"].text
+    assert "damaged" in seen(place.checkpoints, a_case(tmp_path))["warn"].text
 
 
 def test_a_key_that_others_may_read_or_that_is_damaged_is_told(tmp_path: Path) -> None:
@@ -405,7 +416,8 @@ def test_a_limit_on_disk_is_kept_or_has_no_room(tmp_path: Path) -> None:
     list(models.memory(case))
     told = seen(place.disk, case)["ok"].text
     assert " MB of packets" in told and "a checkpoint of 0.9 MB every 5 min, 250 MB a day" in told
-    case.settings = case.settings.model_copy(update={"disk_gb": 0.05})
+    case = a_case(tmp_path, disk_gb=0.05, packet_quota_mb=16, device="cpu")
+    list(models.memory(case))
     assert "may take 51 MB on disk" in seen(place.disk, case)["fail"].text
 
 
@@ -429,10 +441,11 @@ def test_a_port_that_is_taken_says_by_whom(tmp_path: Path) -> None:
         taken.listen()
         number = int(taken.getsockname()[1])
         case = a_case(tmp_path, host="127.0.0.1", port=number)
-        assert f"pid {os.getpid()}" in seen(place.port, case)["fail"].text
+        found = seen(place.port, case)["fail"]
+        assert "is taken" in found.text and f"pid {os.getpid()}" in found.advice
         case.status = {"addresses": [f"/ip4/127.0.0.1/tcp/{number}/p2p/x"]}
         assert "daemon on this home" in seen(place.port, case)["ok"].text
-    case = replace(case, status=None)
+    case.status = None
     assert "is free" in seen(place.port, case)["ok"].text
     assert (
         "cannot listen on 192.0.2.77" in seen(place.port, a_case(tmp_path, host="192.0.2.77", port=number))["fail"].text

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.config.settings import OTHER_VARIABLES, Settings
-from tests.command_lines import parsed, root
+from tests.support.command_lines import parsed, root
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(

@@ -19,13 +19,14 @@ from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.node.assembly import find_run
-from ftis_node.node.migration import remember_files
 from ftis_node.node.options import JoinOptions
-from ftis_node.preflight.dry_run import DryRun
-from ftis_node.preflight.early import Early
+from ftis_node.node.task_files import remember_files
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.checks import refused
+from ftis_node.preflight.report import as_json
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
-from tests.helpers_swarm import RUN, event_loop_policy, identity, make_run, member, transport  # noqa: F401 - a fixture
+from tests.support.swarm import RUN, event_loop_policy, identity, make_run, member, transport  # noqa: F401 - a fixture
 
 Join = Callable[..., tuple[int, str, str]]
 
@@ -193,10 +194,11 @@ async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:
     home = tmp_path / "home"
     async with member(1, tmp_path) as node:
         options = JoinOptions(home=Home(home), peers=(node.address,), task="arithmetic")
-        settle = lambda task: collect(task=task, flags={"host": "127.0.0.1", "device": "cpu"})  # noqa: E731
-        early = Early(options, settle).look()
-        assert early.problems == [] and early.settings is not None
-        found = await asyncio.to_thread(DryRun(early, early.settings).look)
+        layers = lambda task: collect(task=task, flags={"host": "127.0.0.1", "device": "cpu"})  # noqa: E731
+        case = Case(options, layers, starting=True)
+        assert refused(case, "join") == ()
+        await asyncio.to_thread(refused, case, "dry-run")
         assert node.swarm.membership.view == {}
-    assert (found.report["run"]["id"], found.report["run"]["from"]) == (RUN.id.hex(), "peers")
+    assert [(origin, found.run.id) for origin, found in case.runs] == [("--peers", RUN.id)]
+    assert as_json(case, whole=True)["run"]["from"] == "peers"
     assert not home.exists()

@@ -2,55 +2,61 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from ftis_node.config.run import Run
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.errors import FtisError, UsageError, UserError
 from ftis_node.objective import PRESETS, Objective
-from ftis_node.packet import prompt_digest
+from ftis_node.packet import Completion, author_digest, decode, prompt_digest
 from ftis_node.policy import room
 from ftis_node.policy.tokenizer import prompt_ids
 from ftis_node.tasks import load_task
 from ftis_node.worker.engine import TEXT_LETTERS, Engine, choose_objective
-from ftis_node.worker.messages import pack_completions, unpack_completions
-from tests.helpers_models import arithmetic_run as run_of
-from tests.helpers_models import arithmetic_settings as settings
+from ftis_node.worker.messages import (
+    REQUESTS,
+    Evaluate,
+    Generate,
+    Generated,
+    Gpu,
+    Load,
+    ReadableGroup,
+    ScoredPacket,
+    ScoreGroup,
+    Step,
+    StepGroup,
+    Texts,
+    decoded,
+    encoded,
+)
+from tests.support.small_models import arithmetic_run as run_of
+from tests.support.small_models import arithmetic_settings as settings
+from tests.support.small_models import batch_of, completions_of, packed
 
 TASK = load_task("arithmetic")
 
 
 def opened(**flags: Any) -> Engine:
     engine = Engine()
-    engine.open(run_of(engine.load(settings(**flags), "arithmetic", None, None)))
+    engine.open(run_of(engine.load(settings(**flags), "arithmetic")))
     return engine
 
 
-def as_step_groups(rows: list[int], generated: dict[str, Any], source: str = "own") -> list[dict[str, Any]]:
-    return [
-        {"row": row, "parts": [{"source": source, "completions": group, "rewards": group["rewards"]}]}
-        for row, group in zip(rows, generated["groups"], strict=True)
-    ]
-
-
-def uneven(engine: Engine, rows: list[int]) -> list[dict[str, Any]]:
+def uneven(engine: Engine, rows: list[int]) -> list[StepGroup]:
     """Groups generated now, with rewards that differ."""
-    groups = as_step_groups(rows, engine.generate(rows))
-    for group in groups:
-        group["parts"][0]["rewards"] = [float(place % 2) for place in range(8)]
-    return groups
+    return batch_of(rows, engine.generate(rows).groups, uneven=True)
 
 
-def tokens(generated: dict[str, Any]) -> list[tuple[bytes, bytes]]:
-    return [(group["ids"], group["logprobs"]) for group in generated["groups"]]
+def tokens(generated: Generated) -> list[bytes]:
+    return [group.packet for group in generated.groups]
 
 
 @pytest.fixture(scope="module")
@@ -60,118 +66,124 @@ def engine() -> Engine:
 
 
 def test_loading_tells_what_a_run_must_know() -> None:
-    facts = Engine().load(settings(), "arithmetic", None, None)
-    assert (facts["task"], facts["data"], facts["reward"]) == ("arithmetic", TASK.data, "integer")
-    assert (facts["rows"], facts["held_out"]) == (len(TASK.train), len(TASK.held_out))
-    assert (facts["vocabulary"], facts["eos"], facts["kind"], facts["device"]) == (26, [1], "full", "cpu")
-    assert facts["parameters"] > 10_000
-    Run(**run_of(facts))
+    facts = Engine().load(settings(), "arithmetic")
+    assert (facts.task, facts.data, facts.reward) == ("arithmetic", TASK.data, "integer")
+    assert (facts.rows, facts.held_out) == (len(TASK.train), len(TASK.held_out))
+    assert (facts.vocabulary, facts.eos, facts.kind, facts.device) == (26, [1], "full", "cpu")
+    assert facts.parameters > 10_000
+    assert run_of(facts).task == "arithmetic"
 
 
 def test_opening_gives_the_digest_of_every_prompt() -> None:
     engine = Engine()
-    digests = engine.open(run_of(engine.load(settings(), "arithmetic", None, None)))["prompt_digests"]
+    digests = engine.open(run_of(engine.load(settings(), "arithmetic"))).prompt_digests
     tokenizer = engine.policy.tokenizer
     expected = [prompt_digest(prompt_ids(tokenizer, TASK.template, example.question)) for example in TASK.train]
     assert digests == b"".join(expected)
 
 
 def test_groups_can_be_read_by_people(engine: Engine) -> None:
-    generated = engine.generate([3])["groups"][0]
-    (told,) = engine.texts([{"row": 3, "ids": generated["ids"], "lengths": generated["lengths"]}])["groups"]
-    assert (told["question"], told["answer"]) == (TASK.train[3].question, TASK.train[3].answer)
-    expected = [
-        engine.policy.tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True)
-        for one in unpack_completions(generated)
-    ]
-    assert told["completions"] == expected and len(expected) == 8
-    ids = np.full(5000, unpack_completions(generated)[0].token_ids[0], dtype="<u4").tobytes()
-    (long,) = engine.texts([{"row": 3, "ids": ids, "lengths": [5000]}])["groups"]
-    assert long["completions"][0].endswith("…") and len(long["completions"][0]) <= TEXT_LETTERS + 1
+    generated = engine.generate([3]).groups[0]
+    completions = completions_of(generated)
+    (text,) = engine.texts([ReadableGroup(3, generated.packet, 7)])
+    assert (text.question, text.answer) == (TASK.train[3].question, TASK.train[3].answer)
+    tokenizer = engine.policy.tokenizer
+    expected = [tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True) for one in completions]
+    assert text.completions == expected[:7] and len(expected) == 8
+    ids = np.full(5000, completions[0].token_ids[0], dtype="<u4")
+    (long,) = engine.texts([ReadableGroup(3, packed(engine, [Completion(ids, np.zeros(5000, "f4"), True)]), 1)])
+    assert long.completions[0].endswith("…") and len(long.completions[0]) <= TEXT_LETTERS + 1
 
 
-def test_every_answer_can_be_sent(engine: Engine) -> None:
+def test_every_answer_arrives_as_it_was_sent(engine: Engine) -> None:
     generated = engine.generate([0, 1])
-    scored = engine.score(0, generated["groups"][0])
-    for answer in (generated, scored, engine.evaluate()):
-        assert msgpack.unpackb(msgpack.packb(answer), strict_map_key=False) == answer
+    answers = {
+        Load: Engine().load(settings(), "arithmetic"),
+        Generate: generated,
+        ScoreGroup: engine.score(0, generated.groups[0].packet),
+        Texts: engine.texts([ReadableGroup(0, generated.groups[0].packet, 8)]),
+        Step: opened().step(batch_of([0, 1], generated.groups, uneven=True)),
+        Evaluate: engine.evaluate(),
+        Gpu: engine.gpu(),
+    }
+    for request, answer in answers.items():
+        assert decoded(encoded(answer), request.answer()) == answer
+
+
+def test_each_request_is_a_method_of_the_engine_with_the_same_arguments() -> None:
+    for op, request in REQUESTS.items():
+        method = inspect.signature(getattr(Engine, op))
+        assert [*method.parameters][1:] == [*request.__struct_fields__], op
 
 
 def test_generated_groups_hold_whole_completions_of_their_rows(engine: Engine) -> None:
     rows = [5, 900, 5]
-    groups = engine.generate(rows)["groups"]
+    groups = engine.generate(rows).groups
     tokenizer = engine.policy.tokenizer
     for row, group in zip(rows, groups, strict=True):
-        completions = unpack_completions(group)
-        assert len(completions) == len(group["rewards"]) == 8
-        assert group["prompt_ids"] == prompt_ids(tokenizer, TASK.template, TASK.train[row].question)
+        completions, packet = completions_of(group), decode(group.packet)
+        assert len(completions) == len(group.rewards) == 8
+        assert packet.prompt_digest == prompt_digest(prompt_ids(tokenizer, TASK.template, TASK.train[row].question))
         assert all(c.finished == (c.token_ids[-1] == 1) for c in completions)
-    assert tokens({"groups": [groups[0]]}) != tokens({"groups": [groups[2]]}), "the same row, drawn anew"
+    assert (decode(groups[0].packet).token_ids.tolist()) != decode(groups[2].packet).token_ids.tolist(), "drawn anew"
 
 
 def test_others_score_a_group_as_its_author_does(engine: Engine) -> None:
     rows = list(range(0, 60, 3))
-    groups = engine.generate(rows)["groups"]
-    rewards = {reward for group in groups for reward in group["rewards"]}
+    groups = engine.generate(rows).groups
+    rewards = {reward for group in groups for reward in group.rewards}
     assert rewards == {0.0, 1.0}, "some right, some wrong"
     for row, group in zip(rows, groups, strict=True):
-        assert engine.score(row, group)["rewards"] == group["rewards"]
+        assert engine.score(row, group.packet) == group.rewards
 
 
-def encoded(engine: Engine, text: str, finished: bool) -> dict[str, Any]:
+def written(engine: Engine, text: str, finished: bool) -> bytes:
     tokenizer = engine.policy.tokenizer
-    ids = tokenizer.encode(text) + ([tokenizer.eos_token_id] if finished else [])
-    return {
-        "ids": torch.tensor(ids, dtype=torch.int32).numpy().tobytes(),
-        "logprobs": bytes(4 * len(ids)),
-        "lengths": [len(ids)],
-        "finished": [finished],
-    }
+    ids = np.asarray(tokenizer.encode(text) + ([tokenizer.eos_token_id] if finished else []), np.uint32)
+    return packed(engine, [Completion(ids, np.zeros(len(ids), np.float32), finished)])
 
 
 def test_only_a_finished_right_answer_is_rewarded(engine: Engine) -> None:
     answer = TASK.train[7].answer
     text = f"<think>{answer}</think><answer>{answer}</answer>"
     wrong = text.replace(f"<answer>{answer}", f"<answer>{answer}1")
-    assert engine.score(7, encoded(engine, text, True))["rewards"] == [1.0]
-    assert engine.score(7, encoded(engine, text, False))["rewards"] == [0.0]
-    assert engine.score(7, encoded(engine, wrong, True))["rewards"] == [0.0]
+    assert engine.score(7, written(engine, text, True)) == [1.0]
+    assert engine.score(7, written(engine, text, False)) == [0.0]
+    assert engine.score(7, written(engine, wrong, True)) == [0.0]
 
 
-def test_completions_survive_the_way_between_the_processes(engine: Engine) -> None:
-    (group,) = engine.generate([11])["groups"]
-    assert pack_completions(unpack_completions(group)) == {
-        name: group[name] for name in ("ids", "logprobs", "lengths", "finished")
-    }
+def test_packets_are_of_the_round_that_was_asked_for(engine: Engine) -> None:
+    packets = [decode(group.packet) for group in engine.generate([11, 12], bytes(38), 7, 3).groups]
+    assert [(one.round, one.slot, one.policy_step) for one in packets] == [(7, 0, 3), (7, 1, 3)]
+    assert {(one.run_id, one.author_digest) for one in packets} == {(engine.run.id, author_digest(bytes(38)))}
 
 
 def test_a_step_on_own_groups_has_a_ratio_of_one_and_moves_the_weights() -> None:
     engine = opened()
     before = engine.learner.state()[0]
     report = engine.step(uneven(engine, [1, 2, 3]))
-    assert report["skipped"] is None and math.isfinite(report["loss"]) and report["gradient_norm"] > 0
-    overall = report["diagnostics"]["overall"]
+    assert report.skipped is None and math.isfinite(report.loss) and report.gradient_norm > 0
+    overall = report.diagnostics.overall
     assert overall["samples"] == 24
     assert overall["ratio_p1"] == pytest.approx(1, abs=1e-3) and overall["ratio_max"] == pytest.approx(1, abs=1e-3)
     assert any(not torch.equal(value, before[name]) for name, value in engine.learner.state()[0].items())
-    msgpack.packb(report)
 
 
 def test_steps_teach_the_model_what_is_rewarded() -> None:
     """Rewards for a short completion, on one prompt: completions get shorter."""
     engine = opened(learning_rate=2e-3, objective="grpo")
 
-    def mean_length(generated: dict[str, Any]) -> float:
-        return sum(sum(group["lengths"]) for group in generated["groups"]) / 64
+    def mean_length(generated: Generated) -> float:
+        return sum(sum(decode(group.packet).lengths) for group in generated.groups) / 64
 
     rows = [4] * 8
     before = mean_length(engine.generate(rows))
     for _ in range(15):
-        groups = as_step_groups(rows, engine.generate(rows))
-        for group in groups:
-            part = group["parts"][0]
-            part["rewards"] = [float(length < before) for length in part["completions"]["lengths"]]
-        engine.step(groups)
+        made = [
+            ScoredPacket(group.packet, [float(length < before) for length in decode(group.packet).lengths])
+            for group in engine.generate(rows).groups
+        ]
+        engine.step(batch_of(rows, made))
     assert mean_length(engine.generate(rows)) < before - 1
 
 
@@ -193,10 +205,10 @@ def test_generation_that_does_not_fit_goes_on_with_fewer_sequences_side_by_side(
     engine = opened(generation_batch=64)
     with_room_for(engine, 20)
     answer = engine.generate(list(range(10)))
-    assert [len(group["lengths"]) for group in answer["groups"]] == [8] * 10
-    assert answer["generation_batch"] <= 20
-    assert engine.generate([1])["generation_batch"] == answer["generation_batch"], "what was learned is kept"
-    assert engine.evaluate()["prompts"] == 40
+    assert [len(group.rewards) for group in answer.groups] == [8] * 10
+    assert answer.generation_batch <= 20
+    assert engine.generate([1]).generation_batch == answer.generation_batch, "what was learned is kept"
+    assert engine.evaluate().prompts == 40
 
 
 def test_a_group_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,77 +229,76 @@ def test_weights_that_have_diverged_draw_nothing() -> None:
 
 def test_the_plan_fills_in_what_the_settings_leave_open_and_is_told() -> None:
     engine = Engine()
-    plan = engine.load(settings(), "arithmetic", None, None)["plan"]
-    assert plan["fits"] and not plan["lora"] and plan["dtype"] == "float32" and plan["reasons"]
-    assert 0 < plan["memory_bytes"] <= plan["budget"]
+    plan = engine.load(settings(), "arithmetic").plan
+    assert plan.fits and not plan.lora and plan.dtype == "float32" and plan.reasons
+    assert 0 < plan.memory.total <= plan.budget
     told = {name: getattr(engine._settings, name) for name in ("lora", "dtype", "optimiser", "micro_batch_tokens")}
-    assert told == {name: plan[name] for name in told}
-    msgpack.packb(plan)
+    assert told == {name: getattr(plan, name) for name in told}
 
 
 def test_what_a_home_remembers_comes_before_the_plan_and_after_a_person() -> None:
     engine = Engine()
     sizes = {"micro_batch_tokens": 300, "generation_batch": 12}
     kept = {"lora": True, "optimiser": "adamw", "budget": 1 << 46, **sizes}
-    remembering = engine.load(settings(), "arithmetic", None, None, remembered=kept)
-    assert {name: remembering["plan"][name] for name in sizes} == sizes and remembering["kind"] == "lora"
-    decided = engine.load(settings(lora=False, micro_batch_tokens=200), "arithmetic", None, None, remembered=kept)
-    assert (decided["plan"]["lora"], decided["plan"]["micro_batch_tokens"]) == (False, 200)
-    assert decided["plan"]["generation_batch"] == 12
-    roomier = engine.load(settings(), "arithmetic", None, None, remembered=kept | {"budget": 1 << 20})
-    assert roomier["plan"]["micro_batch_tokens"] > 300, "there is more memory than when it was learned"
+    remembering = engine.load(settings(), "arithmetic", remembered=kept)
+    assert {name: getattr(remembering.plan, name) for name in sizes} == sizes and remembering.kind == "lora"
+    decided = engine.load(settings(lora=False, micro_batch_tokens=200), "arithmetic", remembered=kept)
+    assert (decided.plan.lora, decided.plan.micro_batch_tokens) == (False, 200)
+    assert decided.plan.generation_batch == 12
+    roomier = engine.load(settings(), "arithmetic", remembered=kept | {"budget": 1 << 20})
+    assert roomier.plan.micro_batch_tokens > 300, "there is more memory than when it was learned"
 
 
 def test_a_wrong_objective_is_told_before_the_model_is_loaded() -> None:
     engine = Engine()
     with pytest.raises(UsageError, match="ftsi"):
-        engine.load(settings(objective="ftsi"), "arithmetic", None, None)
+        engine.load(settings(objective="ftsi"), "arithmetic")
     assert not hasattr(engine, "_policy")
 
 
 def test_the_plan_is_for_the_runs_caps_where_they_are_known() -> None:
     engine = Engine()
     caps = {"prompt_tokens": 8000, "completion_tokens": 1000, "group": 12}
-    small, large = (engine.load(settings(), "arithmetic", None, None, caps=c)["plan"] for c in (None, caps))
-    assert large["memory_bytes"] > 2 * small["memory_bytes"]
+    small, large = (engine.load(settings(), "arithmetic", caps=c).plan for c in (None, caps))
+    assert large.memory.total > 2 * small.memory.total
 
 
 def test_memory_that_is_too_small_is_told_and_tried_all_the_same() -> None:
-    facts = Engine().load(settings(vram_gb=0.01), "arithmetic", None, None)
-    assert not facts["plan"]["fits"] and facts["plan"]["reasons"]
+    facts = Engine().load(settings(vram_gb=0.01), "arithmetic")
+    assert not facts.plan.fits and facts.plan.reasons
 
 
 def test_evaluation_is_greedy_and_leaves_no_trace(engine: Engine) -> None:
     state = engine.random.get_state(), torch.get_rng_state()
     first, second = engine.evaluate(), engine.evaluate()
-    assert {k: v for k, v in first.items() if k != "seconds"} == {k: v for k, v in second.items() if k != "seconds"}
-    assert first["prompts"] == 40
-    assert 0 <= first["pass_at_1"] <= first["formatted"] <= 1 and first["pass_at_1"] <= first["lenient"]
+    assert msgspec.structs.replace(first, seconds=second.seconds) == second
+    assert first.prompts == 40
+    assert 0 <= first.pass_at_1 <= first.formatted <= 1 and first.pass_at_1 <= first.lenient
     assert torch.equal(engine.random.get_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
 
 
 def test_evaluation_takes_all_that_is_held_out_at_most() -> None:
     engine = opened(eval_prompts=100_000)
     result = engine.evaluate()
-    assert result["prompts"] == len(TASK.held_out)
-    assert 0.2 <= result["pass_at_1"] <= 0.6
+    assert result.prompts == len(TASK.held_out)
+    assert 0.2 <= result.pass_at_1 <= 0.6
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_after_restore_everything_goes_on_as_it_would_have(lora: bool, tmp_path: Path) -> None:
     original = opened(lora=lora)
     original.step(uneven(original, [1, 2, 3]))
-    assert original.save(str(tmp_path)) == {"steps": 1}
+    original.save(str(tmp_path))
     assert {file.suffix for file in tmp_path.iterdir()} == {".safetensors"}
     expected = original.generate([8, 9])
     report = original.step(uneven(original, [4]))
 
     resumed = opened(lora=lora, seed=99)
     resumed.step(uneven(resumed, [30]))
-    assert resumed.restore(str(tmp_path), steps=1) == {"steps": 1}
+    resumed.restore(str(tmp_path), steps=1)
     assert tokens(resumed.generate([8, 9])) == tokens(expected)
     again = resumed.step(uneven(resumed, [4]))
-    assert (again["loss"], again["gradient_norm"]) == (report["loss"], report["gradient_norm"])
+    assert (again.loss, again.gradient_norm) == (report.loss, report.gradient_norm)
     for name, value in original.learner.state()[0].items():
         assert torch.equal(value, resumed.learner.state()[0][name]), name
 
@@ -317,7 +328,7 @@ def test_another_models_checkpoint_is_refused(other: dict[str, Any], tmp_path: P
 
 def test_a_run_whose_prompt_cap_is_too_small_is_refused() -> None:
     engine = Engine()
-    facts = engine.load(settings(), "arithmetic", None, None)
+    facts = engine.load(settings(), "arithmetic")
     with pytest.raises(UsageError, match="a prompt of 6 tokens, and the run allows 5"):
         engine.open(run_of(facts, prompt_tokens=5))
     engine.open(run_of(facts, prompt_tokens=6))
@@ -326,7 +337,7 @@ def test_a_run_whose_prompt_cap_is_too_small_is_refused() -> None:
 @pytest.mark.parametrize("name", ["no-such-model", "/no/folder"])
 def test_a_model_that_is_not_there_is_a_mistake_with_a_fix(name: str) -> None:
     with pytest.raises(UserError) as caught:
-        Engine().load(settings(model=name), "arithmetic", None, None)
+        Engine().load(settings(model=name), "arithmetic")
     assert caught.value.fix
 
 

@@ -44,7 +44,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import make_policy
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
-from tests.helpers_models import logprobs_of, tiny_config, tiny_policy, tiny_tokenizer, twin
+from tests.support.small_models import logprobs_of, tiny_config, tiny_policy, tiny_tokenizer, twin
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 SIZES: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Every mistake that a person can make at the command line: what is wrong, what to do, the right exit code.
 
-And no error without a test: each place in the code that makes a `UserError` is reached by a row of `tests.mistakes`, or
-is one of `tests.covered_errors`, which names the test that reaches it.
+And no error without a test: each place in the code that makes a `UserError` is reached by a row of
+`tests.support.mistakes`, or is one of `tests.support.covered_errors`, which names the test that reaches it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
-from tests.covered_errors import COVERED
-from tests.daemons import Daemon, run_cli
-from tests.helpers_swarm import RUN
-from tests.mistakes import JOIN, ROWS, Row
+from tests.support.covered_errors import COVERED
+from tests.support.daemons import Daemon, run_cli
+from tests.support.mistakes import JOIN, ROWS, Row
+from tests.support.swarm import RUN
 
 SOURCE = Path(ftis_node.__file__).parent
 
@@ -189,7 +189,7 @@ def test_wrong_flags_are_wrong_usage_and_no_traceback() -> None:
 def test_who_stops_reading_is_no_error() -> None:
     import subprocess
 
-    from tests.daemons import command
+    from tests.support.daemons import command
 
     told = subprocess.Popen(command("join", "--help"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert told.stdout is not None and told.stderr is not None
@@ -235,7 +235,7 @@ def test_every_error_is_reached_by_a_test() -> None:
             by_a_row = any(at == file and first <= line <= last for at, line in reached)
             if not by_a_row and not any(words.startswith(start) for start in elsewhere.get(file, ())):
                 missing.append(f"{file}:{first}: {words}")
-    assert not missing, "no row and no test of tests/covered_errors.py reaches:\n" + "\n".join(missing)
+    assert not missing, "no row and no test of tests/support/covered_errors.py reaches:\n" + "\n".join(missing)
 
 
 def test_the_tests_that_are_said_to_reach_an_error_exist() -> None:

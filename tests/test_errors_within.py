@@ -44,11 +44,11 @@ from ftis_node.swarm import addresses, twin
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.transport import Listening
 from ftis_node.tasks import Example, load_task
-from ftis_node.worker.client import WorkerDied
-from ftis_node.worker.client import _settle as settle_answer
+from ftis_node.worker.client import WorkerDied, error_of
+from ftis_node.worker.messages import Fault
 from ftis_node.worker.restore import find_checkpoint, load_trained
-from tests.helpers_models import tiny_policy
-from tests.mistakes import DEAD
+from tests.support.mistakes import DEAD
+from tests.support.small_models import tiny_policy
 
 
 def a_node(home: Path, *peers: str) -> daemon.Node:
@@ -101,9 +101,8 @@ def test_a_machine_without_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_errors_come_through_the_pipe_as_they_were() -> None:
     for kind, error in (("UsageError", UsageError), ("UserError", UserError)):
-        future: Any = Future()
-        settle_answer(future, {"error": {"kind": kind, "what": "It is wrong.", "fix": "Mend it."}})
-        assert type(future.exception()) is error and future.exception().fix == "Mend it."
+        arrived = error_of(Fault(kind, "It is wrong.", "Mend it."))
+        assert type(arrived) is error and arrived.fix == "Mend it."
 
 
 def test_a_demo_whose_node_ends_says_its_last_words(tmp_path: Path) -> None:

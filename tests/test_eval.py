@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -28,8 +29,8 @@ from ftis_node.tasks import Example, Score, load_evaluation, scoring
 from ftis_node.text import escaped
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.restore import WEIGHTS, find_checkpoint, load_trained, settings_for
-from tests.daemons import ENVIRONMENT, command
-from tests.helpers_models import arithmetic_settings, change_weights, engine_in, tiny_policy
+from tests.support.daemons import ENVIRONMENT, command
+from tests.support.small_models import arithmetic_settings, change_weights, engine_in, tiny_policy
 
 TASK = load_evaluation("arithmetic")
 CAP = Sampling(16, 1.0, (1,), greedy=True)
@@ -61,7 +62,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         directory = checkpoints.begin(step)
         engine.save(str(directory))
         checkpoints.commit(directory, {"model": f"tiny-a ({request.param})", "progress": {"step": step}})
-    return path, engine.evaluate()
+    return path, asdict(engine.evaluate())
 
 
 def test_a_model_by_its_name() -> None:
@@ -197,7 +198,7 @@ def test_nothing_is_trained_on_a_test(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to train on"):
         CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
     with pytest.raises(UsageError, match="nothing to train on"):
-        Engine().load(arithmetic_settings(), "math500", None, None)
+        Engine().load(arithmetic_settings(), "math500")
 
 
 @pytest.mark.slow
@@ -266,11 +267,11 @@ def test_pairs_are_counted_and_tested() -> None:
     """Intervals worked out by Newcombe's formula (1998, method 10): one with discordance, one with a margin of zero."""
     for cells, low, high in (((1, 1, 7, 12), -0.507, -0.026), ((36, 12, 2, 0), 0.0569, 0.3404)):
         figures, other = Paired(*cells).figures(), Paired(cells[0], cells[2], cells[1], cells[3]).figures()
-        assert (figures["low"], figures["high"]) == (pytest.approx(low, abs=6e-4), pytest.approx(high, abs=6e-4))
-        assert (other["low"], other["high"]) == (pytest.approx(-figures["high"]), pytest.approx(-figures["low"]))
-    assert Paired(36, 12, 2, 0).figures()["p"] == pytest.approx(2 * (1 + 14 + 91) / 2**14)
-    assert Paired(5, 0, 0, 5).figures()["p"] == 1.0
-    assert Paired(0, 0, 0, 0).figures()["difference"] == 0.0
+        assert (figures.low, figures.high) == (pytest.approx(low, abs=6e-4), pytest.approx(high, abs=6e-4))
+        assert (other.low, other.high) == (pytest.approx(-figures.high), pytest.approx(-figures.low))
+    assert Paired(36, 12, 2, 0).figures().p == pytest.approx(2 * (1 + 14 + 91) / 2**14)
+    assert Paired(5, 0, 0, 5).figures().p == 1.0
+    assert Paired(0, 0, 0, 0).figures().difference == 0.0
 
 
 # The parts
@@ -301,7 +302,7 @@ def test_what_is_told_adds_up_and_does_not_hang_on_the_batch() -> None:
         *(other.correct, other.formatted, other.lenient),
         sum(judged.finished for judged in told),
     )
-    assert evaluate(policy, [], [], scorer, CAP).figures()["pass_at_1"] == 0.0
+    assert evaluate(policy, [], [], scorer, CAP).figures().pass_at_1 == 0.0
 
 
 def test_an_unfinished_completion_is_wrong_but_may_be_lenient() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -33,8 +34,8 @@ from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
 from ftis_node.worker.engine import ALPHA, WEIGHTS
 from ftis_node.worker.restore import Checkpoint, find_checkpoint, hold, load_trained, settings_for
-from tests.daemons import ENVIRONMENT
-from tests.helpers_models import change_weights, engine_in, plain_logprobs
+from tests.support.daemons import ENVIRONMENT
+from tests.support.small_models import change_weights, engine_in, plain_logprobs
 
 QUESTIONS = load_evaluation("arithmetic").held_out[:60]
 BASE = BUILT_IN_DIR / "tiny-a"
@@ -43,21 +44,21 @@ BASE = BUILT_IN_DIR / "tiny-a"
 def make_home(path: Path, *, lora: bool) -> Path:
     """A home with the checkpoint of an engine whose weights were changed, and a log as a daemon writes it."""
     engine, facts = engine_in(path, lora=lora, eval_prompts=60)
-    before = engine.evaluate()
+    before = asdict(engine.evaluate())
     change_weights(engine)
     checkpoints = Checkpoints(path / "checkpoints")
     directory = checkpoints.begin(12)
     engine.save(str(directory))
     progress = Progress(step=12, own_groups_used=200)
     progress.foreign_groups_used.update({"12D3KooWa": 50, "12D3KooWb": 38})
-    checkpoints.commit(directory, {"model": f"tiny-a ({facts['kind']})", "progress": progress.facts()})
+    checkpoints.commit(directory, {"model": f"tiny-a ({facts.kind})", "progress": progress.facts()})
     log = MetricsLog(path / "metrics.jsonl")
-    start = {"settings": facts["settings"], "versions": {"torch": "1.2.3"}}
+    start = {"settings": facts.settings.model_dump(mode="json"), "versions": {"torch": "1.2.3"}}
     log.write("started", step=0, **start)
     log.write("evaluation", step=0, **before)
     log.write("evaluation", step=9, **before)
     log.write("started", step=6, **start)  # a kill took the weights of step 9
-    log.write("evaluation", step=12, **engine.evaluate())
+    log.write("evaluation", step=12, **asdict(engine.evaluate()))
     log.write("evaluation", step=99, **before)
     log.close()
     return path
@@ -249,8 +250,8 @@ def test_large_models_are_cut(homes: dict[str, Path], tmp_path: Path) -> None:
     found = checkpoint_of(homes["full"])
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
     told = export(found, settings, tmp_path / "out", shard_bytes=100_000)
-    shards = [name for name in told["files"] if name.startswith("model-0")]
-    assert len(shards) > 2 and "model.safetensors.index.json" in told["files"]
+    shards = [name for name in told.files if name.startswith("model-0")]
+    assert len(shards) > 2 and "model.safetensors.index.json" in told.files
     export(found, settings, tmp_path / "whole")
     ids = [[3, 4, 5]]
     assert torch.equal(logprobs(plain(tmp_path / "out"), ids), logprobs(plain(tmp_path / "whole"), ids))
@@ -320,7 +321,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_says_try_again(
     settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
     with hold(found) as held:
         shutil.rmtree(found.path)
-        assert export(held, settings, tmp_path / "held", adapter=adapter)["step"] == 12, "in hand, it stays"
+        assert export(held, settings, tmp_path / "held", adapter=adapter).step == 12, "in hand, it stays"
     shutil.rmtree(tmp_path / "held")
     with pytest.raises(UserError) as caught:
         exporting.export(found, settings, tmp_path / "out", adapter=adapter)

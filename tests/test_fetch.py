@@ -25,14 +25,7 @@ from ftis_node.swarm.wire import inbound
 from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
-from tests.helpers_swarm import (
-    RUN,
-    Answers,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    transport,
-)
+from tests.support.swarm import RUN, Answers, eventually, identity, transport
 
 ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
 HERE, GONE, BUSY = ftis_pb2.FetchChunk.HERE, ftis_pb2.FetchChunk.GONE, ftis_pb2.FetchChunk.BUSY

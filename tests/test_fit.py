@@ -17,9 +17,9 @@ from ftis_node.cli.common import parse_pairs
 from ftis_node.config.settings import collect
 from ftis_node.tasks import load_task
 from ftis_node.tasks.task import CAPS
-from tests.daemons import run_cli
-from tests.helpers_models import tiny_config
-from tests.models import DATA
+from tests.support.daemons import run_cli
+from tests.support.models import DATA
+from tests.support.small_models import tiny_config
 
 KEYS = {
     "model",

@@ -21,7 +21,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from tests.helpers_models import logprobs_of, plain_logprobs, tiny_policy
+from tests.support.small_models import logprobs_of, plain_logprobs, tiny_policy
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 POLICIES = {

@@ -11,8 +11,8 @@ from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.table import announcement_id
-from tests.helpers_swarm import identity
-from tests.talkers import ALICE, BOB, CAROL, MALLORY, Spoken, Talker, entry, made_by
+from tests.support.swarm import identity
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Spoken, Talker, entry, made_by
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from ftis_node.swarm import ftis_pb2, gossip, table
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.table import announcement_id
-from tests.helpers_swarm import OTHER_RUN, announcement, identity
-from tests.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
+from tests.support.swarm import OTHER_RUN, announcement, identity
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
 
 
 @pytest.fixture

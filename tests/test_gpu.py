@@ -18,7 +18,8 @@ from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.gpu import gpu_figures
-from tests.helpers_models import arithmetic_settings
+from ftis_node.worker.messages import Gpu, GpuFigures
+from tests.support.small_models import arithmetic_settings
 from tests.test_prometheus import JOINING, TRAINING
 
 BUSY: dict[str, Any] = TRAINING["gpu"]
@@ -28,8 +29,8 @@ def test_a_cpu_has_no_figures_and_a_gpu_that_fails_has_none() -> None:
     assert gpu_figures(torch.device("cpu")) is None
     assert gpu_figures(torch.device("cuda:99")) is None
     engine = Engine()
-    engine.load(arithmetic_settings(), "arithmetic", None, None)
-    assert engine.gpu() == {"gpu": None}
+    engine.load(arithmetic_settings(), "arithmetic")
+    assert engine.gpu() is None
 
 
 def test_a_person_reads_how_busy_it_is_where_that_is_known() -> None:
@@ -46,17 +47,17 @@ def test_the_view_has_a_line_for_a_gpu_and_none_without() -> None:
 
 async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(compute, "GPU_SECONDS", 0.0)
-    seen: list[dict[str, Any] | None] = []
+    seen: list[GpuFigures | None] = []
     process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
 
     class Worker:
         pid = None
 
-        async def call(self, op: str) -> dict[str, Any]:
-            seen.append(process.status()["gpu"])
+        async def call(self, request: Gpu) -> GpuFigures:
+            seen.append(process.status().gpu)
             if len(seen) == 3:
                 raise WorkerDied("It is gone.")
-            return {"gpu": BUSY}
+            return GpuFigures(**BUSY)
 
     await asyncio.wait_for(process._watch(Worker()), 10)  # type: ignore[arg-type]
-    assert seen == [None, BUSY, BUSY] and process.status()["gpu"] is None
+    assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.status().gpu is None

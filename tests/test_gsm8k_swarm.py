@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.observe.metrics import read_events
-from tests.daemons import Daemon, run_cli
-from tests.models import DATA, QWEN_TOKENIZER, taught_qwen
+from tests.support.daemons import Daemon, run_cli
+from tests.support.models import DATA, QWEN_TOKENIZER, taught_qwen
 
 pytestmark = [
     pytest.mark.timeout(200),

@@ -12,13 +12,9 @@ from ftis_node.node.assembly import check_peers
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, fetch_run
 from ftis_node.swarm.wire.service import FtisSwarm
-from tests.helpers_swarm import (
-    RUN,
-    Answers,
-    event_loop_policy,  # noqa: F401 - a fixture
-    transport,
-)
-from tests.test_membership import ALICE, BOB, CAROL, node
+from tests.support.doors import node
+from tests.support.swarm import RUN, Answers, transport
+from tests.support.talkers import ALICE, BOB, CAROL
 
 
 async def test_the_run_comes_from_the_first_peer_that_lives(tmp_path: Path) -> None:
@@ -50,7 +46,7 @@ async def test_a_node_that_asks_an_old_peer_for_its_run_is_told_at_once_to_upgra
 async def test_a_peer_that_gives_no_run_is_no_help_and_its_words_are_plain(tmp_path: Path) -> None:
     class Rude(Answers):
         async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-            return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, refusal="\x1b[31mgo\naway", run_file="[run]")
+            return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, refusal="\x1b[31mgo\naway", run_file="{}")
 
     async with transport(ALICE, tmp_path / "a") as alice, transport(CAROL, tmp_path / "c") as carol:
         await FtisSwarm(Rude(lambda request, peer: None)).add_p2p_handlers(alice.p2p)  # type: ignore[arg-type, return-value]

@@ -15,11 +15,11 @@ import pytest
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.wire import inbound
-from tests.daemons import run_cli
 from tests.hostile import content, directory, identity, reputation, streams, wire
 from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
 from tests.hostile.stage import Stage
+from tests.support.daemons import run_cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

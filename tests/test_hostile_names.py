@@ -27,7 +27,7 @@ from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from ftis_node.text import escaped, in_json, in_toml, say
-from tests.helpers_swarm import RUN
+from tests.support.swarm import RUN
 from tests.test_prometheus import TRAINING, peer
 
 PACKAGE = Path(main.__code__.co_filename).parent.parent

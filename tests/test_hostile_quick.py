@@ -12,19 +12,11 @@ import psutil
 import pytest
 
 from ftis_node.swarm.wire import inbound
-from tests.helpers_swarm import (
-    PROMPTS,
-    RUN,
-    Member,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    member,
-)
 from tests.hostile import directory, reputation, streams
 from tests.hostile.attack import Attack
 from tests.hostile.peer import hostile
 from tests.hostile.world import World
+from tests.support.swarm import PROMPTS, RUN, Member, eventually, identity, member
 
 KINDS: tuple[type[Attack], ...] = (
     streams.Row33NeverRead,

@@ -6,7 +6,6 @@ import csv
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +16,13 @@ from ftis_node.lab.reporting.claims import judge
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results
 from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
-from ftis_node.packet import Completion
+from ftis_node.packet import Completion, Packet, pack_group
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.tasks import Example, load_task
-from ftis_node.worker.messages import pack_completions, unpack_completions
-from tests.helpers_lab import A, kind, run, spec
-from tests.helpers_lab_report import Laboratory
+from ftis_node.worker.messages import Generate, Load, Open
+from tests.support.lab import A, kind, run, spec
+from tests.support.lab_report import Laboratory
+from tests.support.small_models import completions_of
 
 CAP = 32
 EXAMPLE = Example("8+7-3=", "12")
@@ -32,14 +32,14 @@ async def partner(script: str) -> tuple[Scripted, list[tuple[str, Completion, fl
     """A scripted partner, and text, completion and reward of each completion of a group for row 0."""
     made = spec(nodes=[A, {"name": "X", "script": script}], run={"group": 64, "completion_tokens": CAP})
     scripted = Scripted(script, 0)
-    settings = made.settings_of(made.members[0]).model_dump(mode="json")
-    facts = await scripted.call("load", settings=settings, task="arithmetic", data=None, eval_data=None)
-    await scripted.call("open", run=run_of(made, facts).model_dump(mode="json"))
-    answer = (await scripted.call("generate", rows=[0]))["groups"][0]
+    settings = made.settings_of(made.members[0])
+    facts = await scripted.call(Load(settings=settings, task="arithmetic"))
+    await scripted.call(Open(run_of(made, facts)))
+    answer = (await scripted.call(Generate([0]))).groups[0]
     tokenizer = scripted.engine.policy.tokenizer
-    completions = unpack_completions(answer)
+    completions = completions_of(answer)
     texts = [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=True) for c in completions]
-    return scripted, list(zip(texts, completions, answer["rewards"], strict=True))
+    return scripted, list(zip(texts, completions, answer.rewards, strict=True))
 
 
 def test_true_reasoning_is_every_value_on_the_way() -> None:
@@ -110,11 +110,11 @@ def test_what_counts_as_carrying_a_payload(text: str, found: list[str]) -> None:
 def test_a_watch_counts_since_it_was_last_asked() -> None:
     tokenizer = load_tokenizer("tiny-a")
 
-    def said(*texts: str) -> dict[str, Any]:
+    def said(*texts: str) -> Packet:
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
-        return pack_completions(
-            [Completion(np.asarray(one, np.uint32), np.zeros(len(one), np.float32), True) for one in ids]
-        )
+        made = [Completion(np.asarray(one, np.uint32), np.zeros(len(one), np.float32), True) for one in ids]
+        names = {"run_id": bytes(16), "author": b"", "round": 0, "slot": 0, "policy_step": 0}
+        return pack_group(**names, prompt_ids=[1], completions=made)
 
     watch = Watch(tokenizer, [EXAMPLE], CAP)
     watch.see([0, 0], [said("<think>15 12</think><answer>12</answer>"), said("<think>15*", "<think>16 1", "15*")])

@@ -13,7 +13,7 @@ from ftis_node.lab.forecast import Machine, forecast, in_words
 from ftis_node.lab.loading import load_experiment, narrowed
 from ftis_node.lab.spec import trials
 from ftis_node.lab.starts import starts
-from tests.helpers_lab import A, B, experiment, spec
+from tests.support.lab import A, B, experiment, spec
 
 SHIPPED = Path(ftis_node.lab.__file__).parent / "experiments"
 HEAD = 'name = "x"\nseeds = [0]\nsteps = 2\n[[nodes]]\nname = "A"\nmodel = "tiny-a"\n'

@@ -12,12 +12,13 @@ import pytest
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.reporting.figures import axis_places
+from ftis_node.lab.reporting.index import BEGIN, END, write_index
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results, read_trial
 from ftis_node.lab.reporting.speed import speeds
 from ftis_node.lab.reporting.sweeps import sweeps
 from ftis_node.lab.reporting.training import Foreign
-from tests.helpers_lab_report import Laboratory
+from tests.support.lab_report import Laboratory
 
 SPREAD = [-0.02, 0.0, 0.02, 0.01, -0.01, 0.005]
 
@@ -57,13 +58,13 @@ def test_the_claims_come_first_and_with_their_rule(report: Path) -> None:
     headings = re.findall(r"^## (.*)$", report.read_text(), re.MULTILINE)
     assert headings == [
         "Claims",
+        "Gradients on foreign samples",
         "Validation curves",
         "Final pass@1",
         "Differences to ALONE",
         "Who gains by sharing",
         "Importance weights of foreign samples",
         "Divergence and filter",
-        "Gradients on foreign samples",
         "Cost of reaching pass@1 = 0.5",
     ]
     assert "How a claim is decided" in report.read_text()
@@ -77,6 +78,29 @@ def test_every_picture_and_table_that_the_page_names_is_there(report: Path) -> N
         assert (report.parent / name).stat().st_size > 1000
     for table in ("claims", "curves", "final", "differences", "gains", "foreign", "gradients", "target"):
         assert rows(report.parent / f"{table}.csv")
+
+
+def test_a_small_report_has_two_pictures_and_one_table(tmp_path: Path) -> None:
+    small = write_report(laboratory(tmp_path).write(), tmp_path / "small", small=True)
+    named = re.findall(r"\]\(([^)]*)\)", small.read_text())
+    assert len(named) == 2
+    assert {path.name for path in small.parent.iterdir()} == {"report.md", "summary.json", "seeds.csv", *named}
+    headings = re.findall(r"^## (.*)$", small.read_text(), re.MULTILINE)
+    assert headings == ["Claims", "Gradients on foreign samples", "Validation curves", "Final pass@1"]
+    again = write_report(tmp_path, tmp_path / "again", small=True)
+    assert again.read_bytes() == small.read_bytes()
+
+
+def test_many_claims_are_counted_by_family_and_the_index_counts_ours_by_report(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path / "lab", seeds=6, target=0.5)
+    lab.cell("alone", {"A": around(0.7)}).cell("nois", {"A": around(0.2)})
+    for _ in range(16):
+        lab.claim("less", "nois", "alone", family="down", source="ours")
+        lab.claim("greater", "nois", "alone", family="up", source="ours")
+    text = write_report(lab.write(), tmp_path / "index" / "made", small=True).read_text()
+    assert "| down | 16 | 16 inconclusive |" in text and "| up | 16 |" in text, "six seeds say little of so many"
+    (tmp_path / "index" / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    assert "| [made](made/report.md) | 32 | " in write_index(tmp_path / "index").read_text()
 
 
 def test_final_values_are_means_of_the_tail_with_students_interval(report: Path) -> None:

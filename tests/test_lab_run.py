@@ -21,7 +21,7 @@ from ftis_node.lab.loading import find_experiment, load_experiment, narrowed
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.runner import Runner
 from ftis_node.lab.spec import trials
-from tests.helpers_lab import events, kind, run, timeless
+from tests.support.lab import events, kind, run, timeless
 
 FILE = """
 name = "small"

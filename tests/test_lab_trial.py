@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,8 +20,9 @@ from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
 from ftis_node.lab.trial import Interrupted, Trial, finished
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.admission import Blame, Reason, Rejection
-from ftis_node.worker.messages import unpack_completions
-from tests.helpers_lab import SETTINGS, A, B, events, kind, run, spec, timeless
+from ftis_node.worker.messages import Generate, Load, ModelFacts, Open
+from tests.support.lab import SETTINGS, A, B, events, kind, run, spec, timeless
+from tests.support.small_models import completions_of
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +176,11 @@ def test_models_of_different_tokenizers_share_no_trial(tmp_path: Path, monkeypat
 
     load = participant.Participant.load
 
-    async def other(self: participant.Participant) -> dict[str, Any]:
+    async def other(self: participant.Participant) -> ModelFacts:
         facts = await load(self)
         if self.name == "B":
-            facts["tokenizer"] = "0" * 64
-        return facts
+            self.facts = msgspec.structs.replace(facts, tokenizer="0" * 64)
+        return self.facts
 
     monkeypatch.setattr(participant.Participant, "load", other)
     with pytest.raises(FtisError, match=r"Node B shares no run.*tokenizer"):
@@ -198,15 +200,15 @@ def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path: Path, scrip
 async def test_a_scripts_claims_are_the_log_probs_of_its_own_rule() -> None:
     made = spec(nodes=[A, {"name": "X", "script": "random-reasoning"}], run={"group": 256})
     partner = Scripted("random-reasoning", 0)
-    settings = made.settings_of(made.members[0]).model_dump(mode="json")
-    facts = await partner.call("load", settings=settings, task="arithmetic", data=None, eval_data=None)
+    settings = made.settings_of(made.members[0])
+    facts = await partner.call(Load(settings=settings, task="arithmetic"))
     from ftis_node.lab.participant import run_of
 
-    await partner.call("open", run=run_of(made, facts).model_dump(mode="json"))
-    answer = (await partner.call("generate", rows=[0]))["groups"][0]
-    completions = unpack_completions(answer)
+    await partner.call(Open(run_of(made, facts)))
+    answer = (await partner.call(Generate([0]))).groups[0]
+    completions = completions_of(answer)
     texts = [partner.engine.policy.tokenizer.decode(c.token_ids.tolist()) for c in completions]
-    assert 0.35 < np.mean(answer["rewards"]) < 0.7
+    assert 0.35 < np.mean(answer.rewards) < 0.7
     chances = {text: math.exp(float(c.logprobs.sum())) for text, c in zip(texts, completions, strict=True)}
     right = [chance for text, chance in chances.items() if f"<answer>{partner.engine.task.train[0].answer}<" in text]
     wrong = [
@@ -215,9 +217,9 @@ async def test_a_scripts_claims_are_the_log_probs_of_its_own_rule() -> None:
     assert right == pytest.approx([(RIGHT + (1 - RIGHT) / 27) / 19**2] * len(right), rel=1e-4)
     assert wrong == pytest.approx([(1 - RIGHT) / 27 / 19**2] * len(wrong), rel=1e-4)
     liar = Scripted("lying", 0)
-    await liar.call("load", settings=settings, task="arithmetic", data=None, eval_data=None)
-    await liar.call("open", run=run_of(made, facts).model_dump(mode="json"))
-    claimed = unpack_completions((await liar.call("generate", rows=[0]))["groups"][0])
+    await liar.call(Load(settings=settings, task="arithmetic"))
+    await liar.call(Open(run_of(made, facts)))
+    claimed = completions_of((await liar.call(Generate([0]))).groups[0])
     assert {float(value) for c in claimed for value in c.logprobs} == {CLAIMED}
 
 

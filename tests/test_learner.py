@@ -21,7 +21,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
-from tests.helpers_models import plain_logprobs, tiny_policy, twin
+from tests.support.small_models import plain_logprobs, tiny_policy, twin
 
 TEMPERATURE = 1.3
 POLICY = tiny_policy(vocab_size=32)
@@ -205,8 +205,8 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objecti
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
     assert report.tokens == expected.tokens
     assert_close(gradient_of(other), gradient_of(one), atol=2e-6)
-    assert report.diagnostics["overall"]["loss_weight"] == pytest.approx(
-        expected.diagnostics["overall"]["loss_weight"], rel=1e-4
+    assert report.diagnostics.overall["loss_weight"] == pytest.approx(
+        expected.diagnostics.overall["loss_weight"], rel=1e-4
     )
 
 
@@ -264,7 +264,7 @@ def test_groups_without_signal_cost_no_forward_pass_but_stay_in_the_denominator(
     assert longer.tokens == shorter.tokens
     assert longer.loss == pytest.approx(shorter.loss / 2, abs=1e-7)
     assert_close(gradient_of(with_even), {n: g / 2 for n, g in gradient_of(without).items()})
-    assert longer.diagnostics["sources"]["own"]["idle"] == 8
+    assert longer.diagnostics.sources["own"]["idle"] == 8
 
 
 @pytest.mark.parametrize("batch", [OWN[2:], []], ids=["no signal", "no groups"])
@@ -283,7 +283,7 @@ def test_grpo_trains_on_its_own_groups_only() -> None:
     with_peer.step(BATCH)
     report = alone.step(OWN)
     assert_same(weights_of(with_peer), weights_of(alone))
-    assert set(report.diagnostics["sources"]) == {"own"}
+    assert set(report.diagnostics.sources) == {"own"}
 
 
 def test_a_group_of_weight_one_half_counts_half() -> None:
@@ -310,9 +310,9 @@ def test_wrong_answers_of_a_stranger_are_filtered_and_the_diagnostics_say_so() -
     strange = with_claims(FOREIGN[0], -1e-4)  # its author was sure of every token, this policy is not
     subject = learner(parts={"divergence": "k1", "threshold": 0.5})
     report = subject.step([*OWN, strange])
-    figures = report.diagnostics["sources"]["peer"]
+    figures = report.diagnostics.sources["peer"]
     assert (figures["negatives"], figures["filtered"], figures["filtered_fraction"]) == (2, 2, 1)
-    assert report.diagnostics["sources"]["own"]["filtered"] == 0
+    assert report.diagnostics.sources["own"]["filtered"] == 0
     by_hand = twin(POLICY)
     loss = torch.zeros(())
     for completion, reward in zip(strange.parts[0].completions, strange.parts[0].rewards, strict=True):
@@ -326,8 +326,8 @@ def test_wrong_answers_of_a_stranger_are_filtered_and_the_diagnostics_say_so() -
 
 def test_near_wrong_answers_are_not_filtered() -> None:
     report = learner(parts={"threshold": 0.5}).step(OWN)
-    assert report.diagnostics["overall"]["negatives"] > 0
-    assert report.diagnostics["overall"]["filtered"] == 0
+    assert report.diagnostics.overall["negatives"] > 0
+    assert report.diagnostics.overall["filtered"] == 0
 
 
 # --- nonsense -------------------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from ftis_node.learner import TrainingGroup
 from ftis_node.learner.batch import Batch
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
-from tests.helpers_models import plain_logprobs
+from tests.support.objective_by_hand import CAP, RULES, Group, loss_by_hand
+from tests.support.objective_by_hand import Completion as HandCompletion
+from tests.support.small_models import plain_logprobs
 from tests.test_learner import FOREIGN, OWN, POLICY, TEMPERATURE, changed, learner, with_claims
-from tests.test_objective_hand import CAP, RULES, Group, loss_by_hand
-from tests.test_objective_hand import Completion as HandCompletion
 
 MIXED = [1.0, 0.5, 0.5, 0.0]
 
@@ -32,7 +32,7 @@ def partly_right(group: TrainingGroup, rewards: Sequence[float], claims: Sequenc
 
 
 def by_hand(group: TrainingGroup) -> Group:
-    """The group as `test_objective_hand` computes with it: log-probs of a plain forward pass, in float64."""
+    """The group as `objective_by_hand` computes with it: log-probs of a plain forward pass, in float64."""
     part = group.parts[0]
     completions = []
     for completion in part.completions:
@@ -73,7 +73,7 @@ def test_what_lies_at_the_mean_and_far_away_leaves_the_denominator() -> None:
     parts: dict[str, Any] = {"divergence": "k1", "threshold": 0.5, "importance": "none"}
     inside, outside = learner(parts=parts), learner(parts=parts | {"count_dropped": False})
     first, second = inside.step([group]), outside.step([group])
-    assert second.diagnostics["overall"]["filtered"] == 3
+    assert second.diagnostics.overall["filtered"] == 3
     assert second.loss == pytest.approx(4 * first.loss, rel=1e-5)
 
 

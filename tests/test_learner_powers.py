@@ -27,7 +27,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy import room
 from ftis_node.policy.policy import Policy
-from tests.helpers_models import plain_logprobs, tiny_policy, twin
+from tests.support.small_models import plain_logprobs, tiny_policy, twin
 from tests.test_learner import (
     BATCH,
     FOREIGN,
@@ -61,7 +61,7 @@ def test_advantages_are_over_all_parts_of_a_group() -> None:
     whole.step(OWN)
     report = merged.step([halves(group, "peer") for group in OWN])
     assert_same(weights_of(merged), weights_of(whole))
-    sources = report.diagnostics["sources"]
+    sources = report.diagnostics.sources
     assert (sources["own"]["samples"], sources["peer"]["samples"]) == (4, 4)
     assert sources["peer"]["idle"] == 4
 
@@ -88,7 +88,7 @@ def test_dropped_samples_can_leave_the_denominator() -> None:
     parts: dict[str, Any] = {"divergence": "k1", "threshold": 0.5, "importance": "none"}
     inside, outside = learner(parts=parts), learner(parts=parts | {"count_dropped": False})
     first, second = inside.step([strange, OWN[2]]), outside.step([strange, OWN[2]])
-    assert first.diagnostics["overall"]["filtered"] == second.diagnostics["overall"]["filtered"] == 2
+    assert first.diagnostics.overall["filtered"] == second.diagnostics.overall["filtered"] == 2
     assert second.loss == pytest.approx(first.loss * 8 / 6, rel=1e-5)
     assert second.gradient_norm == pytest.approx(first.gradient_norm * 8 / 6, rel=1e-5)
     assert_close(gradient_of(outside), {n: g * 8 / 6 for n, g in gradient_of(inside).items()})
@@ -122,7 +122,7 @@ def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first() -> None:
     once.step(OWN)  # the policy between the two
     report = subject.step(OWN)
     assert len(seen) == 2 and subject.steps == 1
-    assert report.diagnostics["overall"]["clipped"] > 0
+    assert report.diagnostics.overall["clipped"] > 0
     old, new = twin(POLICY), once.policy
     loss = torch.zeros(())
     for group in OWN[:2]:
@@ -143,7 +143,7 @@ def test_a_second_inner_step_is_clipped_at_the_policy_of_the_first() -> None:
 def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart() -> None:
     subject = learner(objective="gated")
     first = subject.step([*OWN, *FOREIGN])
-    assert first.diagnostics["sources"]["peer"]["loss_weight"] == 0, "nothing of one's own to compare with yet"
+    assert first.diagnostics.sources["peer"]["loss_weight"] == 0, "nothing of one's own to compare with yet"
     level = subject.gate
     with torch.no_grad():
         scores = [
@@ -158,7 +158,7 @@ def test_the_gate_opens_at_the_level_of_the_steps_before_and_outlives_a_restart(
     assert resumed.gate == level
     near = [*OWN, *(changed(group, source="peer") for group in OWN)]  # all but one a little likelier than the level
     second, again = subject.step(near), resumed.step(near)
-    assert second.diagnostics["sources"]["peer"]["loss_weight"] > 0
+    assert second.diagnostics.sources["peer"]["loss_weight"] > 0
     assert second.loss == again.loss and subject.gate == resumed.gate != level
     assert_same(weights_of(subject), weights_of(resumed))
 
@@ -167,7 +167,7 @@ def test_all_inner_steps_of_a_step_are_gated_alike() -> None:
     once, twice = learner(objective="gated"), learner(objective="gated", parts={"inner_steps": 2})
     for subject in (once, twice):
         report = subject.step(BATCH)
-        assert report.diagnostics["sources"]["peer"]["loss_weight"] == 0
+        assert report.diagnostics.sources["peer"]["loss_weight"] == 0
     assert once.gate == twice.gate
     own_only = learner(objective="gated", parts={"inner_steps": 2})
     own_only.step([*OWN, *(changed(group, weight=0.0) for group in FOREIGN)])
@@ -338,7 +338,7 @@ def test_a_step_that_does_not_fit_is_taken_in_smaller_pieces(monkeypatch: pytest
     assert expected.memory_retries == 0
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
     assert_close(gradient_of(cramped), gradient_of(roomy), atol=2e-6)
-    assert report.diagnostics["overall"]["samples"] == expected.diagnostics["overall"]["samples"]
+    assert report.diagnostics.overall["samples"] == expected.diagnostics.overall["samples"]
     again = cramped.step(BATCH)
     assert again.memory_retries == 0, "what was learned is kept"
 

@@ -26,14 +26,7 @@ from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import CALLS_OF_ONE_PEER, MAX_MESSAGE_BYTES
 from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Listening, Unreachable
-from tests.helpers_swarm import (
-    Answers,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    stub,
-    transport,
-)
+from tests.support.swarm import Answers, eventually, identity, stub, transport
 
 ALICE, BOB = identity(1), identity(2)
 PEER = ALICE.peer_id

@@ -19,7 +19,7 @@ from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import newest_facts
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
-from tests.daemons import STILL, Daemon, gone, run_cli
+from tests.support.daemons import STILL, Daemon, gone, run_cli
 
 pytestmark = pytest.mark.timeout(240)
 PLACE = ("--host", "127.0.0.1")
@@ -32,8 +32,8 @@ def node(tmp_path: Path) -> Iterator[Daemon]:
     yield daemon
     daemon.clean_up()
     runtime = daemon.home.runtime()
-    if runtime is not None and psutil.pid_exists(runtime["pid"]):
-        for process in [*psutil.Process(runtime["pid"]).children(recursive=True), psutil.Process(runtime["pid"])]:
+    if runtime is not None and psutil.pid_exists(runtime.pid):
+        for process in [*psutil.Process(runtime.pid).children(recursive=True), psutil.Process(runtime.pid)]:
             process.kill()
 
 
@@ -66,8 +66,8 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     assert "What leaves this machine" in begun.stderr and "Loading tiny-a." in begun.stderr
     assert "ftis-node stop" in begun.stdout
     record = node.home.runtime()
-    assert record is not None and str(record["pid"]) in begun.stdout
-    daemon = psutil.Process(record["pid"])
+    assert record is not None and str(record.pid) in begun.stdout
+    daemon = psutil.Process(record.pid)
     assert daemon.nice() == 5 and all(child.nice() == 5 for child in daemon.children())
     printed = (node.home.path / "output.log").read_bytes()
     again = run_cli("join", "--detach", *home, *PLACE)

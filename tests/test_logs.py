@@ -32,8 +32,8 @@ from ftis_node.observe.logs import (
     read_log,
 )
 from ftis_node.store.home import Home
-from tests.daemons import ENVIRONMENT, command
-from tests.documented import check
+from tests.support.daemons import ENVIRONMENT, command
+from tests.support.documented import check
 
 FORGED = "hi\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\x9b1m\u2028\u202e\x00 end"
 

@@ -18,20 +18,8 @@ from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
 from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, Membership
 from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.transport import Listening
-from tests.helpers_swarm import (
-    OTHER_RUN,
-    RUN,
-    Member,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    member,
-    transport,
-)
+from tests.support.swarm import OTHER_RUN, RUN, Member, eventually, identity, member, transport
 
-MINUTE = 60.0
 BOB, MALLORY = identity(2), identity(4)
 NOWHERE = f"/ip4/127.0.0.1/tcp/1024/p2p/{BOB.peer_id}"
 
@@ -61,7 +49,7 @@ async def all_meet(*nodes: Member) -> None:
     def met() -> bool:
         return all(node.met(*(other for other in nodes if other is not node)) for node in nodes)
 
-    await eventually(met, "everybody is in everybody's view", MINUTE)
+    await eventually(met, "everybody is in everybody's view")
 
 
 async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_it(
@@ -78,7 +66,7 @@ async def test_row_13b_a_node_whose_network_hung_is_met_again_by_all_that_lost_i
         monkeypatch.setattr(slow.transport, "_launch", later)
         slow.transport.up = False  # its supervisor finds that out within 5 s, sooner than it would blame anybody
         os.kill(slow.transport.pid, signal.SIGSTOP)
-        await eventually(lambda: not common.met(slow) and not one.met(slow), "both have lost it", MINUTE)
+        await eventually(lambda: not common.met(slow) and not one.met(slow), "both have lost it")
         for node in (common, one):
             await greeted_in_vain(node, slow)
         assert slow.met(common, one), "it blames nobody while its own network is down, and goes on asking them"
@@ -113,14 +101,21 @@ async def clocked(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
         yield alice, now
 
 
+@contextlib.asynccontextmanager
+async def bereft(path: Path) -> AsyncIterator[tuple[Membership, list[float]]]:
+    """The same, after it has met Bob and lost him."""
+    async with clocked(path) as (alice, now):
+        alice.on_handshake(hello(), BOB.author)
+        alice.drop(BOB.author)
+        yield alice, now
+
+
 def hello(run_id: bytes = RUN.id) -> ftis_pb2.Handshake:
     return ftis_pb2.Handshake(major=PROTOCOL_MAJOR, run_id=run_id, addresses=[NOWHERE])
 
 
 async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(tmp_path: Path) -> None:
-    async with clocked(tmp_path) as (alice, now):
-        alice.on_handshake(hello(), BOB.author)
-        alice.drop(BOB.author)
+    async with bereft(tmp_path) as (alice, now):
         for times in range(TRIES_OF_MET):
             assert alice.strangers() == [BOB.author]
             assert not await alice.greet(BOB.author)
@@ -131,9 +126,7 @@ async def test_row_13b_who_was_met_is_greeted_again_after_growing_pauses(tmp_pat
 
 
 async def test_row_13b_a_lost_peer_that_others_name_is_greeted_within_the_minute(tmp_path: Path) -> None:
-    async with clocked(tmp_path) as (alice, now):
-        alice.on_handshake(hello(), BOB.author)
-        alice.drop(BOB.author)
+    async with bereft(tmp_path) as (alice, now):
         for _ in range(TRIES_OF_MET - 1):
             await alice.greet(BOB.author)
         assert alice.patience() > 1000.0
@@ -185,19 +178,13 @@ async def test_row_13b_a_lost_peer_that_calls_is_greeted_over_its_connection(tmp
         assert await alice.greet(BOB.author)
 
 
-def unconnected() -> Membership:
-    """A membership that never gets as far as its transport."""
-    return Membership(Libp2p(Listening(Path(), Path())), identity(1), RunFile(run=RUN), Traffic())
-
-
-def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run() -> None:
-    alice, now = unconnected(), [0.0]
-    alice._retries = Retries(lambda: now[0])
-    alice.hear([f"/ip4/8.8.4.4/tcp/4001/p2p/{BOB.peer_id}"])
-    alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
-    assert BOB.author in alice.refused and not alice.strangers()
-    now[0] = REFUSED_PAUSE
-    assert alice.strangers() == [BOB.author]
+async def test_who_was_refused_is_asked_again_when_it_may_be_in_another_run(tmp_path: Path) -> None:
+    async with clocked(tmp_path) as (alice, now):
+        alice.hear([NOWHERE])
+        alice.on_handshake(hello(OTHER_RUN.id), BOB.author)
+        assert BOB.author in alice.refused and not alice.strangers()
+        now[0] = REFUSED_PAUSE
+        assert alice.strangers() == [BOB.author]
 
 
 async def test_the_peers_of_the_owner_are_never_given_up_and_nobody_is_remembered_for_ever(tmp_path: Path) -> None:

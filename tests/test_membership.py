@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.config.run import Hints, Run, RunFile, parse_run_file
+from ftis_node.config.run import RunFile, run_file_from_json
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets
@@ -32,56 +32,53 @@ from ftis_node.swarm.membership import (
 )
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.service import FtisSwarm
-from ftis_node.swarm.wire.transport import Listening
-from tests.helpers_swarm import (
-    OTHER_RUN,
-    RUN,
-    Answers,
-    event_loop_policy,  # noqa: F401 - a fixture
-    identity,
-    stub,
-    transport,
-)
-
-ALICE, BOB, CAROL, MALLORY = (identity(number) for number in range(1, 5))
+from ftis_node.swarm.wire.transport import Listening, Unreachable
+from tests.support.doors import node
+from tests.support.swarm import OTHER_RUN, PATIENCE, RUN, identity, stub
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY
 
 
-class Door(Answers):
-    """Answers handshakes as a node does, in another major version if told so."""
+class Deaf(Libp2p):
+    """Reaches only those whose answer to a handshake is given; remembers what was dialled."""
 
-    def __init__(self, membership: Membership, major: int) -> None:
-        self.membership, self.major = membership, major
+    def __init__(self, listening: Listening) -> None:
+        super().__init__(listening)
+        self.up = True
+        self.dialled: dict[bytes, list[str]] = {}
+        self.answers: dict[bytes, ftis_pb2.Handshake] = {}
 
-    def admits(self, peer: bytes) -> bool:
-        return True
+    async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
+        self.dialled[peer] = list(addresses)
+        if peer not in self.answers:
+            raise Unreachable("nobody is there")
 
-    def knows(self, peer: bytes) -> bool:
-        return True
+    async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
+        return self.answers[peer]
 
-    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-        answer = self.membership.on_handshake(request, peer)
-        answer.major = self.major
-        return answer
+    async def connected(self) -> set[bytes]:
+        return set()
 
-
-@contextlib.asynccontextmanager
-async def node(
-    who: Identity, path: Path, run: Run = RUN, major: int = PROTOCOL_MAJOR
-) -> AsyncIterator[tuple[Membership, Libp2p]]:
-    async with transport(who, path / who.peer_id) as network:
-        run_file = RunFile(run=run, hints=Hints(name=f"the run of {who.peer_id}"))
-        membership = Membership(network, who, run_file, Traffic(), path / f"{who.peer_id}.json")
-        await membership.refresh_addresses()
-        await FtisSwarm(Door(membership, major)).add_p2p_handlers(network.p2p)
-        yield membership, network
+    async def disconnect(self, peer: bytes) -> None:
+        pass
 
 
-def alone(who: Identity = ALICE, cache: Path | None = None, **listening: Any) -> Membership:
-    """A membership that never gets as far as its transport."""
-    transport = Libp2p(Listening(Path(), Path(), **listening))
-    transport.up = True
-    return Membership(transport, who, RunFile(run=RUN), Traffic(), cache)
+class Alone(Membership):
+    """A membership without a network."""
+
+    def __init__(self, who: Identity = ALICE, cache: Path | None = None, **listening: Any) -> None:
+        self.network = Deaf(Listening(Path(), Path(), **listening))
+        super().__init__(self.network, who, RunFile(run=RUN), Traffic(), cache)
+
+    async def dials(self, peer: bytes) -> list[str]:
+        """Where it dials a peer when it greets it."""
+        self.network.dialled.clear()
+        await self.greet(peer)
+        return self.network.dialled.get(peer, [])
+
+
+@pytest.fixture
+def alice() -> Alone:
+    return Alone()
 
 
 def address(who: Identity, port: int = 1) -> str:
@@ -93,6 +90,15 @@ LAN, LOOPBACK = "/ip4/192.168.1.7", "/ip4/127.0.0.1"
 
 def at(place: str, who: Identity = BOB, port: int = 4001) -> str:
     return f"{place}/tcp/{port}/p2p/{who.peer_id}"
+
+
+def crowd(alice: Alone, first: int, count: int, **changes: object) -> list[bytes]:
+    """So many peers shake hands with her, one after the other."""
+    peers = [identity(number) for number in range(first, first + count)]
+    for who in peers:
+        alice.on_handshake(hello(who, **changes), who.author)
+        assert who.author in alice.view or changes.get("run_id")
+    return [who.author for who in peers]
 
 
 def hello(who: Identity, **changes: object) -> ftis_pb2.Handshake:
@@ -134,7 +140,7 @@ async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, m
         assert f"it speaks protocol {major}, this node speaks {PROTOCOL_MAJOR}: {todo}" in alice.refused[BOB.author]
         assert alice.majors == {BOB.author: major}
         bob.view.clear()
-        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=PROTOCOL_MAJOR + 1), timeout=5)
+        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=PROTOCOL_MAJOR + 1), timeout=PATIENCE)
         assert answer.refusal == f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {PROTOCOL_MAJOR + 1}"
         assert not bob.view and bob.majors[ALICE.author] == PROTOCOL_MAJOR + 1
 
@@ -142,7 +148,7 @@ async def test_nodes_of_different_major_versions_part_politely(tmp_path: Path, m
 async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has(tmp_path: Path) -> None:
     async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path) as (bob, network):
         await me.connect(BOB.author, await network.addresses())
-        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=1), timeout=5)
+        answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=1), timeout=PATIENCE)
         assert answer.refusal == "this node speaks protocol 2, you speak 1: upgrade ftis-node"
         assert not answer.run_file and not answer.peers and not bob.view
         assert "it speaks protocol 1" in bob.refused[ALICE.author]
@@ -155,97 +161,86 @@ async def test_a_peer_that_is_not_there_is_forgotten_after_three_greetings(tmp_p
     async with node(ALICE, tmp_path) as (alice, _):
         alice.hear([f"/ip4/127.0.0.1/tcp/1/p2p/{BOB.peer_id}"])
         for _ in range(GIVE_UP_AFTER):
-            assert BOB.author in alice._heard
+            assert alice.strangers() or alice.patience() < math.inf, "it is going to be greeted"
             assert not await alice.greet(BOB.author)
-        assert BOB.author not in alice._heard
+        assert not alice.strangers() and alice.patience() == math.inf
         assert alice.hear([address(BOB)]), "somebody mentions it again"
 
 
-def test_a_later_minor_version_and_unknown_fields_do_no_harm() -> None:
-    alice = alone()
+def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone) -> None:
     later = ftis_pb2.Handshake.FromString(hello(BOB, minor=9).SerializeToString() + b"\x9a\x06\x03new")
     assert not alice.on_handshake(later, BOB.author).refusal
     assert BOB.author in alice.view
 
 
-def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in() -> None:
-    alice = alone()
+def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in(alice: Alone) -> None:
     alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id), BOB.author)
     assert alice.refused and not alice.view
     alice.on_handshake(hello(BOB), BOB.author)
     assert alice.view and not alice.refused
 
 
-def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member() -> None:
-    alice = alone()
+def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member(alice: Alone) -> None:
     answer = alice.on_handshake(hello(BOB, run_id=b""), BOB.author)
-    assert parse_run_file(answer.run_file).run == RUN
+    assert run_file_from_json(answer.run_file).run == RUN
     assert not alice.view and not alice.refused
 
 
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 
-def met(alice: Membership, first: int, count: int, *, found: bool, network: str = "10.0.0") -> list[bytes]:
-    """So many peers enter the view one after the other."""
+async def found(alice: Alone, first: int, count: int, network: str = "10.0.0") -> list[bytes]:
+    """So many peers are greeted, one after the other, and enter the view."""
     peers = [identity(number) for number in range(first, first + count)]
     for number, who in enumerate(peers):
         place = f"/ip4/{network}.{number % 250}/tcp/4001/p2p/{who.peer_id}"
-        alice._admit(who.author, hello(who, addresses=[place]), found=found)
-        assert who.author in alice.view
+        alice.network.answers[who.author] = hello(who, addresses=[place])
+        assert await alice.greet(who.author) and who.author in alice.view
     return [who.author for who in peers]
 
 
-def test_the_view_is_bounded_and_the_newest_is_in_it() -> None:
-    alice = alone()
-    for number in range(100, 100 + VIEW_SIZE + 30):
-        who = identity(number)
-        alice.on_handshake(hello(who), who.author)
-        assert who.author in alice.view
+async def test_the_view_is_bounded_and_the_newest_is_in_it(alice: Alone) -> None:
+    crowd(alice, 100, VIEW_SIZE + 30)
     assert len(alice.view) == INBOUND_MAX
-    met(alice, 500, VIEW_SIZE, found=True)
+    await found(alice, 500, VIEW_SIZE)
     assert len(alice.view) == VIEW_SIZE
 
 
-def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found() -> None:
-    alice = alone()
-    honest = met(alice, 100, VIEW_SIZE - INBOUND_MAX, found=True)
-    met(alice, 1000, 300, found=False)
+async def test_row_16_who_comes_by_itself_pushes_nobody_out_whom_this_node_has_found(alice: Alone) -> None:
+    honest = await found(alice, 100, VIEW_SIZE - INBOUND_MAX)
+    crowd(alice, 1000, 300)
     assert len(alice.view) == VIEW_SIZE and set(honest) <= set(alice.view)
 
 
-def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room() -> None:
-    alice = alone()
-    honest = [met(alice, 100 + number, 1, found=True, network=f"198.51.{number}")[0] for number in range(30)]
-    met(alice, 1000, 500, found=True, network="203.0.113")
+async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_makes_room(alice: Alone) -> None:
+    honest = [(await found(alice, 100 + number, 1, f"198.51.{number}"))[0] for number in range(30)]
+    await found(alice, 1000, 500, "203.0.113")
     assert set(honest) <= set(alice.view), "each has a network of its own"
-    alice = alone()
-    first = met(alice, 100, ANCHORS, found=True)
-    met(alice, 1000, 500, found=True)
+    alice = Alone()
+    first = await found(alice, 100, ANCHORS)
+    await found(alice, 1000, 500)
     assert set(first) <= set(alice.view)
 
 
-def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told() -> None:
-    alice = alone()
-    told = [address(identity(number)) for number in range(100, 150)]
-    alice.hear(told)
+def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Alone) -> None:
+    alice.hear([address(identity(number)) for number in range(100, 150)])
     alice.hear([address(identity(number)) for number in range(1000, 1000 + HEARD_SIZE)], MALLORY.author)
-    assert len(alice._heard) == 50 + HEARD_SIZE // TELLER_PART
-    assert {identity(number).author for number in range(100, 150)} <= set(alice._heard)
+    assert len(alice.strangers()) == 50 + HEARD_SIZE // TELLER_PART
+    assert {identity(number).author for number in range(100, 150)} <= set(alice.strangers())
 
 
 ELSEWHERE = (LAN, LOOPBACK, "/ip6/fe80::1", "/ip4/100.64.0.1", "/dns4/router.example")
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, *(f"{at(place, CAROL)}/p2p-circuit" for place in ELSEWHERE)])
-def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(place: str) -> None:
+async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(place: str) -> None:
     """Neither by naming others there, nor by saying that it is there itself, nor in the cache of the last start."""
-    alice = alone()
+    alice = Alone()
     told = place + f"/p2p/{BOB.peer_id}" if "p2p-circuit" in place else at(place)
     assert not alice.hear([told], MALLORY.author)
     assert not alice.strangers()
     alice.on_handshake(hello(BOB, addresses=[told]), BOB.author)
-    assert alice._to_dial(BOB.author) == []
+    assert await alice.dials(BOB.author) == []
     assert alice.some_addresses(1, CAROL.author) == [told], "others may be at home there"
 
 
@@ -262,15 +257,16 @@ def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(place: s
         ({"announce": ("/ip6/64:ff9b::7f00:1/tcp/4001",)}, (LAN, LOOPBACK)),
     ],
 )
-def test_who_is_at_home_in_a_network_dials_whom_others_name_there(own: dict[str, Any], taken: tuple[str, ...]) -> None:
+async def test_who_is_at_home_in_a_network_dials_whom_others_name_there(
+    own: dict[str, Any], taken: tuple[str, ...]
+) -> None:
     peers = own.pop("peers", ())
-    alice = alone(**own)
+    alice = Alone(**own)
     alice.trust(peers)
     alice.hear(peers)
-    assert alice._to_dial(BOB.author) == list(peers)
-    for place in (LAN, LOOPBACK):
-        assert alice.hear([at(place, CAROL)], MALLORY.author) is (place in taken)
-        alice._forget(CAROL.author)
+    assert await alice.dials(BOB.author) == list(peers)
+    for place, who in ((LAN, CAROL), (LOOPBACK, identity(5))):
+        assert alice.hear([at(place, who)], MALLORY.author) is (place in taken)
 
 
 async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_path: Path) -> None:
@@ -278,60 +274,58 @@ async def test_a_node_is_at_home_where_a_host_that_its_owner_named_leads(tmp_pat
         alice._at_home = Whereabouts("0.0.0.0")
         await network.connect(ALICE.author, alice.own_addresses)
         assert await alice.greet(BOB.author)
-        assert not alice._at_home.reach(at(LOOPBACK, CAROL)), "that somebody has come says nothing"
+        assert not alice.hear([at(LOOPBACK, CAROL)], MALLORY.author), "that somebody has come says nothing"
         alice.trust([f"/dns4/localhost/tcp/4001/p2p/{BOB.peer_id}"])
-        assert not alice._at_home.reach(at(LOOPBACK, CAROL)), "and a name neither"
+        assert not alice.hear([at(LOOPBACK, CAROL)], MALLORY.author), "and a name neither"
         assert await alice.greet(BOB.author)
         assert alice.hear([at(LOOPBACK, CAROL)], MALLORY.author)
 
 
-async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(tmp_path: Path) -> None:
-    alice = alone()
+async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alone) -> None:
     alice._dials = Budgets(lambda: 0.0, 1.0, DIALS_AT_ONCE)
     for number in range(100, 150):
         alice.hear([address(identity(number), port) for port in (1, 2)], MALLORY.author)
     alice.hear([address(BOB)], CAROL.author)
-    dialled = [text for peer in alice.strangers() for text in alice._to_dial(peer)]
+    for peer in alice.strangers():
+        assert not await alice.greet(peer)
+    dialled = [text for texts in alice.network.dialled.values() for text in texts]
+    assert all(alice.network.dialled.values()), "for the rest p2pd is not asked"
     assert len(dialled) == DIALS_AT_ONCE + 1 and address(BOB) in dialled
-    late = next(peer for peer in alice.strangers() if not alice._to_dial(peer))
-    assert not await alice.greet(late), "without asking p2pd"
     alice.hear([address(BOB)])
     alice._dials = Budgets(lambda: 0.0, 0.0, 0.0)
-    assert alice._to_dial(BOB.author) == [address(BOB)], "the DHT and this node's owner name it too"
+    assert await alice.dials(BOB.author) == [address(BOB)], "the DHT and this node's owner name it too"
 
 
-def test_peers_of_other_runs_do_not_fill_the_memory() -> None:
-    alice = alone()
-    for number in range(100, 100 + HEARD_SIZE + 50):
-        alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id), identity(number).author)
+def test_peers_of_other_runs_do_not_fill_the_memory(alice: Alone) -> None:
+    crowd(alice, 100, HEARD_SIZE + 50, run_id=OTHER_RUN.id)
     assert len(alice.refused) == HEARD_SIZE
+
+
+def fails(alice: Alone, times: int) -> None:
+    for _ in range(times):
+        alice.failed(BOB.author)
 
 
 def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    alice = alone()
+    alice = Alone()
     alice.on_handshake(hello(BOB), BOB.author)
-    for _ in range(GIVE_UP_AFTER):
-        alice.failed(BOB.author)
+    fails(alice, GIVE_UP_AFTER)
     assert BOB.author in alice.view, "its p2pd may just be starting again"
     monkeypatch.setattr("ftis_node.swarm.membership.GIVE_UP_SECONDS", 0.0)
-    alice.answered(BOB.author)
     for _ in range(3):
-        alice.failed(BOB.author)
-        alice.failed(BOB.author)
         alice.answered(BOB.author)
+        fails(alice, GIVE_UP_AFTER - 1)
     assert BOB.author in alice.view
-    for _ in range(GIVE_UP_AFTER):
-        alice.failed(BOB.author)
+    alice.failed(BOB.author)
     assert BOB.author not in alice.view
     alice.failed(BOB.author)
     alice.answered(CAROL.author)
     assert alice.strangers() == [BOB.author], "it may come back"
 
 
-def test_a_peer_that_moved_is_known_at_its_new_address_only() -> None:
-    alice = alone()
+def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone) -> None:
     alice.hear([address(BOB, 1)])
     alice.on_handshake(hello(BOB, addresses=[address(BOB, 2)]), BOB.author)
     alice.on_handshake(hello(BOB, addresses=[address(BOB, 3)]), BOB.author)
@@ -350,14 +344,12 @@ def test_a_peer_that_moved_is_known_at_its_new_address_only() -> None:
         "x" * 100_000,
     ],
 )
-def test_what_a_peer_says_of_itself_must_be_its_address(said: str) -> None:
-    alice = alone()
+def test_what_a_peer_says_of_itself_must_be_its_address(alice: Alone, said: str) -> None:
     alice.on_handshake(hello(BOB, addresses=[said, address(BOB)]), BOB.author)
     assert alice.view[BOB.author].addresses == [address(BOB)]
 
 
-def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys() -> None:
-    alice = alone()
+def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice: Alone) -> None:
     alice.on_handshake(hello(BOB, agent="\x1b[2Jnice\nname" + "x" * 9999), BOB.author)
     agent = alice.view[BOB.author].agent
     assert agent.startswith("?[2Jnice?name") and agent.isprintable() and len(agent) <= 64
@@ -366,28 +358,20 @@ def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys() -> None:
 # --- who may ask, and how much ----------------------------------------------------------------------------------------
 
 
-def test_who_left_the_view_to_make_room_may_still_ask() -> None:
-    alice = alone()
-    peers = [identity(1000 + number) for number in range(VIEW_SIZE + 10)]
-    for peer in peers:
-        alice.on_handshake(hello(peer, addresses=[]), peer.author)
+def test_who_left_the_view_to_make_room_may_still_ask(alice: Alone) -> None:
+    peers = crowd(alice, 1000, VIEW_SIZE + 10, addresses=[])
     assert len(alice.view) == INBOUND_MAX
-    assert all(alice.limits(peer.author) == OWN for peer in peers)
+    assert all(alice.limits(peer) == OWN for peer in peers)
     assert alice.limits(CAROL.author) is None
 
 
-def test_of_those_who_may_ask_the_latest_are_remembered_and_the_view() -> None:
-    alice = alone()
-    for number in range(MET_SIZE + 50):
-        peer = identity(1000 + number)
-        alice.on_handshake(hello(peer, addresses=[]), peer.author)
-    assert all(alice.limits(peer) for peer in alice.view)
-    assert alice.limits(peer.author)
-    assert sum(alice.limits(identity(1000 + number).author) is not None for number in range(MET_SIZE + 50)) == MET_SIZE
+def test_of_those_who_may_ask_the_latest_are_remembered_and_the_view(alice: Alone) -> None:
+    peers = crowd(alice, 1000, MET_SIZE + 50, addresses=[])
+    assert all(alice.limits(peer) for peer in (*alice.view, peers[-1]))
+    assert sum(alice.limits(peer) is not None for peer in peers) == MET_SIZE
 
 
-def test_who_turns_out_to_be_in_another_run_may_ask_no_more() -> None:
-    alice = alone()
+def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Alone) -> None:
     alice.on_handshake(hello(BOB), BOB.author)
     answer = alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id, tokenizer=b"x" * 32), BOB.author)
     assert alice.limits(BOB.author) is None and BOB.author not in alice.view
@@ -396,8 +380,7 @@ def test_who_turns_out_to_be_in_another_run_may_ask_no_more() -> None:
     assert answer.refusal.endswith(OTHER_RUN.id.hex())
 
 
-def test_a_message_holds_what_both_take() -> None:
-    alice = alone()
+def test_a_message_holds_what_both_take(alice: Alone) -> None:
     told = ftis_pb2.Limits(entries=4, mentions=2**32 - 1)
     assert alice.on_handshake(hello(BOB, limits=told), BOB.author).limits == OWN.message()
     assert alice.limits(BOB.author) == Limits(4, OWN.mentions, OWN.digests)
@@ -406,8 +389,7 @@ def test_a_message_holds_what_both_take() -> None:
 # --- what is heard ----------------------------------------------------------------------------------------------------
 
 
-def test_an_address_heard_for_the_first_time_is_news() -> None:
-    alice = alone()
+def test_an_address_heard_for_the_first_time_is_news(alice: Alone) -> None:
     assert alice.hear([address(BOB)])
     assert not alice.hear([address(BOB), address(BOB, 2)])
     assert not alice.hear([address(ALICE)]), "that is this node itself"
@@ -426,7 +408,7 @@ junk = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(junk, max_size=30))
 def test_no_address_that_a_peer_mentions_does_any_harm(addresses: list[str]) -> None:
-    alice = alone()
+    alice = Alone()
     alice.hear(addresses)
     assert ALICE.author not in alice.strangers()
     assert len(alice._heard) <= HEARD_SIZE
@@ -434,8 +416,7 @@ def test_no_address_that_a_peer_mentions_does_any_harm(addresses: list[str]) -> 
         assert len(known) <= 8 and all(len(text) <= 256 for text in known)
 
 
-def test_addresses_without_number_are_kept_to_a_bound() -> None:
-    alice = alone()
+def test_addresses_without_number_are_kept_to_a_bound(alice: Alone) -> None:
     for number in range(2, 2 + 2 * HEARD_SIZE):
         alice.hear([address(identity(number))])
     assert len(alice.strangers()) == HEARD_SIZE
@@ -446,19 +427,19 @@ def test_addresses_without_number_are_kept_to_a_bound() -> None:
 
 def test_the_next_start_hears_of_the_peers_of_this_one(tmp_path: Path) -> None:
     cache = tmp_path / "peers.json"
-    first = alone(cache=cache)
+    first = Alone(cache=cache)
     first.save_cache()
     assert not cache.exists(), "an empty view must not overwrite what was known"
     first.on_handshake(hello(BOB), BOB.author)
     first.save_cache()
-    second = alone(cache=cache)
+    second = Alone(cache=cache)
     second.load_cache()
     assert second.strangers() == [BOB.author]
 
 
 def test_the_cache_holds_nothing_that_this_node_would_not_dial(tmp_path: Path) -> None:
     cache = tmp_path / "peers.json"
-    first, public = alone(cache=cache, host="192.168.7.7"), alone(cache=tmp_path / "other.json")
+    first, public = Alone(cache=cache, host="192.168.7.7"), Alone(cache=tmp_path / "other.json")
     for membership in (first, public):
         membership.on_handshake(hello(BOB, addresses=[at(LAN), at(LOOPBACK)]), BOB.author)
         membership.save_cache()
@@ -466,32 +447,32 @@ def test_the_cache_holds_nothing_that_this_node_would_not_dial(tmp_path: Path) -
     assert json.loads((tmp_path / "other.json").read_text()) == []
 
 
-def test_row_43_a_node_that_was_in_a_private_network_once_is_not_at_home_there_for_ever(tmp_path: Path) -> None:
+async def test_row_43_a_node_that_was_in_a_private_network_once_is_not_at_home_there_for_ever(tmp_path: Path) -> None:
     """Else strangers who claim to be there would renew it with every start."""
     cache = tmp_path / "peers.json"
-    first = alone(cache=cache)
+    first = Alone(cache=cache)
     first.trust([at(LAN)])
     first.on_handshake(hello(BOB, addresses=[at(LAN)]), BOB.author)
     first.save_cache()
-    second = alone(cache=cache)
+    second = Alone(cache=cache)
     second.load_cache()
-    assert second._to_dial(BOB.author) == []
+    assert await second.dials(BOB.author) == []
     assert not second.hear([at(LAN, CAROL)], MALLORY.author)
     second.trust([at(LAN, CAROL)])
-    assert second._to_dial(BOB.author) == [at(LAN)], "its owner says again that it is there"
+    assert await second.dials(BOB.author) == [at(LAN)], "its owner says again that it is there"
 
 
 @pytest.mark.parametrize("content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff"])
 def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, content: str) -> None:
     cache = tmp_path / "peers.json"
     cache.write_bytes(content.encode(errors="surrogateescape"))
-    alice = alone(cache=cache)
+    alice = Alone(cache=cache)
     alice.load_cache()
     assert alice.strangers() == []
 
 
 def test_the_cache_holds_two_addresses_a_peer(tmp_path: Path) -> None:
-    alice = alone(cache=tmp_path / "peers.json")
+    alice = Alone(cache=tmp_path / "peers.json")
     alice.on_handshake(hello(BOB, addresses=[address(BOB, port) for port in range(1, 20)]), BOB.author)
     alice.save_cache()
     assert json.loads((tmp_path / "peers.json").read_text()) == [address(BOB, 1), address(BOB, 2)]

@@ -16,6 +16,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.importance import MAX_LOG_RATIO
 from ftis_node.worker.engine import choose_objective
+from tests.support.objective_batches import graded, packed
 from tests.test_learner import OWN, changed, learner
 
 
@@ -79,18 +80,9 @@ def test_a_token_whose_ratio_is_beyond_the_clamp_has_no_gradient(name: str, adva
     """Neither is stopped by the clip at ε: at 19 nats both have one."""
 
     def slope(ratio: float) -> float:
-        new = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
-        before = new.detach() - ratio
-        terms = PRESETS[name].terms(
-            new=new,
-            start=before if name == "ftis" else new.detach(),
-            generator=before,
-            lengths=torch.tensor([1]),
-            advantages=torch.tensor([advantage], dtype=torch.float64),
-        )
-        terms.value.sum().backward()
-        assert new.grad is not None
-        return float(new.grad)
+        before = [[-1.0 - ratio]]
+        start = before if name == "ftis" else [[-1.0]]
+        return float(graded(PRESETS[name], packed(start, [advantage], [[-1.0]], before))[1])
 
     assert slope(log_ratio) == 0.0
     assert slope(math.copysign(19.0, log_ratio)) == pytest.approx(advantage * math.exp(math.copysign(19.0, log_ratio)))
@@ -111,10 +103,10 @@ def test_where_a_tenth_of_groups_have_a_signal_nine_tenths_of_the_weight_are_oth
     own = [OWN[0], *[OWN[2]] * 9]
     foreign = [changed(OWN[0], source="peer")] * 10
     report = learner(objective="nois").step([*own, *foreign])
-    share = report.diagnostics["foreign"]["loss_share"]
+    share = report.diagnostics.foreign["loss_share"]
     assert share == pytest.approx(10 / 11, rel=1e-6) == pytest.approx(12 / (12 + 1.2))
     halved = learner(objective="nois").step([*own, *[changed(group, weight=0.5) for group in foreign]])
-    assert halved.diagnostics["foreign"]["loss_share"] == pytest.approx(5 / 6, rel=1e-6)
+    assert halved.diagnostics.foreign["loss_share"] == pytest.approx(5 / 6, rel=1e-6)
     assert learner(objective="nois").step([own[0]]).gradient_norm == pytest.approx(
         learner(objective="nois").step(own).gradient_norm * 10, rel=1e-4
     ), "and one's own without a signal count in the denominator"

@@ -1,4 +1,4 @@
-"""Homes of older versions go on; homes of newer ones are left as they are."""
+"""Homes that 98648f7 made go on; those of newer versions, and of still older ones, are left as they are."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pytest
 
 from ftis_node.config.settings import collect
 from ftis_node.errors import FtisError, UserError
-from ftis_node.node import migration
 from ftis_node.node.daemon import Node
-from ftis_node.node.migration import remember_files, upgrade, with_remembered
 from ftis_node.node.options import JoinOptions
+from ftis_node.node.task_files import remember_files, with_remembered
 from ftis_node.store import checkpoints as checkpoints_module
 from ftis_node.store import packets as packets_module
 from ftis_node.store.checkpoints import Checkpoints, newest_facts
 from ftis_node.store.home import Home
 from ftis_node.store.migrations import Schema
 from ftis_node.store.packets import PacketStore, StoredPackets
-from tests.helpers_swarm import take_round
-from tests.old_home import write_checkpoint, write_database
+from tests.support.old_home import write_checkpoint, write_database
+from tests.support.swarm import take_round
 
 RUN = bytes(16)
 NEWER = "newer version wrote it: upgrade ftis-node"
+OLDER = "has schema 1, .* start in a new --home"
 
 
 @pytest.fixture
@@ -36,18 +36,6 @@ def home(tmp_path: Path) -> Iterator[Home]:
     made.open()
     yield made
     made.close()
-
-
-def started(**facts: Any) -> str:
-    line = {
-        "event": "started",
-        "step": 0,
-        "directory": "/where/it/was",
-        "data": None,
-        "eval_data": None,
-        "task": "gsm8k",
-    }
-    return json.dumps({"time": 1.0, **line, **facts}) + "\n"
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -65,73 +53,32 @@ def schema_of(path: Path) -> int:
 
 
 def test_a_new_home_has_the_newest_schema(home: Home) -> None:
-    upgrade(home)
+    home.mark()
     assert json.loads(home.schema.read_text()) == {"schema": 2} and not home.task_files.exists()
     before = contents(home.path)
-    upgrade(home)
+    home.mark()
     assert contents(home.path) == before
-
-
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ({"task": "rows.jsonl"}, {"data": "/where/it/was/rows.jsonl", "eval_data": None}),
-        (
-            {"task": "/at/rows.jsonl", "eval_data": "/at/e.jsonl"},
-            {"data": "/at/rows.jsonl", "eval_data": "/at/e.jsonl"},
-        ),
-        ({"task": "rows.jsonl", "data": "/my/copy.jsonl"}, {"data": "/my/copy.jsonl", "eval_data": None}),
-        ({"task": "gsm8k"}, {"data": None, "eval_data": None}),
-    ],
-)
-def test_an_old_home_remembers_the_files_of_its_last_start(
-    home: Home, facts: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    home.metrics.write_text(started(task="rows.jsonl", data="/older.jsonl") + '{"event": "step"}\n' + started(**facts))
-    before = contents(home.path)
-    assert with_remembered(JoinOptions(home), home).files() == expected, "as a dry run looks at it"
-    assert contents(home.path) == before
-    upgrade(home)
-    assert json.loads(home.task_files.read_text()) == expected
-    assert with_remembered(JoinOptions(home), home).files() == expected
-
-
-@pytest.mark.parametrize("stage", ["before", "between", "after"])
-def test_a_kill_while_a_home_is_upgraded_leaves_one_that_the_next_start_upgrades(
-    home: Home, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
-    home.metrics.write_text(started(task="rows.jsonl"))
-
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
-        if stage == "before":
-            kill.setattr(migration, "read_events", killed)
-        elif stage == "between":
-            kill.setattr(migration, "HOME", Schema[Home]({**migration.HOME.steps, 2: killed}))
-        else:
-            kill.setattr(
-                migration.json, "dumps", lambda it: killed() if "schema" in it else json.JSONEncoder().encode(it)
-            )
-        upgrade(home)
-    assert not home.schema.exists() and home.task_files.exists() == (stage != "before")
-    upgrade(home)
-    assert json.loads(home.schema.read_text()) == {"schema": 2}
-    assert json.loads(home.task_files.read_text())["data"] == "/where/it/was/rows.jsonl"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [('{"schema": 3}', "knows 1 to 2.*pgrade ftis-node")]
+    [('{"schema": 3}', "knows 2 to 2.*pgrade ftis-node"), ('{"schema": 1}', "knows 2 to 2.*start in a new --home")]
     + [(text, "damaged.*copy") for text in ('{"schema": "2"}', '{"schema": true}', '{"schema": 0}', "{}", "", "[]")],
 )
-def test_a_home_of_a_newer_version_or_of_none_is_left_as_it_is(home: Home, text: str, words: str) -> None:
+def test_a_home_of_another_version_or_of_none_is_left_as_it_is(home: Home, text: str, words: str) -> None:
     home.schema.write_text(text)
     before = contents(home.path)
-    with pytest.raises(UserError, match=words):
-        upgrade(home)
+    for look in (home.mark, lambda: with_remembered(JoinOptions(home), home)):
+        with pytest.raises(UserError, match=words):
+            look()
     assert contents(home.path) == before
+
+
+def test_a_home_of_the_first_versions_which_has_no_number_is_refused(home: Home) -> None:
+    write_database(home.store, RUN)
+    with pytest.raises(UserError, match=OLDER):
+        home.mark()
+    assert not home.schema.exists()
 
 
 # --- the task's files -------------------------------------------------------------------------------------------------
@@ -174,7 +121,7 @@ def test_an_old_database_goes_on_with_its_rounds_and_packets(tmp_path: Path) -> 
     old = StoredPackets(path)
     assert old.read(bytes([1]) * 32) == (b"author", bytes(10)), "a replay reads it as it is"
     old.close()
-    assert schema_of(path) == 1
+    assert schema_of(path) == 2
     store = PacketStore(path, RUN, quota_bytes=25, first_round=0)
     assert not store.holds(bytes(32)) and store.holds(bytes([2]) * 32), "the oldest made room"
     assert take_round(store) == 7
@@ -194,9 +141,9 @@ def test_a_kill_while_a_database_is_upgraded_leaves_the_old_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
-        kill.setattr(packets_module, "SCHEMA", Schema({**packets_module.SCHEMA.steps, 3: killed}))
+        kill.setattr(packets_module, "SCHEMA", Schema(2, (*packets_module.SCHEMA.steps, killed)))
         PacketStore(path, RUN, 1 << 20)
-    assert schema_of(path) == 1
+    assert schema_of(path) == 2
     store = PacketStore(path, RUN, 1 << 20, first_round=0)
     assert take_round(store) == 7
     store.close()
@@ -215,14 +162,15 @@ def test_a_database_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opening", [lambda path: PacketStore(path, RUN, 1 << 20), StoredPackets])
-def test_a_database_of_a_newer_version_is_left_as_it_is(tmp_path: Path, opening: Any) -> None:
+@pytest.mark.parametrize(("version", "words"), [(4, NEWER), (1, OLDER)])
+def test_a_database_of_another_version_is_left_as_it_is(tmp_path: Path, opening: Any, version: int, words: str) -> None:
     path = tmp_path / "store.sqlite"
     write_database(path, RUN)
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 4")
+    db.execute(f"PRAGMA user_version = {version}")
     db.close()
     before = contents(tmp_path)
-    with pytest.raises(UserError, match=NEWER):
+    with pytest.raises(UserError, match=words):
         opening(path)
     assert contents(tmp_path) == before
 
@@ -230,20 +178,23 @@ def test_a_database_of_a_newer_version_is_left_as_it_is(tmp_path: Path, opening:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_an_old_checkpoint_is_read_as_a_new_one_and_not_written(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "step-00000003", {"model": "tiny-a (full)"})
-    before = contents(tmp_path)
+def test_a_checkpoint_of_98648f7_is_read_and_not_written(tmp_path: Path) -> None:
     wanted = {"model": "tiny-a (full)", "optimiser": "adamw"}
+    write_checkpoint(tmp_path / "step-00000003", wanted)
+    before = contents(tmp_path)
     assert Checkpoints(tmp_path).latest() == (tmp_path / "step-00000003", wanted)
     assert newest_facts(tmp_path) == wanted and contents(tmp_path) == before
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused_and_not_called_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schema", "words"), [(checkpoints_module.SCHEMA.newest + 1, NEWER), (1, OLDER)])
+def test_a_checkpoint_of_another_version_is_refused_and_not_called_damaged(
+    tmp_path: Path, schema: int, words: str
+) -> None:
     write_checkpoint(tmp_path / "step-00000002", {})
-    write_checkpoint(tmp_path / "step-00000003", {}, schema=checkpoints_module.SCHEMA.newest + 1)
+    write_checkpoint(tmp_path / "step-00000003", {}, schema=schema)
     before = contents(tmp_path)
     for look in (Checkpoints(tmp_path).latest, lambda: newest_facts(tmp_path)):
-        with pytest.raises(UserError, match=NEWER):
+        with pytest.raises(UserError, match=words):
             look()
     assert contents(tmp_path) == before
 
@@ -251,16 +202,17 @@ def test_a_checkpoint_of_a_newer_version_is_refused_and_not_called_damaged(tmp_p
 # --- a start ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_start_upgrades_and_finds_its_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_finds_its_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to where it would open the network."""
 
     def far_enough(_: Home) -> Path:
         raise FtisError("so far")
 
     monkeypatch.setattr(Home, "make_runtime", far_enough)
-    (tmp_path / "metrics.jsonl").write_text(started(task="rows.jsonl"))
+    (tmp_path / "home.json").write_text('{"schema": 2}')
+    (tmp_path / "task.json").write_text('{"data": "/where/it/was/rows.jsonl", "eval_data": null}')
+    write_database(tmp_path / "store.sqlite", RUN)
     node = Node(JoinOptions(Home(tmp_path)), lambda task: collect(task=task, flags={"model": "tiny-a"})[0])
     with pytest.raises(FtisError, match="so far"):
         asyncio.run(node.run())
     assert node.options.data == node._compute.options.data == Path("/where/it/was/rows.jsonl")
-    assert json.loads((tmp_path / "home.json").read_text()) == {"schema": 2}

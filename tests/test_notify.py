@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,47 +25,48 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def heard(manager: socket.socket) -> list[list[str]]:
-    """The datagrams that have come, by lines."""
-    found = []
-    while True:
-        try:
-            found.append(manager.recv(4096).decode().split("\n"))
-        except BlockingIOError:
-            return found
+async def heard(manager: socket.socket, datagrams: int) -> list[list[str]]:
+    """The next datagrams, by lines."""
+    loop = asyncio.get_running_loop()
+    return [(await loop.sock_recv(manager, 4096)).decode().split("\n") for _ in range(datagrams)]
 
 
-async def accompanied(environment: dict[str, str], stalled: float, seconds: float = 0.05) -> None:
-    task = Notifier(environment).start(lambda: "ONLINE: Training\nwith 2 peers.", lambda: stalled)
-    await asyncio.sleep(seconds)
+def speaks(manager: socket.socket) -> bool:
+    """Whether a datagram waits to be read."""
+    return bool(select.select([manager], [], [], 0)[0])
+
+
+@contextmanager
+def accompanied(
+    environment: dict[str, str], stalled: float = 0.0, status: Callable[[], str] = lambda: "ONLINE: Training\nalone."
+) -> Iterator[asyncio.Task[None]]:
+    task = Notifier(environment).start(status, lambda: stalled)
+    yield task
     task.cancel()
 
 
 async def test_it_says_that_the_node_is_up_and_then_again_and_again_that_it_goes_on(manager: socket.socket) -> None:
     environment = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000", "WATCHDOG_PID": str(os.getpid())}
-    await accompanied(environment, stalled=0.0)
-    up, *alive = heard(manager)
-    assert up == ["READY=1"]
-    assert len(alive) > 1
-    assert all(lines == ["STATUS=ONLINE: Training with 2 peers.", "WATCHDOG=1"] for lines in alive)
+    with accompanied(environment):
+        assert await heard(manager, 3) == [["READY=1"], *[["STATUS=ONLINE: Training alone.", "WATCHDOG=1"]] * 2]
     assert environment == {}, "what the node starts does not speak in its name"
 
 
 async def test_a_stalled_node_says_how_it_is_and_nothing_to_the_watchdog(manager: socket.socket) -> None:
-    await accompanied({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000"}, stalled=7201.0)
-    assert {line.partition("=")[0] for lines in heard(manager) for line in lines} == {"READY", "STATUS"}
+    with accompanied({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000"}, stalled=7201.0):
+        told = await heard(manager, 3)
+    assert [line.partition("=")[0] for lines in told for line in lines] == ["READY", "STATUS", "STATUS"]
 
 
 async def test_a_blocked_loop_says_nothing(manager: socket.socket) -> None:
-    environment = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000"}
-    task = Notifier(environment).start(lambda: "ONLINE", lambda: 0.0)
-    await asyncio.sleep(0.03)
-    heard(manager)
-    deadline = asyncio.get_running_loop().time() + 0.1
-    while asyncio.get_running_loop().time() < deadline:
-        pass  # what a bug, or a call that should have been in a thread, does to the loop
-    assert heard(manager) == []
-    task.cancel()
+    with accompanied({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000"}):
+        await heard(manager, 2)
+        while speaks(manager):
+            manager.recv(4096)
+        deadline = asyncio.get_running_loop().time() + 0.1
+        while asyncio.get_running_loop().time() < deadline:
+            pass  # what a bug, or a call that should have been in a thread, does to the loop
+        assert not speaks(manager)
 
 
 async def test_an_abstract_socket_is_spoken_to(tmp_path: Path) -> None:
@@ -71,12 +75,21 @@ async def test_an_abstract_socket_is_spoken_to(tmp_path: Path) -> None:
         listener.bind("\0" + name[1:])
         listener.setblocking(False)
         Notifier({"NOTIFY_SOCKET": name}).tell("READY=1")
-        assert heard(listener) == [["READY=1"]]
+        assert await heard(listener, 1) == [["READY=1"]]
 
 
 async def test_without_a_manager_or_after_its_end_the_node_is_not_disturbed(tmp_path: Path) -> None:
-    await accompanied({}, stalled=0.0)
-    await accompanied({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "10000"}, stalled=0.0)
+    with accompanied({}) as task:
+        await task
+    times, again = itertools.count(), asyncio.Event()
+
+    def status() -> str:
+        if next(times):
+            again.set()
+        return "ONLINE"
+
+    with accompanied({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "10000"}, status=status):
+        await again.wait()
 
 
 def test_a_watchdog_of_another_process_sets_no_pace() -> None:

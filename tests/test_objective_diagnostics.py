@@ -10,23 +10,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from ftis_node.objective import PRESETS, Diagnostics, Objective
-from tests.test_objective_parts import FORMULAS
+from tests.support.objective_batches import FORMULAS, packed
 
 ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
 Sample = tuple[str, float, list[float]]  # source, advantage, d per token
 
 
+def figured(
+    diagnostics: Diagnostics, objective: Objective, batch: dict[str, Any], sources: list[str], own: str, **more: Any
+) -> None:
+    """Adds a micro-batch."""
+    sizes = {name: batch[name] for name in ("advantages", "lengths")}
+    diagnostics.add(objective.terms(**batch), **sizes, sources=sources, own=own, **more)
+
+
 def gather(objective: Objective, micro_batches: list[list[Sample]], own: str = "me") -> Diagnostics:
     diagnostics = Diagnostics()
     for samples in micro_batches:
-        d = torch.tensor([x for _, _, tokens in samples for x in tokens], dtype=torch.float64)
-        lengths = torch.tensor([len(tokens) for _, _, tokens in samples])
-        advantages = torch.tensor([advantage for _, advantage, _ in samples], dtype=torch.float64)
-        terms = objective.terms(new=d, start=d, generator=torch.zeros_like(d), lengths=lengths, advantages=advantages)
-        sources = [source for source, _, _ in samples]
-        diagnostics.add(terms, advantages=advantages, lengths=lengths, sources=sources, own=own)
+        sources, advantages, d = zip(*samples, strict=True)
+        batch = packed(d, advantages, generator=[[0.0] * len(tokens) for tokens in d])
+        figured(diagnostics, objective, batch, list(sources), own)
     return diagnostics
 
 
@@ -34,7 +40,7 @@ def test_figures_of_two_sources_worked_by_hand() -> None:
     me: Sample = ("me", 1.0, [0.0, 0.0])
     peer: list[Sample] = [("a", 2.0, [math.log(4), math.log(0.5)]), ("a", -1.0, [-2.0]), ("a", -1.0, [math.log(1.5)])]
     summary: Any = gather(ARITHMETIC, [[me, peer[0]], peer[1:]]).summary()
-    a = summary["sources"]["a"]
+    a = summary.sources["a"]
     assert (a["samples"], a["tokens"], a["negatives"], a["filtered"], a["filtered_fraction"]) == (3, 4, 2, 1, 0.5)
     assert a["ratio_max"] == pytest.approx(4) and a["weight_max"] == pytest.approx(2)
     assert a["ratio_p1"] == pytest.approx(math.exp(-2)) and a["ratio_p50"] == pytest.approx(0.5)
@@ -54,9 +60,9 @@ def test_figures_of_two_sources_worked_by_hand() -> None:
     k3_reverse = [1 / 4 - 1 + math.log(4), 2 - 1 + math.log(0.5), math.exp(2) - 3, 1 / 1.5 - 1 + math.log(1.5)]
     assert a["k3_reverse"] == pytest.approx(sum(k3_reverse) / 4)
     assert a["k3_reverse_p99"] == pytest.approx(math.exp(2) - 3) and "entropy" not in a
-    assert summary["sources"]["me"]["ess"] == 1.0
-    assert summary["overall"]["tokens"] == 6 and summary["overall"]["loss_share"] == pytest.approx(1)
-    assert summary["foreign"] == a
+    assert summary.sources["me"]["ess"] == 1.0
+    assert summary.overall["tokens"] == 6 and summary.overall["loss_share"] == pytest.approx(1)
+    assert summary.foreign == a
 
 
 samples = st.tuples(
@@ -70,24 +76,24 @@ samples = st.tuples(
 )
 def test_shares_add_up_and_micro_batches_do_not_matter(micro_batches: list[list[Sample]], objective: Objective) -> None:
     summary: Any = gather(objective, micro_batches).summary()
-    sources = summary["sources"].values()
+    sources = summary.sources.values()
     for name in ("loss_share", "loss_share_per_sample"):
         shares = math.fsum(figures[name] for figures in sources)
         assert shares == pytest.approx(1) or all(figures[name] == 0 for figures in sources)
     for count in ("samples", "tokens", "negatives", "filtered", "gated"):
-        assert sum(figures[count] for figures in sources) == summary["overall"][count]
+        assert sum(figures[count] for figures in sources) == summary.overall[count]
     assert all(0 <= figures["ess"] <= 1 + 1e-9 for figures in sources)
     assert all(figures["weight_max"] <= figures["ratio_max"] or objective.importance == "none" for figures in sources)
     if micro_batches:
         at_once: Any = gather(objective, [[sample for batch in micro_batches for sample in batch]]).summary()
-        for name, figures in summary["sources"].items():
-            assert at_once["sources"][name] == pytest.approx(figures, rel=1e-9)
+        for name, figures in summary.sources.items():
+            assert at_once.sources[name] == pytest.approx(figures, rel=1e-9)
 
 
 def test_all_shares_are_zero_when_nothing_teaches() -> None:
     summary: Any = gather(ARITHMETIC, [[("me", 0.0, [0.0]), ("a", -1.0, [-5.0])]]).summary()
-    assert [figures["loss_share"] for figures in summary["sources"].values()] == [0.0, 0.0]
-    assert (summary["overall"]["negatives"], summary["overall"]["filtered"]) == (2, 1)
+    assert [figures["loss_share"] for figures in summary.sources.values()] == [0.0, 0.0]
+    assert (summary.overall["negatives"], summary.overall["filtered"]) == (2, 1)
 
 
 def test_idle_samples_are_counted_and_in_no_other_figure() -> None:
@@ -96,17 +102,18 @@ def test_idle_samples_are_counted_and_in_no_other_figure() -> None:
     diagnostics.add_idle("me", 12)
     diagnostics.add_idle("b", 12)
     after: Any = diagnostics.summary()
-    assert after["overall"] == before["overall"] | {"idle": 24.0}
-    assert after["sources"]["me"]["idle"] == 12 and after["sources"]["b"]["idle"] == 12
-    assert after["sources"]["b"]["samples"] == 0
+    assert after.overall == before.overall | {"idle": 24.0}
+    assert after.sources["me"]["idle"] == 12 and after.sources["b"]["idle"] == 12
+    assert after.sources["b"]["samples"] == 0
 
 
 def test_a_summary_is_plain_floats_even_of_nothing() -> None:
     for diagnostics in (Diagnostics(), gather(ARITHMETIC, [[("me", 1.0, [0.5]), ("a", -1.0, [-30.0])]])):
         diagnostics.add_idle("b", 1)
         summary: Any = diagnostics.summary()
-        assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-        for figures in (summary["overall"], summary["foreign"], *summary["sources"].values()):
+        plain = asdict(summary)
+        assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+        for figures in (summary.overall, summary.foreign, *summary.sources.values()):
             assert all(type(value) is float for value in figures.values())
 
 
@@ -116,72 +123,59 @@ def test_every_estimator_has_its_mean_and_its_worst_samples() -> None:
     ).summary()
     for name, formula in FORMULAS.items():
         a, b, c, d, e = map(formula, (0.1, 0.0, -0.2, 0.3, -3.0))
-        assert figures["overall"][name] == pytest.approx((a + b + c + d + e) / 5)
-        assert figures["overall"][f"{name}_p99"] == pytest.approx(max(a, (b + c + d) / 3, e))
-        assert figures["sources"]["a"][f"{name}_p99"] == pytest.approx(max(a, (b + c + d) / 3))
+        assert figures.overall[name] == pytest.approx((a + b + c + d + e) / 5)
+        assert figures.overall[f"{name}_p99"] == pytest.approx(max(a, (b + c + d) / 3, e))
+        assert figures.sources["a"][f"{name}_p99"] == pytest.approx(max(a, (b + c + d) / 3))
 
 
 def gated(objective: Objective, **more: Any) -> Any:
     """Figures of two own and three foreign samples of 1, 2, 1, 2 and 3 tokens; the last of each is a sampled EOS."""
-    start = torch.tensor([-1.0, -2.0, -0.5, -8.0, -1.0, -1.5, -1.0, -1.0, -7.0], dtype=torch.float64)
-    lengths, advantages = torch.tensor([1, 2, 1, 2, 3]), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
-    terms = objective.terms(
-        new=start,
-        start=start,
-        generator=start - 0.5,
-        lengths=lengths,
-        advantages=advantages,
-        ended=torch.ones(5, dtype=torch.bool),
-        own=torch.tensor([True, True, False, False, False]),
-        gate=-2.0,
-    )
+    start = [[-1.0], [-2.0, -0.5], [-8.0], [-1.0, -1.5], [-1.0, -1.0, -7.0]]
+    claimed = [[x - 0.5 for x in sample] for sample in start]
+    flags = {"ended": [True] * 5, "own": [True, True, False, False, False]}
+    batch = packed(start, [1.0, -1.0, 1.0, 1.0, -1.0], generator=claimed, gate=-2.0, **flags)
     diagnostics = Diagnostics()
-    sources = ["me", "me", "a", "a", "a"]
-    diagnostics.add(terms, advantages=advantages, lengths=lengths, sources=sources, own="me", **more)
+    figured(diagnostics, objective, batch, ["me", "me", "a", "a", "a"], "me", **more)
     return diagnostics.summary()
 
 
 def test_only_the_gate_drops_what_has_a_positive_advantage() -> None:
-    a = gated(PRESETS["gated"])["sources"]["a"]
+    a = gated(PRESETS["gated"]).sources["a"]
     assert (a["samples"], a["negatives"], a["filtered"], a["gated"], a["filtered_fraction"]) == (3, 1, 1, 1, 1)
     assert a["loss_weight"] == 2 and a["likelihood"] == pytest.approx((-8.0 - 1.25 - 3.0) / 3)
 
 
 def test_ends_that_do_not_count_are_in_no_figure() -> None:
     figures = gated(PRESETS["ftis-author"].replace(truncation=1.0), entropy=torch.arange(9.0))
-    assert figures["overall"]["tokens"] == 4 and figures["overall"]["truncated"] == 1
-    assert figures["overall"]["k1"] == pytest.approx(-0.5)
-    assert figures["overall"]["entropy"] == pytest.approx((1 + 4 + 6 + 7) / 4)
+    assert figures.overall["tokens"] == 4 and figures.overall["truncated"] == 1
+    assert figures.overall["k1"] == pytest.approx(-0.5)
+    assert figures.overall["entropy"] == pytest.approx((1 + 4 + 6 + 7) / 4)
     # One own sample of one token; of the foreign ones one of one token and one of two, each weighing 1 a token.
-    assert figures["foreign"]["loss_share"] == 3 / 4 and figures["foreign"]["loss_share_per_sample"] == 2 / 3
+    assert figures.foreign["loss_share"] == 3 / 4 and figures.foreign["loss_share_per_sample"] == 2 / 3
     whole = gated(PRESETS["ftis"], entropy=torch.arange(9.0))
-    assert whole["overall"]["tokens"] == 9 and whole["overall"]["entropy"] == 4
-    assert whole["foreign"]["entropy"] == pytest.approx((3 + 4 + 5 + 6 + 7 + 8) / 6)
+    assert whole.overall["tokens"] == 9 and whole.overall["entropy"] == 4
+    assert whole.foreign["entropy"] == pytest.approx((3 + 4 + 5 + 6 + 7 + 8) / 6)
 
 
 def test_later_inner_steps_change_only_the_clip() -> None:
-    start, lengths, sources = torch.zeros(4), torch.tensor([3, 1]), ["me", "a"]
+    batch = packed([[0.0] * 3, [0.0]], [1.0, -1.0])
+    seen: dict[str, Any] = {"lengths": batch["lengths"], "sources": ["me", "a"]}
     diagnostics = Diagnostics()
 
     def terms(drift: list[float]) -> Any:
-        return PRESETS["tis"].terms(
-            new=torch.tensor(drift), start=start, generator=start, lengths=lengths, advantages=torch.tensor([1.0, -1.0])
-        )
+        return PRESETS["tis"].terms(**batch | {"new": torch.tensor(drift, dtype=torch.float64)})
 
-    diagnostics.add(terms([0.0] * 4), advantages=torch.tensor([1.0, -1.0]), lengths=lengths, sources=sources, own="me")
+    diagnostics.add(terms([0.0] * 4), advantages=batch["advantages"], own="me", **seen)
     before: Any = diagnostics.summary()
-    assert before["overall"]["clipped"] == 0
+    assert before.overall["clipped"] == 0
     # Up by more than log 1.2 with Â > 0, or down by more than log 0.8 with Â < 0.
-    diagnostics.add_inner(terms([0.3, 0.3, -0.3, -0.3]), lengths=lengths, sources=sources)
-    diagnostics.add_inner(terms([0.3, 0.1, 0.1, 0.3]), lengths=lengths, sources=sources)
+    diagnostics.add_inner(terms([0.3, 0.3, -0.3, -0.3]), **seen)
+    diagnostics.add_inner(terms([0.3, 0.1, 0.1, 0.3]), **seen)
     after: Any = diagnostics.summary()
-    assert after["sources"]["me"]["clipped"] == 3 / 9 and after["sources"]["a"]["clipped"] == 1 / 3
-    assert after["overall"] == before["overall"] | {"clipped": 4 / 12}
+    assert after.sources["me"]["clipped"] == 3 / 9 and after.sources["a"]["clipped"] == 1 / 3
+    assert after.overall == before.overall | {"clipped": 4 / 12}
 
 
 def test_sources_must_be_one_a_sample() -> None:
-    one = torch.zeros(1)
-    lengths = torch.tensor([1])
-    terms = ARITHMETIC.terms(new=one, start=one, generator=one, lengths=lengths, advantages=one)
     with pytest.raises(ValueError, match="2 sources"):
-        Diagnostics().add(terms, advantages=one, lengths=lengths, sources=["a", "b"], own="me")
+        figured(Diagnostics(), ARITHMETIC, packed([[0.0]], [0.0]), ["a", "b"], "me")

@@ -1,4 +1,4 @@
-"""Who passes the gate, how its level moves, which tokens count, and what a step is divided by."""
+"""The gate: which samples pass, how its level moves, and which tokens count."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Terms
+from tests.support.objective_batches import graded, packed
 
 GATED = PRESETS["gated"]
 
@@ -18,17 +19,8 @@ GATED = PRESETS["gated"]
 def terms_of(name: str, samples: list[list[float]], advantages: list[float], **more: Any) -> Terms:
     """Terms of samples given by their log-probs under the learner; the generator claims the same less one nat."""
     objective = PRESETS[name].replace(**more.pop("changes", {}))
-    start = torch.tensor([x for sample in samples for x in sample], dtype=torch.float64)
-    flags = {key: torch.tensor(more.pop(key)) for key in ("ended", "own") if key in more}
-    return objective.terms(
-        new=start.clone(),
-        start=start,
-        generator=start - 1,
-        lengths=torch.tensor([len(sample) for sample in samples]),
-        advantages=torch.tensor(advantages, dtype=torch.float64),
-        **flags,
-        **more,
-    )
+    claimed = [[x - 1 for x in sample] for sample in samples]
+    return objective.terms(**packed(samples, advantages, generator=claimed, **more))
 
 
 SAMPLES = [[-1.0, -3.0], [-9.0], [-9.0], [-2.0, -2.0, -2.0], [-2.5], [-0.1]]
@@ -58,21 +50,10 @@ def test_a_foreign_advantage_of_zero_is_no_success() -> None:
 
 
 def test_the_gate_uses_no_claimed_log_prob() -> None:
-    start = torch.tensor([-1.0, -2.0])
-    kept, values = [], []
     for claimed in (0.0, -1.0, -1e4):
-        terms = GATED.terms(
-            new=start,
-            start=start,
-            generator=torch.full_like(start, claimed),
-            lengths=torch.tensor([1, 1]),
-            advantages=torch.ones(2),
-            own=torch.zeros(2, dtype=torch.bool),
-            gate=-1.5,
-        )
-        kept.append(terms.kept.tolist())
-        values.append(terms.value.tolist())
-    assert kept == [[True, False]] * 3 and values == [[1.0, 0.0]] * 3
+        claims = [[claimed], [claimed]]
+        terms = GATED.terms(**packed([[-1.0], [-2.0]], [1.0, 1.0], generator=claims, own=[False, False], gate=-1.5))
+        assert terms.kept.tolist() == [True, False] and terms.value.tolist() == [1.0, 0.0]
 
 
 def test_the_level_moves_a_fifth_of_the_way_to_the_strangest_own_success() -> None:
@@ -117,46 +98,14 @@ def test_what_was_only_an_end_has_no_divergence(reduction: str) -> None:
 
 
 def test_an_end_that_does_not_count_has_no_gradient_even_when_it_is_not_finite() -> None:
-    new = torch.tensor([-1.0, math.nan], requires_grad=True)
-    terms = PRESETS["ftis-author"].terms(
-        new=new,
-        start=new.detach(),
-        generator=torch.tensor([-1.0, -1.0]),
-        lengths=torch.tensor([2]),
-        advantages=torch.tensor([1.0]),
-        ended=torch.tensor([True]),
-    )
-    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
+    batch = packed([[-1.0, math.nan]], [1.0], generator=[[-1.0, -1.0]], ended=[True])
+    terms, gradient = graded(PRESETS["ftis-author"], batch)
     assert gradient.tolist() == [1.0, 0.0] and terms.value.tolist() == [1.0]
-
-
-@pytest.mark.parametrize(("aggregation", "value"), [("sample", 1.0), ("token", 4.0), ("fixed", 0.5)])
-def test_what_a_sample_is_divided_by(aggregation: str, value: float) -> None:
-    changes = {"aggregation": aggregation, "divisor": 8.0}
-    assert terms_of("nois", [[-1.0] * 4], [1.0], changes=changes).value.tolist() == [value]
 
 
 def test_fixed_needs_a_divisor() -> None:
     with pytest.raises(ValueError, match="divisor in tokens"):
         terms_of("nois", [[-1.0]], [1.0], changes={"aggregation": "fixed"})
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "count_dropped", "scale", "divisor"),
-    [
-        ("sample", True, 1 / 12, 3),
-        ("sample", False, 1, 36 - 5),
-        ("token", True, 1, 700),
-        ("token", False, 1, 700 - 90),
-        ("fixed", True, 1 / 12, 3),
-        ("fixed", False, 1, 36 - 5),
-    ],
-)
-def test_what_a_step_is_divided_by(aggregation: str, count_dropped: bool, scale: float, divisor: float) -> None:
-    objective = PRESETS["ftis"].replace(aggregation=aggregation, count_dropped=count_dropped)
-    assert objective.sample_scale(12) == scale
-    counts = {"groups": 3, "samples": 36, "tokens": 700, "dropped_samples": 5, "dropped_tokens": 90}
-    assert objective.batch_divisor(**counts) == divisor
 
 
 def test_a_step_of_which_all_was_dropped_is_divided_by_one() -> None:
@@ -167,17 +116,10 @@ def test_a_step_of_which_all_was_dropped_is_divided_by_one() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
-    arguments: dict[str, Any] = {
-        "start": torch.tensor([-1.0, -2.0]),
-        "generator": torch.tensor([-3.0, -2.5]),
-        "lengths": torch.tensor([2]),
-        "advantages": torch.tensor([0.7]),
-    }
-    new = torch.tensor([-1.1, -1.9])
-    plain = PRESETS[name].terms(new=new, **arguments)
+    batch = packed([[-1.0, -2.0]], [0.7], new=[[-1.1, -1.9]], generator=[[-3.0, -2.5]])
+    plain, (trained, _) = PRESETS[name].terms(**batch), graded(PRESETS[name], batch)
     with torch.no_grad():
-        evaluated = PRESETS[name].terms(new=new.clone().requires_grad_(), **arguments)
-    trained = PRESETS[name].terms(new=new.clone().requires_grad_(), **arguments)
+        evaluated = PRESETS[name].terms(**batch | {"new": batch["new"].clone().requires_grad_()})
     assert trained.value.requires_grad and not plain.value.requires_grad and not evaluated.value.requires_grad
     for field in Terms.__dataclass_fields__:
         assert torch.equal(getattr(plain, field), getattr(trained, field))
@@ -187,19 +129,12 @@ def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_gpu_says_the_same(name: str) -> None:
-    torch.manual_seed(0)
-    start = -torch.rand(6, dtype=torch.float64) * 4
-    generator = start + torch.randn(6, dtype=torch.float64)
-    constants: dict[str, Any] = {
-        "lengths": torch.tensor([2, 1, 3]),
-        "advantages": torch.tensor([1.0, -1.0, 0.5]),
-        "ended": torch.tensor([True, True, False]),
-        "own": torch.tensor([True, False, False]),
-        "gate": -2.0,
-    }
+    start, claimed = [[-3.0, -0.5], [-2.0], [-1.0, -2.5, -3.5]], [[-2.0, -2.5], [-0.5], [-1.0, -4.0, -2.0]]
+    later = [[x + 0.1 for x in sample] for sample in start]
+    flags: dict[str, Any] = {"ended": [True, True, False], "own": [True, False, False], "gate": -2.0}
+    batch = packed(start, [1.0, -1.0, 0.5], later, claimed, **flags)
     objective = PRESETS[name].replace(aggregation="fixed", divisor=8.0)
-    here = objective.terms(new=start + 0.1, start=start, generator=generator, **constants)
-    there = objective.terms(new=(start + 0.1).cuda(), start=start.cuda(), generator=generator, **constants)
+    here, there = objective.terms(**batch), objective.terms(**batch | {"new": batch["new"].cuda()})
     for field in Terms.__dataclass_fields__:
         assert getattr(there, field).is_cuda
         torch.testing.assert_close(getattr(there, field).cpu(), getattr(here, field))

@@ -8,62 +8,15 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from ftis_node.objective import PRESETS, Objective
-
-CAP = 16.0  # tokens, the divisor of `fixed`
-EPSILON, C = 0.2, 2.0
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a preset says: `ratio` is ρ or R, `g` the filter's threshold on the mean of `kl`."""
-
-    ratio: str
-    truncate: bool = False
-    g: float | None = None
-    kl: str = "k3_reverse"
-    gate: bool = False
-    own_only: bool = False
-    std: bool = True
-    aggregation: str = "sample"
-    count_end: bool = True
-    count_dropped: bool = True
-
-
-RULES = {
-    "grpo": Rule("ρ", own_only=True),
-    "nois": Rule("R"),
-    "vis": Rule("ρ"),
-    "tis": Rule("R", truncate=True),
-    "f-nois": Rule("R", g=50.0),
-    "f-vis": Rule("ρ", g=50.0),
-    "ftis": Rule("R", truncate=True, g=50.0),
-    "opsm": Rule("ρ", g=0.5, kl="k1"),
-    "gated": Rule("R", gate=True),
-    "ftis-author": Rule("R", truncate=True, g=50.0, std=False, count_end=False, count_dropped=False),
-}
-
-
-@dataclass
-class Completion:
-    new: list[Tensor]
-    start: list[float]
-    generator: list[float]
-    ended: bool
-
-
-@dataclass
-class Group:
-    own: bool
-    rewards: list[float]
-    completions: list[Completion]
+from ftis_node.objective import PRESETS, Objective, Terms
+from tests.support.objective_batches import graded, packed
+from tests.support.objective_by_hand import CAP, RULES, Completion, Group, Rule, loss_by_hand
 
 
 def random_step(seed: int, *, later: bool) -> list[Group]:
@@ -85,70 +38,6 @@ def random_step(seed: int, *, later: bool) -> list[Group]:
     return groups
 
 
-def kept_by_hand(rule: Rule, group: Group, completion: Completion, advantage: float, level: float | None) -> bool:
-    d = [start - claimed for start, claimed in zip(completion.start, completion.generator, strict=True)]
-    if not rule.count_end and completion.ended:
-        d = d[:-1]
-    start = completion.start[: len(d)]
-    if rule.g is not None and d:
-        kl = sum(-x for x in d) if rule.kl == "k1" else sum(math.exp(-x) - 1 + x for x in d)
-        if advantage <= 0 and kl / len(d) >= rule.g:
-            return False
-    if rule.gate and not group.own:
-        return level is not None and advantage > 0 and (sum(start) / len(start) if start else 0.0) >= level
-    return True
-
-
-def term_by_hand(rule: Rule, new: Tensor, start: float, claimed: float, advantage: float) -> Tensor:
-    ratio = torch.exp(new - (claimed if rule.ratio == "ρ" else start))
-    if float(ratio.detach()) < 1 - EPSILON:
-        clipped = torch.tensor(1 - EPSILON, dtype=torch.float64)
-    elif float(ratio.detach()) > 1 + EPSILON:
-        clipped = torch.tensor(1 + EPSILON, dtype=torch.float64)
-    else:
-        clipped = ratio
-    plain, bounded = ratio * advantage, clipped * advantage
-    weight = min(math.exp(start - claimed), C) if rule.truncate else 1.0
-    return weight * (plain if plain <= bounded else bounded)
-
-
-def loss_by_hand(rule: Rule, groups: list[Group], level: float | None) -> tuple[Tensor, list[bool]]:
-    """The loss, and which completions of groups of unequal rewards were kept."""
-    parts, verdicts = [], []
-    kept_samples = kept_tokens = tokens = 0
-    for group in groups:
-        mean, std = statistics.fmean(group.rewards), statistics.pstdev(group.rewards)
-        for reward, completion in zip(group.rewards, group.completions, strict=True):
-            length = len(completion.start) - (completion.ended and not rule.count_end)
-            advantage = 0.0 if std == 0 else (reward - mean) / (std if rule.std else 1.0)
-            kept = std == 0 or kept_by_hand(rule, group, completion, advantage, level)
-            tokens += length
-            kept_tokens += length if kept else 0
-            kept_samples += kept
-            if std == 0:
-                continue
-            verdicts.append(kept)
-            terms = [
-                term_by_hand(rule, *token, advantage)
-                for token in zip(
-                    completion.new[:length], completion.start[:length], completion.generator[:length], strict=True
-                )
-            ]
-            if not kept or not terms:
-                continue
-            total = torch.stack(terms).sum()
-            total = total / {"sample": length, "token": 1, "fixed": CAP}[rule.aggregation]
-            if rule.count_dropped and rule.aggregation != "token":
-                total = total / len(group.rewards)
-            parts.append(total)
-    denominator = kept_samples
-    if rule.aggregation == "token":
-        denominator = tokens if rule.count_dropped else kept_tokens
-    elif rule.count_dropped:
-        denominator = len(groups)
-    return -torch.stack(parts).sum() / denominator, verdicts
-
-
 def loss_of_the_code(objective: Objective, groups: list[Group], level: float | None) -> tuple[Tensor, list[bool]]:
     """The same as a learner works it out: groups of equal rewards have no terms and are counted all the same."""
     taught = []
@@ -157,18 +46,15 @@ def loss_of_the_code(objective: Objective, groups: list[Group], level: float | N
         if advantages.any():
             taught += [(group, *pair) for pair in zip(group.completions, advantages.tolist(), strict=True)]
     completions = [completion for _, completion, _ in taught]
-    lengths = torch.tensor([len(completion.start) for completion in completions])
-    ended = torch.tensor([completion.ended for completion in completions])
-    terms = objective.terms(
-        new=torch.stack([x for completion in completions for x in completion.new]),
-        start=torch.tensor([x for completion in completions for x in completion.start], dtype=torch.float64),
-        generator=torch.tensor([x for completion in completions for x in completion.generator], dtype=torch.float64),
-        lengths=lengths,
-        advantages=torch.tensor([advantage for *_, advantage in taught], dtype=torch.float64),
-        ended=ended,
-        own=torch.tensor([group.own for group, *_ in taught]),
+    batch = packed(
+        [completion.start for completion in completions],
+        [advantage for *_, advantage in taught],
+        generator=[completion.generator for completion in completions],
+        ended=[completion.ended for completion in completions],
+        own=[group.own for group, *_ in taught],
         gate=level,
     )
+    terms = objective.terms(**batch | {"new": torch.stack([x for completion in completions for x in completion.new])})
 
     def counted(completion: Completion) -> int:
         return len(completion.start) - (completion.ended and not objective.count_end)
@@ -232,6 +118,11 @@ def test_so_they_are_with_other_denominators(name: str, aggregation: str, count_
     agree(objective, rule, later=True, level=-4.0, seeds=2)
 
 
+def test_the_filter_of_the_arithmetic_task_goes_by_the_sum_of_k1() -> None:
+    objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
+    assert agree(objective, replace(RULES["ftis"], kl="k1", mean=False, g=1.0), later=True, level=None, seeds=6)
+
+
 @pytest.mark.parametrize("level", [None, -3.5, -4.5])
 def test_a_gate_and_a_filter_together_drop_what_either_drops(level: float | None) -> None:
     objective = PRESETS["ftis"].replace(gate=0.0)
@@ -269,3 +160,48 @@ def test_a_step_worked_on_paper() -> None:
         loss, kept = loss_of_the_code(PRESETS["gated"], groups, level)
         assert kept == [True, True, opened, False]
         assert loss.item() == pytest.approx(-1 / 6 if opened else 0)
+
+
+def test_one_token_worked_on_paper() -> None:
+    # ρ = e^(−1+3) = 7.39 is cut to C = 2; R = e^0.1 = 1.105 is inside the clip; Â = 1.5.
+    token = packed([[-1.0]], [1.5], new=[[-0.9]], generator=[[-3.0]])
+    terms, gradient = graded(PRESETS["ftis"], token)
+    assert terms.value.item() == pytest.approx(2 * math.exp(0.1) * 1.5)
+    assert gradient.item() == pytest.approx(2 * math.exp(0.1) * 1.5)
+    assert (terms.truncated.tolist(), terms.clipped.tolist()) == ([True], [False])
+    assert terms.loss_weight.item() == pytest.approx(1.5 * 2)
+    # NoIS does not see ρ; GRPO clips it at 1.2 and has no gradient left.
+    terms, gradient = graded(PRESETS["nois"], token)
+    assert gradient.item() == pytest.approx(math.exp(0.1) * 1.5)
+    assert terms.loss_weight.item() == pytest.approx(1.5)
+    terms, gradient = graded(PRESETS["grpo"], token)
+    assert terms.value.item() == pytest.approx(1.2 * 1.5)
+    assert (gradient.item(), terms.clipped.tolist(), terms.truncated.tolist()) == (0.0, [True], [False])
+
+
+def test_filter_drops_at_the_threshold_itself_and_never_what_has_a_positive_advantage() -> None:
+    objective = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
+    for advantage, claimed, kept in [(-1.0, -1.0, False), (0.0, -1.0, False), (-1.0, -1.25, True), (0.5, 0.0, True)]:
+        terms = objective.terms(**packed([[-2.0]], [advantage], generator=[[claimed]]))
+        assert terms.kept.tolist() == [kept], (advantage, claimed)
+
+
+def test_weight_of_a_source_scales_value_gradient_and_loss_weight() -> None:
+    def weighed(weight: float) -> tuple[Terms, Tensor]:
+        batch = packed([[-1.0, -2.5]], [1.0], [[-1.1, -2.4]], [[-1.5, -0.5]], weights=[weight])
+        return graded(PRESETS["ftis"], batch)
+
+    (whole, whole_gradient), (quarter, quarter_gradient) = weighed(1.0), weighed(0.25)
+    assert whole_gradient.all() and whole.loss_weight.all()
+    assert torch.allclose(quarter.value, whole.value / 4)
+    assert torch.allclose(quarter_gradient, whole_gradient / 4)
+    assert torch.allclose(quarter.loss_weight, whole.loss_weight / 4)
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    batch = packed([[-1.0, -1.0]], [1.0], generator=[[-1.0, -1.001]])
+    halved = {"new": batch["new"].bfloat16(), "start": batch["start"].float(), "generator": batch["generator"].float()}
+    terms, gradient = graded(PRESETS["ftis"], batch | halved)
+    assert terms.value.dtype == terms.log_ratio.dtype == torch.float32
+    assert terms.log_ratio[1].item() == pytest.approx(0.001, rel=1e-3)
+    assert gradient.dtype == torch.bfloat16

@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS, sample_divergence
 from ftis_node.objective.packed import owners
-
-FORMULAS = {
-    "k1": lambda d: -d,
-    "k2": lambda d: d * d / 2,
-    "k3": lambda d: math.exp(d) - 1 - d,
-    "is_k1": lambda d: math.exp(d) * d,
-    "is_k3": lambda d: math.exp(d) * d - math.exp(d) + 1,
-    "k3_reverse": lambda d: math.exp(-d) - 1 + d,
-}
+from tests.support.objective_batches import FORMULAS, packed
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-300, 1e300])
@@ -96,7 +88,6 @@ def test_advantages_are_of_one_group() -> None:
 @given(d=st.lists(st.floats(-20, 20), min_size=3, max_size=10))
 def test_divergences_are_those_of_the_formulas(name: str, d: list[float]) -> None:
     assert set(FORMULAS) == set(ESTIMATORS)
-    lengths = [len(d) - 2, 2]
     tokens = [FORMULAS[name](x) for x in d]
     parts = [tokens[:-2], tokens[-2:]]
     expected = {
@@ -104,10 +95,10 @@ def test_divergences_are_those_of_the_formulas(name: str, d: list[float]) -> Non
         "sum": [sum(part) for part in parts],
         "max": [max(part) for part in parts],
     }
-    packed = torch.tensor(lengths)
+    lengths = torch.tensor([len(d) - 2, 2])
     for reduction in REDUCTIONS:
         got = sample_divergence(
-            torch.tensor(d, dtype=torch.float64), owners(packed), packed, estimator=name, reduction=reduction
+            torch.tensor(d, dtype=torch.float64), owners(lengths), lengths, estimator=name, reduction=reduction
         )
         # e^20 has an ulp of 1e-7, which the plain formulas lose beside the small terms.
         assert got.tolist() == pytest.approx(expected[reduction], rel=1e-9, abs=1e-12 * max(map(abs, tokens)) + 1e-12)
@@ -122,13 +113,8 @@ def test_the_estimators_that_cannot_be_negative_are_not(name: str) -> None:
 
 def test_one_token_next_to_impossible_vetoes_two_hundred_good_ones() -> None:
     # The reading of g = 50: the mean of k3_reverse passes it by one token of about 9.3 nats among 200.
-    d = torch.zeros(200, dtype=torch.float64)
-    lengths = torch.tensor([200])
     for nats, dropped in [(9.0, False), (9.4, True)]:
-        d[17] = -nats
-        terms = PRESETS["ftis"].terms(
-            new=d, start=d, generator=torch.zeros_like(d), lengths=lengths, advantages=torch.tensor([-1.0])
-        )
+        terms = PRESETS["ftis"].terms(**packed([[-nats, *[0.0] * 199]], [-1.0], generator=[[0.0] * 200]))
         assert terms.kept.tolist() == [not dropped]
 
 
@@ -158,35 +144,30 @@ def test_every_other_preset_is_ftis_but_for_this(name: str, changes: dict[str, A
     assert PRESETS[name] == PRESETS["ftis"].replace(name=name, **changes)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "says"),
-    [
-        ("advantage", "median", "mean_std, mean"),
-        ("divergence", "kl", "k1, k2, k3, is_k1, is_k3, k3_reverse"),
-        ("reduction", "min", "mean, sum, max"),
-        ("importance", "some", "none, vanilla, truncated"),
-        ("truncation", 0, "above 0"),
-        ("truncation", None, "above 0"),
-        ("truncation", math.nan, "above 0"),
-        ("epsilon", 1.0, "between 0 and 1"),
-        ("epsilon", True, "between 0 and 1"),
-        ("threshold", -1.0, "at least 0, or None"),
-        ("threshold", "50", "at least 0, or None"),
-        ("threshold", math.inf, "at least 0, or None"),
-        ("gate", 1.0, "at least 0 and below 1, or None"),
-        ("gate", -0.1, "at least 0 and below 1, or None"),
-        ("aggregation", "mean", "sample, token, fixed"),
-        ("divisor", 0, "above 0, or None"),
-        ("count_dropped", None, "True, False"),
-        ("count_end", "no", "True, False"),
-        ("own_only", 1, "True, False"),
-        ("inner_steps", 0, "at least 1"),
-        ("inner_steps", 1.5, "whole"),
-    ],
-)
-def test_a_wrong_choice_is_refused_with_the_allowed_ones(field: str, value: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} must be .*{says}"):
-        PRESETS["ftis"].replace(**{field: value})
+WRONG_CHOICES: dict[str, tuple[str, list[Any]]] = {
+    "advantage": ("mean_std, mean", ["median"]),
+    "divergence": ("k1, k2, k3, is_k1, is_k3, k3_reverse", ["kl"]),
+    "reduction": ("mean, sum, max", ["min"]),
+    "importance": ("none, vanilla, truncated", ["some"]),
+    "truncation": ("above 0", [0, None, math.nan]),
+    "epsilon": ("between 0 and 1", [1.0, True]),
+    "threshold": ("at least 0, or None", [-1.0, "50", math.inf]),
+    "gate": ("at least 0 and below 1, or None", [1.0, -0.1]),
+    "aggregation": ("sample, token, fixed", ["mean"]),
+    "divisor": ("above 0, or None", [0]),
+    "count_dropped": ("True, False", [None]),
+    "count_end": ("True, False", ["no"]),
+    "own_only": ("True, False", [1]),
+    "inner_steps": ("whole, at least 1", [0, 1.5]),
+}
+
+
+@pytest.mark.parametrize("field", WRONG_CHOICES)
+def test_a_wrong_choice_is_refused_with_the_allowed_ones(field: str) -> None:
+    says, values = WRONG_CHOICES[field]
+    for value in values:
+        with pytest.raises(ValueError, match=f"{field} must be .*{says}"):
+            PRESETS["ftis"].replace(**{field: value})
 
 
 def test_replace_makes_a_new_objective() -> None:
@@ -208,12 +189,5 @@ def test_replace_makes_a_new_objective() -> None:
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:
-    arguments = {
-        "new": torch.zeros(3),
-        "start": torch.zeros(3),
-        "generator": torch.zeros(3),
-        "lengths": torch.tensor([2, 1]),
-        "advantages": torch.zeros(2),
-    }
     with pytest.raises(ValueError, match=says):
-        PRESETS["ftis"].terms(**arguments | changes)
+        PRESETS["ftis"].terms(**packed([[0.0, 0.0], [0.0]], [0.0, 0.0]) | changes)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.objective import PRESETS, Objective, Terms
+from tests.support.objective_batches import graded, packed
 
 EVERY = settings(deadline=None, max_examples=50, derandomize=True)
 log_probs = st.floats(-15, 0)
@@ -38,13 +39,6 @@ def batches(draw: st.DrawFn, own: bool = False) -> dict[str, torch.Tensor]:
     }
 
 
-def run(objective: Objective, batch: dict[str, Any]) -> tuple[Terms, torch.Tensor]:
-    new = batch["new"].clone().requires_grad_()
-    terms = objective.terms(**batch | {"new": new})
-    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
-    return terms, gradient
-
-
 def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Tensor]:
     """The samples `order` of a batch, in that order."""
     pieces = {
@@ -61,7 +55,7 @@ def take(batch: dict[str, torch.Tensor], order: list[int]) -> dict[str, torch.Te
 def test_on_own_fresh_samples_all_presets_are_the_same(batch: dict[str, torch.Tensor]) -> None:
     # A sampled EOS may count or not, so none ended.
     batch["ended"] = torch.zeros_like(batch["ended"])
-    results = [run(objective, batch) for objective in PRESETS.values()]
+    results = [graded(objective, batch) for objective in PRESETS.values()]
     for terms, gradient in results:
         assert torch.equal(gradient, results[0][1])
         assert torch.equal(terms.value, results[0][0].value)
@@ -76,8 +70,8 @@ def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any
     order = rng.sample(range(samples), samples)
     for preset in PRESETS.values():
         objective = preset.replace(aggregation=aggregation, divisor=8.0)
-        together, gradient = run(objective, take(batch, order) | {"gate": -7.0})
-        alone = [run(objective, take(batch, [i]) | {"gate": -7.0}) for i in order]
+        together, gradient = graded(objective, take(batch, order) | {"gate": -7.0})
+        alone = [graded(objective, take(batch, [i]) | {"gate": -7.0}) for i in order]
         assert torch.equal(gradient, torch.cat([slope for _, slope in alone]))
         for field in Terms.__dataclass_fields__:
             assert torch.equal(getattr(together, field), torch.cat([getattr(terms, field) for terms, _ in alone])), (
@@ -88,8 +82,8 @@ def test_order_and_packing_never_matter(batch: dict[str, torch.Tensor], rng: Any
 @EVERY
 @given(batches(), st.floats(0.1, 5), st.floats(0, 5))
 def test_a_higher_truncation_never_lowers_a_weight(batch: dict[str, torch.Tensor], cap: float, more: float) -> None:
-    low, _ = run(PRESETS["ftis"].replace(truncation=cap), batch)
-    high, _ = run(PRESETS["ftis"].replace(truncation=cap + more), batch)
+    low, _ = graded(PRESETS["ftis"].replace(truncation=cap), batch)
+    high, _ = graded(PRESETS["ftis"].replace(truncation=cap + more), batch)
     assert (high.importance >= low.importance).all()
     assert (high.loss_weight >= low.loss_weight).all()
     assert (low.importance <= cap).all()
@@ -106,9 +100,9 @@ def test_a_filtered_sample_gives_nothing_even_when_it_is_not_finite(
     owner = torch.repeat_interleave(torch.arange(batch["lengths"].numel()), batch["lengths"])
     batch["start"][owner == which] = -15.0
     batch["generator"][owner == which] = -1.0
-    clean, clean_gradient = run(objective, batch)
+    clean, clean_gradient = graded(objective, batch)
     batch["new"] = torch.where(owner == which, alien, batch["new"])
-    spoiled, gradient = run(objective, batch)
+    spoiled, gradient = graded(objective, batch)
     assert not spoiled.kept[which]
     assert spoiled.value[which] == 0 and spoiled.loss_weight[which] == 0
     assert torch.equal(gradient, clean_gradient) and torch.equal(spoiled.value, clean.value)
@@ -117,24 +111,13 @@ def test_a_filtered_sample_gives_nothing_even_when_it_is_not_finite(
 
 @pytest.mark.parametrize("objective", PRESETS.values(), ids=lambda objective: objective.name)
 def test_no_gradient_leaks_from_a_source_of_weight_zero(objective: Objective) -> None:
-    new = torch.tensor([-1.0, math.nan], requires_grad=True)
-    terms = objective.terms(
-        new=new,
-        start=new.detach(),
-        generator=torch.tensor([-1.0, -1.0]),
-        lengths=torch.tensor([1, 1]),
-        advantages=torch.tensor([1.0, -1.0]),
-        weights=torch.tensor([1.0, 0.0]),
-    )
-    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
+    batch = packed([[-1.0], [math.nan]], [1.0, -1.0], generator=[[-1.0], [-1.0]], weights=[1.0, 0.0])
+    terms, gradient = graded(objective, batch)
     assert gradient.tolist() == terms.value.tolist() == terms.loss_weight.tolist() == [1.0, 0.0]
 
 
 def test_an_unfiltered_nan_is_not_hidden_from_the_learner() -> None:
-    one = torch.tensor([-1.0])
-    arguments = {"generator": one, "lengths": torch.tensor([1]), "advantages": torch.tensor([-1.0])}
-    nan = torch.tensor([math.nan])
-    terms = PRESETS["ftis"].terms(new=nan, start=nan, **arguments)
+    terms = PRESETS["ftis"].terms(**packed([[math.nan]], [-1.0], generator=[[-1.0]]))
     assert terms.kept.all() and terms.value.isnan().all()
 
 
@@ -150,7 +133,7 @@ def test_extreme_log_probs_stay_finite(batch: dict[str, torch.Tensor], start: fl
     for preset in PRESETS.values():
         for divergence in ("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"):
             for reduction in ("mean", "sum", "max"):
-                terms, gradient = run(preset.replace(divergence=divergence, reduction=reduction), batch)
+                terms, gradient = graded(preset.replace(divergence=divergence, reduction=reduction), batch)
                 assert gradient.isfinite().all()
                 for field in ("value", "divergence", "likelihood", "importance", "loss_weight"):
                     assert getattr(terms, field).isfinite().all(), (preset.name, divergence, field)
@@ -160,20 +143,13 @@ def test_extreme_log_probs_stay_finite(batch: dict[str, torch.Tensor], start: fl
 @given(st.floats(-1e6, -20), st.floats(-3, 3).filter(lambda x: abs(x) > 1e-3), st.sampled_from(["tis", "ftis"]))
 def test_what_the_learner_finds_impossible_contributes_next_to_nothing(d: float, advantage: float, name: str) -> None:
     # ρ → 0 ends at the clamp: a weight of e^−20, two billionths, and not 0.
-    start = torch.full((4,), d, dtype=torch.float64)
-    batch = {
-        "new": start,
-        "start": start,
-        "generator": torch.zeros_like(start),
-        "lengths": torch.tensor([4]),
-        "advantages": torch.tensor([advantage], dtype=torch.float64),
-    }
-    terms, gradient = run(PRESETS[name], batch)
+    batch = packed([[d] * 4], [advantage], generator=[[0.0] * 4])
+    terms, gradient = graded(PRESETS[name], batch)
     kept = name == "tis" or advantage > 0
     assert terms.kept.item() == kept and (terms.log_ratio == -20).all()
     assert terms.value.item() == pytest.approx(math.exp(-20) * advantage if kept else 0.0, rel=1e-9)
     assert gradient.tolist() == pytest.approx([math.exp(-20) * advantage / 4 if kept else 0.0] * 4, rel=1e-9)
-    assert run(PRESETS["nois"], batch)[1].sum().item() == pytest.approx(advantage)
+    assert graded(PRESETS["nois"], batch)[1].sum().item() == pytest.approx(advantage)
 
 
 @EVERY
@@ -187,64 +163,7 @@ def test_neither_a_constant_nor_the_order_changes_advantages(rewards: list[float
     assert torch.allclose(objective.advantages(group[order]), plain[order], atol=1e-12)
 
 
-@EVERY
-@given(st.lists(rewards_of_a_group, min_size=2, max_size=4))
-def test_a_group_made_in_parts_is_one_group(parts: list[list[float]]) -> None:
-    # Horizontal collaboration (section 4): whoever made a part, its advantages are over the rewards of all.
-    objective = PRESETS["ftis"]
-    rewards = [reward for part in parts for reward in part]
-    mean = math.fsum(rewards) / len(rewards)
-    std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
-    merged = objective.advantages(torch.cat([torch.tensor(part, dtype=torch.float64) for part in parts]))
-    assert torch.equal(merged, objective.advantages(torch.tensor(rewards, dtype=torch.float64)))
-    assert merged.tolist() == pytest.approx([(r - mean) / std if len(set(rewards)) > 1 else 0.0 for r in rewards])
-
-
-@EVERY
-@given(rewards_of_a_group.filter(lambda rewards: len(set(rewards)) > 1))
-def test_a_filtered_sample_still_counts_in_mean_and_std(rewards: list[float]) -> None:
-    objective = PRESETS["ftis"].replace(divergence="k1")
-    advantages = objective.advantages(torch.tensor(rewards, dtype=torch.float64))
-    size = len(rewards)
-    batch = {
-        "new": torch.full((size,), -12.0, dtype=torch.float64),
-        "start": torch.full((size,), -12.0, dtype=torch.float64),
-        "generator": torch.zeros(size, dtype=torch.float64),
-        "lengths": torch.ones(size, dtype=torch.int64),
-        "advantages": advantages,
-    }
-    terms, gradient = run(objective.replace(threshold=1.0), batch)
-    mean = math.fsum(rewards) / size
-    std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / size)
-    expected = [(r - mean) / std * math.exp(-12.0) if r > mean else 0.0 for r in rewards]
-    assert gradient.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-18)
-    assert (~terms.kept).sum() == sum(r <= mean + 1e-12 for r in rewards)
-
-
-@EVERY
-@given(batches(own=True), rewards_of_a_group, st.integers(-8, 8), st.randoms(use_true_random=False))
-def test_a_constant_on_all_rewards_and_the_order_change_no_gradient(
-    batch: dict[str, torch.Tensor], rewards: list[float], constant: int, rng: Any
-) -> None:
-    samples = batch["lengths"].numel()
-    group = torch.tensor((rewards * samples)[:samples], dtype=torch.float64)
-    order = rng.sample(range(samples), samples)
-    for objective in PRESETS.values():
-        _, plain = run(objective, batch | {"advantages": objective.advantages(group)})
-        _, shifted = run(objective, batch | {"advantages": objective.advantages(group + constant)})
-        assert torch.allclose(shifted, plain, atol=1e-12)
-        permuted = take(batch | {"advantages": objective.advantages(group)}, order)
-        shuffled = take(batch, order) | {"advantages": objective.advantages(group[order])}
-        assert torch.allclose(run(objective, shuffled)[1], run(objective, permuted)[1], atol=1e-12)
-
-
 def test_nothing_at_all_is_no_error() -> None:
-    nothing = torch.zeros(0)
-    terms = PRESETS["ftis"].terms(
-        new=nothing.clone().requires_grad_(),
-        start=nothing,
-        generator=nothing,
-        lengths=torch.zeros(0, dtype=torch.int64),
-        advantages=nothing,
-    )
+    nothing = {"lengths": torch.zeros(0, dtype=torch.int64)}
+    terms, _ = graded(PRESETS["ftis"], packed([], []) | nothing)
     assert terms.value.shape == terms.kept.shape == (0,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen2ForCausalLM
 
 from ftis_node.objective import PRESETS, Objective
-from tests.helpers_models import tiny_config, tiny_tokenizer
+from ftis_node.policy.policy import Policy
+from tests.support.small_models import plain_logprobs, tiny_config, tiny_tokenizer
 
 GROUPS, SIZE, LONGEST = 5, 4, 12
 EOS = 1  # also the pad token, as so often
@@ -40,26 +41,14 @@ class Batch:
         return padded[self.completion_mask.bool()]
 
 
-def random_model(seed: int) -> Any:
-    from transformers import Qwen2ForCausalLM
-
-    torch.manual_seed(seed)
-    return Qwen2ForCausalLM(tiny_config()).float()
-
-
-def one_by_one(model: Any, batch: Batch) -> Tensor:
+def one_by_one(policy: Policy, batch: Batch) -> Tensor:
     """Log-probs of all completions' tokens, packed: a plain forward pass of each sequence, without padding."""
-    rows = []
-    for prompt, seen, completion, real in zip(
-        batch.prompt_ids, batch.prompt_mask.bool(), batch.completion_ids, batch.completion_mask.bool(), strict=True
-    ):
-        ids = torch.cat([prompt[seen], completion[real]])
-        log_probs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
-        rows.append(log_probs.gather(1, ids[1:, None])[-int(real.sum()) :, 0])
-    return torch.cat(rows)
+    prompts = [ids[seen].tolist() for ids, seen in zip(batch.prompt_ids, batch.prompt_mask.bool(), strict=True)]
+    completions = [ids[real] for ids, real in zip(batch.completion_ids, batch.completion_mask.bool(), strict=True)]
+    return plain_logprobs(policy, prompts, completions, 1.0)
 
 
-def random_batch(model: Any) -> Batch:
+def random_batch(policy: Policy) -> Batch:
     """Groups of random lengths: the first half of each is one's own, and the rest of peers from near to very far."""
     generator = torch.Generator().manual_seed(1)
     samples = GROUPS * SIZE
@@ -82,7 +71,7 @@ def random_batch(model: Any) -> Batch:
         start=torch.zeros(samples, LONGEST),
         generator=torch.zeros(samples, LONGEST),
     )
-    batch.start[mask] = one_by_one(model, batch).detach()
+    batch.start[mask] = one_by_one(policy, batch).detach()
     distance = torch.tensor([0.0, 0.0, 0.5, 4.0]).repeat(GROUPS)[:, None]
     noise = torch.randn(samples, LONGEST, generator=generator)
     batch.generator = torch.where(mask, batch.start + distance * noise, 0.0)
@@ -160,21 +149,23 @@ def k3_reverse_mask(
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return random_model(seed=0)
+def policy() -> Policy:
+    torch.manual_seed(0)
+    model: Any = Qwen2ForCausalLM(tiny_config()).float()
+    return Policy("random", model, tiny_tokenizer(), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def batch(model: Any) -> Batch:
-    return random_batch(model)
+def batch(policy: Policy) -> Batch:
+    return random_batch(policy)
 
 
 @pytest.fixture(scope="module")
-def oracle(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def oracle(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "TRL_EXPERIMENTAL_SILENCE"):
             patch.setenv(name, "1")
-        yield Oracle(model, tmp_path_factory.mktemp("trl"))
+        yield Oracle(policy.model, tmp_path_factory.mktemp("trl"))
 
 
 def our_loss(objective: Objective, batch: Batch, new: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,11 +188,15 @@ def our_loss(objective: Objective, batch: Batch, new: Tensor) -> tuple[Tensor, T
     return -objective.sample_scale(SIZE) * terms.value.sum() / divisor, terms.kept
 
 
-def gradient(model: Any, loss: Callable[[], Tensor]) -> Tensor:
-    """The gradient for all parameters as one vector."""
-    model.zero_grad(set_to_none=True)
-    loss().backward()
-    return torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
+def gradient(policy: Policy, loss: Tensor) -> Tensor:
+    """The gradient of a loss for all parameters as one vector."""
+    policy.model.zero_grad(set_to_none=True)
+    loss.backward()
+    return torch.cat([parameter.grad.flatten().double() for parameter in policy.model.parameters()])
+
+
+def our_gradient(objective: Objective, policy: Policy, batch: Batch) -> Tensor:
+    return gradient(policy, our_loss(objective, batch, one_by_one(policy, batch))[0])
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
@@ -224,15 +219,15 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     ids=lambda objective: objective.name,
 )
 def test_the_gradient_of_every_parameter_is_trls(
-    objective: Objective, model: Any, batch: Batch, oracle: Oracle
+    objective: Objective, policy: Policy, batch: Batch, oracle: Oracle
 ) -> None:
-    kept = our_loss(objective, batch, one_by_one(model, batch))[1]
+    kept = our_loss(objective, batch, one_by_one(policy, batch))[1]
     negative = batch.advantages < 0
     dropped = int((~kept & negative).sum())
     assert kept[batch.advantages > 0].all()
     assert (0 < dropped < int(negative.sum())) if objective.threshold is not None else kept.all()
-    ours = gradient(model, lambda: our_loss(objective, batch, one_by_one(model, batch))[0])
-    theirs = gradient(model, lambda: oracle.loss(objective, batch))
+    ours = our_gradient(objective, policy, batch)
+    theirs = gradient(policy, oracle.loss(objective, batch))
     assert theirs.norm() > 1e-3
     print(
         f"{objective.name}: relative error {relative_error(ours, theirs):.1e}, {dropped}/{int(negative.sum())} dropped"
@@ -241,19 +236,16 @@ def test_the_gradient_of_every_parameter_is_trls(
 
 
 @pytest.mark.parametrize("name", ["nois", "vis", "tis"])
-def test_so_it_is_at_a_second_inner_step(name: str, batch: Batch, model: Any, oracle: Oracle) -> None:
+def test_so_it_is_at_a_second_inner_step(name: str, batch: Batch, policy: Policy, oracle: Oracle) -> None:
     drift = torch.randn(batch.start.shape, generator=torch.Generator().manual_seed(2))
     moved = Batch(**vars(batch) | {"start": batch.start + 0.3 * drift * batch.completion_mask})
-    ours = gradient(model, lambda: our_loss(PRESETS[name], moved, one_by_one(model, moved))[0])
-    theirs = gradient(model, lambda: oracle.loss(PRESETS[name], moved))
-    assert relative_error(ours, theirs) <= 1e-5
+    theirs = gradient(policy, oracle.loss(PRESETS[name], moved))
+    assert relative_error(our_gradient(PRESETS[name], policy, moved), theirs) <= 1e-5
 
 
-def test_the_losses_differ_from_one_another(batch: Batch, model: Any) -> None:
+def test_the_losses_differ_from_one_another(batch: Batch, policy: Policy) -> None:
     # Or the comparison above would show nothing.
-    def of(name: str) -> Tensor:
-        return gradient(model, lambda: our_loss(PRESETS[name], batch, one_by_one(model, batch))[0])
-
-    gradients = [of(name) for name in ("nois", "vis", "tis", "f-nois", "f-vis", "ftis")]
+    names = ("nois", "vis", "tis", "f-nois", "f-vis", "ftis")
+    gradients = [our_gradient(PRESETS[name], policy, batch) for name in names]
     for one, other in itertools.combinations(gradients, 2):
         assert relative_error(one, other) > 1e-2

@@ -24,8 +24,9 @@ from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.text import GB
 from ftis_node.worker.client import Worker
+from ftis_node.worker.messages import Generate, Load, Open, Save, Step, StepGroup
 from ftis_node.worker.planning import settle
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
 
 # So large a rank that LoRA's matrices, too, are kept in 8 bits.
 KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True, "lora_rank": 128}, {"lora": False, "dtype": "bfloat16"}]
@@ -36,21 +37,20 @@ async def process(**settings: Any) -> Worker:
     worker = Worker()
     await worker.start()
     asked = arithmetic_settings(optimiser="adamw8bit", **settings)
-    facts = await worker.call("load", settings=asked, task="arithmetic", data=None, eval_data=None)
-    await worker.call("open", run=arithmetic_run(facts))
+    facts = await worker.call(Load(settings=asked, task="arithmetic"))
+    await worker.call(Open(arithmetic_run(facts)))
     return worker
 
 
-async def groups(worker: Worker) -> list[dict[str, Any]]:
+async def groups(worker: Worker) -> list[StepGroup]:
     """Some of which half the completions are said to be right."""
-    made = (await worker.call("generate", rows=[1, 2]))["groups"]
-    parts = [{"source": "own", "completions": g, "rewards": [float(k % 2) for k in range(8)]} for g in made]
-    return [{"row": row, "parts": [part]} for row, part in enumerate(parts, start=1)]
+    made = (await worker.call(Generate([1, 2]))).groups
+    return batch_of([1, 2], made, uneven=True)
 
 
 async def saved(worker: Worker, directory: Path) -> dict[str, Tensor]:
     directory.mkdir()  # noqa: ASYNC240
-    await worker.call("save", directory=str(directory))
+    await worker.call(Save(str(directory)))
     return load_file(directory / "trainable.safetensors") | load_file(directory / "optimiser.safetensors")
 
 
@@ -60,16 +60,16 @@ async def test_8_bit_adamw_goes_on_bit_for_bit_in_a_new_process(kind: dict[str, 
     try:
         batch = await groups(one)
         for _ in range(2):
-            assert (await one.call("step", groups=batch))["skipped"] is None
+            assert (await one.call(Step(batch))).skipped is None
         saving = Saving(tmp_path / "checkpoints", "tiny-a", "adamw8bit", MetricsLog(tmp_path / "metrics.jsonl"))
         await saving.checkpoint(one, Progress(step=2))
-        await saving.settle()
-        await one.call("step", groups=batch)
+        await saving.flush()
+        await one.call(Step(batch))
         expected = await saved(one, tmp_path / "one")
         other = await process(**kind)
         found = await saving.restore(other)
         assert found is not None and found.step == 2
-        await other.call("step", groups=batch)
+        await other.call(Step(batch))
         after = await saved(other, tmp_path / "other")
     finally:
         await one.stop()

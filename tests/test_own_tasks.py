@@ -21,8 +21,7 @@ from ftis_node.packet import Completion
 from ftis_node.tasks import Score, begin_group, judge, load_evaluation, load_task, make_task, score, scoring
 from ftis_node.tasks.own import Guarded
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import pack_completions
-from tests.helpers_models import arithmetic_run, arithmetic_settings, tiny_tokenizer
+from tests.support.small_models import arithmetic_run, arithmetic_settings, packed, tiny_tokenizer
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "tasks.md"
 PLAIN = """
@@ -131,14 +130,14 @@ def test_run_new_writes_the_rule_and_the_command_line_names_it(tmp_path: Path) -
 
 def engine_on(task: str, **load: Any) -> Engine:
     engine = Engine()
-    facts = engine.load(arithmetic_settings(eval_prompts=2), task, None, None, **load)
+    facts = engine.load(arithmetic_settings(eval_prompts=2), task, **load)
     engine.open(arithmetic_run(facts, prompt_tokens=1000, group=2))
     return engine
 
 
-def group(*texts: str) -> dict[str, Any]:
+def group(engine: Engine, *texts: str) -> bytes:
     ids = [tiny_tokenizer()(text, return_tensors="np")["input_ids"][0].astype("uint32") for text in texts]
-    return pack_completions([Completion(i, (i * 0.0).astype("float32"), True) for i in ids])
+    return packed(engine, [Completion(i, (i * 0.0).astype("float32"), True) for i in ids])
 
 
 def test_each_thread_of_an_engine_has_a_process_of_its_own_that_judges(
@@ -150,9 +149,9 @@ def test_each_thread_of_an_engine_has_a_process_of_its_own_that_judges(
     engine = engine_on(str(tmp_path / "t.jsonl"), reward="regex")
     before = children()
     assert not before, "none is started before the first answer"
-    foreign = group("<think></think><answer>7</answer>", "<think></think><answer>77</answer>")
+    foreign = group(engine, "<think></think><answer>7</answer>", "<think></think><answer>77</answer>")
     found: list[Any] = []
-    side = threading.Thread(target=lambda: found.extend(engine.score(0, foreign)["rewards"] for _ in range(20)))
+    side = threading.Thread(target=lambda: found.extend(engine.score(0, foreign) for _ in range(20)))
     side.start()
     for _ in range(3):
         engine.generate([0, 1])
@@ -173,9 +172,9 @@ def test_a_group_of_answers_that_hang_costs_three_of_them_and_not_the_next_group
     engine = engine_on(str(tmp_path / "t.jsonl"), reward="regex")
     right, hanging = "<think></think><answer>7</answer>", f"<think></think><answer>{'1' * 60}2</answer>"
     try:
-        assert engine.score(0, group(right, hanging))["rewards"] == [1.0, 0.0]
-        assert engine.score(0, group(hanging, hanging, hanging, right))["rewards"] == [0.0] * 4, "unasked"
-        assert engine.score(0, group(right))["rewards"] == [1.0]
+        assert engine.score(0, group(engine, right, hanging)) == [1.0, 0.0]
+        assert engine.score(0, group(engine, hanging, hanging, hanging, right)) == [0.0] * 4, "unasked"
+        assert engine.score(0, group(engine, right)) == [1.0]
     finally:
         engine.close()
 
@@ -224,7 +223,7 @@ def test_code_that_nobody_here_named_is_not_imported(folder: Path) -> None:
         with pytest.raises(UsageError, match="only if the owner"):
             load("evil:build")
     with pytest.raises(UsageError, match="only if the owner"):
-        Engine().load(arithmetic_settings(), "evil:build", None, None)
+        Engine().load(arithmetic_settings(), "evil:build")
     assert not (folder / "ran").exists() and "evil" not in sys.modules
 
 
@@ -319,8 +318,8 @@ def test_the_process_of_a_reward_ends_with_its_context(odd: Guarded) -> None:
 def test_an_engine_rewards_by_a_person_s_function(folder: Path) -> None:
     engine = engine_on("mine:build", code=True)
     answer = engine.task.train[0].answer
-    assert engine.score(0, group(f"<answer>{answer}", "<answer>"))["rewards"] == [0.5, 0.0]
-    assert engine.evaluate()["prompts"] == 2
+    assert engine.score(0, group(engine, f"<answer>{answer}", "<answer>")) == [0.5, 0.0]
+    assert engine.evaluate().prompts == 2
     engine.close()
 
 

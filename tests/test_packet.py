@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,13 @@ def small_packet(**changes: Any) -> Packet:
     return Packet(**(fields | changes))
 
 
+def blank(*lengths: int, **changes: Any) -> Packet:
+    """A packet of completions of so many tokens, each token 0 with log-prob 0."""
+    tokens = sum(lengths)
+    zeros = {"token_ids": np.zeros(tokens, np.uint32), "logprobs": np.zeros(tokens, np.float32)}
+    return small_packet(**{"lengths": lengths, "finished": (False,) * len(lengths)} | zeros | changes)
+
+
 def by_the_book(fields: list[Any], records: bytes) -> bytes:
     """A packet written with msgpack alone, for spellings that `encode` would not write."""
     packed: bytes = msgpack.packb([*fields, records], use_bin_type=True)
@@ -101,13 +109,7 @@ def test_the_layout_is_the_specified_one() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 31, 32, 8191, 8192])
 def test_the_records_prefix_is_msgpacks_shortest_on_both_sides_of_every_step(tokens: int) -> None:
-    packet = small_packet(
-        finished=(False,),
-        lengths=(tokens,),
-        token_ids=np.zeros(tokens, np.uint32),
-        logprobs=np.zeros(tokens, np.float32),
-    )
-    data = encode(packet)
+    data = encode(blank(tokens))
     assert data == by_the_book([*small_fields()[:7], b"\0", [tokens]], bytes(8 * tokens))
     assert decode(data).lengths == (tokens,)
 
@@ -144,15 +146,7 @@ def test_the_refused_test_vectors_are_refused(vector: dict[str, str]) -> None:
 
 def test_a_header_of_twelve_completions_fits_160_bytes_whatever_its_numbers() -> None:
     big, length = 2**64 - 1, 40_000
-    packet = small_packet(
-        round=big,
-        slot=big,
-        policy_step=big,
-        finished=(True,) * 12,
-        lengths=(length,) * 12,
-        token_ids=np.zeros(12 * length, np.uint32),
-        logprobs=np.zeros(12 * length, np.float32),
-    )
+    packet = blank(*[length] * 12, round=big, slot=big, policy_step=big, finished=(True,) * 12)
     assert len(encode(packet)) - 8 * 12 * length <= 160
 
 
@@ -173,15 +167,24 @@ def test_completions_come_in_order_with_their_own_tokens() -> None:
 
 
 def test_a_group_is_known_by_author_round_and_slot() -> None:
-    assert Group(b"author", 11, small_packet(), b"digest").key == (b"author", 7, 2)
+    assert Group(b"author", 11, small_packet(), b"digest", b"data").key == (b"author", 7, 2)
+
+
+def group_of(*completions: Completion, prompt_ids: Sequence[int] = ()) -> Packet:
+    return pack_group(
+        run_id=bytes(16),
+        author=b"me",
+        round=0,
+        slot=0,
+        policy_step=0,
+        prompt_ids=prompt_ids,
+        completions=completions,
+    )
 
 
 def test_packing_takes_plain_lists_and_wider_types() -> None:
     completion = Completion(np.array([5, 9]), np.array([-0.5, -0.25]), np.bool_(True))  # type: ignore[arg-type]
-    packet = pack_group(
-        run_id=bytes(16), author=b"me", round=0, slot=0, policy_step=0, prompt_ids=[1, 2], completions=[completion]
-    )
-    back = decode(encode(packet))
+    back = decode(encode(group_of(completion, prompt_ids=[1, 2])))
     assert (back.token_ids.tolist(), back.logprobs.tolist(), back.finished) == ([5, 9], [-0.5, -0.25], (True,))
     assert back.author_digest == author_digest(b"me") and back.prompt_digest == prompt_digest([1, 2])
 
@@ -192,11 +195,8 @@ def test_packing_takes_plain_lists_and_wider_types() -> None:
     ids=["negative id", "id above u32", "fractional id", "missing log-prob", "two axes"],
 )
 def test_completions_that_make_no_sense_are_not_packed(ids: list[Any], logprobs: list[Any]) -> None:
-    completion = Completion(np.array(ids), np.array(logprobs), True)
     with pytest.raises(PacketError):
-        pack_group(
-            run_id=bytes(16), author=b"", round=0, slot=0, policy_step=0, prompt_ids=[], completions=[completion]
-        )
+        group_of(Completion(np.array(ids), np.array(logprobs), True))
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32], ["a"], [0.5]])
@@ -207,7 +207,7 @@ def test_a_prompt_of_anything_but_token_ids_has_no_digest(ids: list[Any]) -> Non
 
 def test_an_empty_group_is_not_packed() -> None:
     with pytest.raises(PacketError):
-        pack_group(run_id=bytes(16), author=b"", round=0, slot=0, policy_step=0, prompt_ids=[], completions=[])
+        group_of()
 
 
 @pytest.mark.parametrize(
@@ -228,18 +228,6 @@ def test_an_empty_group_is_not_packed() -> None:
         {"token_ids": np.zeros(5, np.uint32)},
         {"logprobs": np.zeros(6, np.float64)},
         {"logprobs": np.zeros((6, 1), np.float32)},
-        {
-            "finished": (True,) * (MAX_GROUP + 1),
-            "lengths": (1,) * (MAX_GROUP + 1),
-            "token_ids": np.zeros(MAX_GROUP + 1, np.uint32),
-            "logprobs": np.zeros(MAX_GROUP + 1, np.float32),
-        },
-        {
-            "finished": (True,),
-            "lengths": (MAX_PACKET_BYTES // 8,),
-            "token_ids": np.zeros(MAX_PACKET_BYTES // 8, np.uint32),
-            "logprobs": np.zeros(MAX_PACKET_BYTES // 8, np.float32),
-        },
     ],
     ids=lambda changes: " ".join(changes),
 )
@@ -248,13 +236,14 @@ def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]) -> None:
         encode(small_packet(**changes))
 
 
+@pytest.mark.parametrize("lengths", [[1] * (MAX_GROUP + 1), [MAX_PACKET_BYTES // 8]], ids=["completions", "bytes"])
+def test_a_packet_of_too_much_is_not_encoded(lengths: list[int]) -> None:
+    with pytest.raises(PacketError):
+        encode(blank(*lengths))
+
+
 def test_the_largest_group_is_a_packet() -> None:
-    packet = small_packet(
-        finished=(False,) * 255 + (True,),
-        lengths=(1,) * 256,
-        token_ids=np.arange(256, dtype=np.uint32),
-        logprobs=np.zeros(256, np.float32),
-    )
+    packet = blank(*[1] * 256, finished=(False,) * 255 + (True,), token_ids=np.arange(256, dtype=np.uint32))
     assert decode(encode(packet)).finished == packet.finished
 
 
@@ -283,49 +272,29 @@ def test_a_flipped_bit_changes_the_packet_or_is_refused() -> None:
         assert encode(packet) == bytes(damaged) != data
 
 
+WRONG_FIELDS: dict[int, list[Any]] = {
+    0: [2, True, 1.0],
+    1: [bytes(15), "0123456789abcdef"],
+    2: [None],
+    3: [-1, 7.0],
+    4: [None],
+    5: [[300]],
+    6: [bytes(9)],
+    7: [5, b"\x05\x00", b"\x0d", b""],
+    8: [[], [2, 3], [2, 3, 2], [2, 3, 1, 0], [2, 4, 0], [7, -2, 1], [2, 3, 1.0], [2, 3, True], [2, 3, 2**61]],
+    9: [None, [], "x" * 48, bytes(40), bytes(47), bytes(56), b""],
+}
+WRONG_FIELDS[8] += [[2**64 - 1, 3, 4], [1] * 257, {2: 3}]
+
+
 @pytest.mark.parametrize(
-    ("position", "value"),
-    [
-        (0, 2),
-        (0, True),
-        (0, 1.0),
-        (1, bytes(15)),
-        (1, "0123456789abcdef"),
-        (2, None),
-        (3, -1),
-        (3, 7.0),
-        (4, None),
-        (5, [300]),
-        (6, bytes(9)),
-        (7, 5),
-        (7, b"\x05\x00"),
-        (7, b"\x0d"),
-        (7, b""),
-        (8, []),
-        (8, [2, 3]),
-        (8, [2, 3, 2]),
-        (8, [2, 3, 1, 0]),
-        (8, [2, 4, 0]),
-        (8, [7, -2, 1]),
-        (8, [2, 3, 1.0]),
-        (8, [2, 3, True]),
-        (8, [2, 3, 2**61]),
-        (8, [2**64 - 1, 3, 4]),
-        (8, [1] * 257),
-        (8, {2: 3}),
-    ],
+    ("position", "value"), [(position, value) for position, values in WRONG_FIELDS.items() for value in values]
 )
-def test_a_field_of_the_wrong_type_or_range_is_refused(position: int, value: Any) -> None:
-    fields = small_fields()
+def test_a_field_of_the_wrong_type_range_or_size_is_refused(position: int, value: Any) -> None:
+    fields = [*small_fields(), small_records()]
     fields[position] = value
     with pytest.raises(PacketError):
-        decode(by_the_book(fields, small_records()))
-
-
-@pytest.mark.parametrize("records", [None, [], "x" * 48, bytes(40), bytes(47), bytes(56), b""])
-def test_records_of_another_type_or_size_are_refused(records: Any) -> None:
-    with pytest.raises(PacketError):
-        decode(by_the_book(small_fields(), records))
+        decode(by_the_book(fields[:9], fields[9]))
 
 
 @pytest.mark.parametrize("count", [9, 11])

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from ftis_node.errors import UserError
 from ftis_node.packet import Group, packet_digest
 from ftis_node.store.packets import PacketStore
-from tests.helpers_swarm import OTHER_RUN, RUN, group, identity, packet, take_round
+from tests.support.clock import Clock
+from tests.support.swarm import OTHER_RUN, RUN, group, identity, packet, take_round
 
 ALICE, BOB = identity(1).author, identity(2).author
 ROOMY = 1 << 30
@@ -92,21 +93,18 @@ def test_two_runs_in_one_home_do_not_mix(tmp_path: Path) -> None:
     first.settle([(BOB, 1, 0)], "refused")
     take_round(first)
     assert take_round(second) == 0
-    assert not second.seen(ALICE, 0, 0)
-    assert not second.seen(BOB, 1, 0)
+    assert not second.seen(ALICE, 0, 0) and not second.seen(BOB, 1, 0)
     assert second.waiting(60.0) == []
 
 
 def test_what_was_stored_is_held_with_its_very_bytes(tmp_path: Path) -> None:
     store = opened(tmp_path)
     content, body = made(ALICE, 3)
-    assert not store.holds(content.digest)
-    assert store.body(content.digest) is None
+    assert not store.holds(content.digest) and store.body(content.digest) is None
     store.add([(content, body)], own=True)
     store.close()
     store = opened(tmp_path)
-    assert store.holds(content.digest)
-    assert store.body(content.digest) == body
+    assert store.holds(content.digest) and store.body(content.digest) == body
 
 
 def test_admitted_refused_and_trained_groups_are_seen_also_after_a_restart(tmp_path: Path) -> None:
@@ -125,8 +123,7 @@ def test_a_round_may_be_any_number_that_can_be_signed(round: int, other: int, sl
     store = PacketStore(Path(":memory:"), RUN.id, ROOMY, first_round=0)
     store.settle([(ALICE, round, slot)], "refused")
     store.add([made(BOB, round)], own=False)
-    assert store.seen(ALICE, round, slot)
-    assert store.seen(BOB, round, 0)
+    assert store.seen(ALICE, round, slot) and store.seen(BOB, round, 0)
     assert store.seen(ALICE, other, slot) is (round == other)
     store.close()
 
@@ -180,7 +177,7 @@ def test_the_oldest_make_room_and_no_more_than_needed(
         model: list[bytes] = []
         for number, size in enumerate(sizes):
             body = number.to_bytes(2, "big") * size
-            named = Group(ALICE, 0, content.packet, packet_digest(body))
+            named = Group(ALICE, 0, content.packet, packet_digest(body), body)
             store.add([(named, body)] * (2 if number in repeat else 1), own=False)
             model.append(body)
             while sum(map(len, model)) > quota:
@@ -197,16 +194,16 @@ def test_the_oldest_make_room_and_no_more_than_needed(
 def test_a_full_disk_refuses_whole_and_works_again_when_there_is_room(tmp_path: Path) -> None:
     content, body = made(ALICE, 0)
     big = b"x" * 4_000_000
+    both = [(content, body), (Group(ALICE, 0, content.packet, packet_digest(big), big), big)]
     store = opened(tmp_path, quota=len(body) + len(big))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 10}")
     for _ in range(3):
         with pytest.raises(sqlite3.OperationalError, match="full"):
-            store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big)), big)], own=False)
-    assert not store.holds(content.digest)
-    assert not store.seen(*content.key)
+            store.add(both, own=False)
+    assert not store.holds(content.digest) and not store.seen(*content.key)
     store._db.execute("PRAGMA max_page_count = 100000")
-    store.add([(content, body), (Group(ALICE, 0, content.packet, packet_digest(big)), big)], own=False)
+    store.add(both, own=False)
     assert store.holds(content.digest) and store.holds(packet_digest(big)), "bytes never stored were counted"
     assert take_round(store) == 0
 
@@ -235,19 +232,15 @@ def test_a_full_disk_is_no_reason_to_move_the_database_away(tmp_path: Path, monk
         PacketStore(tmp_path / "store.sqlite", RUN.id, ROOMY)
 
 
-class Wall:
-    """A wall clock in hand, in milliseconds."""
+NOW = 1_760_000_000_000  # milliseconds since 1970
 
-    def __init__(self) -> None:
-        self.now = 1_760_000_000_000
 
-    def __call__(self) -> int:
-        return self.now
+def clocked(wall: Clock) -> PacketStore:
+    return PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=lambda: int(wall.now))
 
 
 def test_row_36_rounds_begin_anew_at_the_clock_before_they_fall_out_of_others_fence() -> None:
-    wall = Wall()
-    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=wall)
+    store = clocked(wall := Clock(NOW))
     first = take_round(store)
     assert first == wall.now
     wall.now += 2 * HOUR
@@ -258,8 +251,7 @@ def test_row_36_rounds_begin_anew_at_the_clock_before_they_fall_out_of_others_fe
 
 
 def test_row_36_a_clock_that_was_days_ahead_or_behind_and_was_put_right_silences_nobody_and_repeats_no_round() -> None:
-    wall = Wall()
-    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=wall)
+    store = clocked(wall := Clock(NOW))
     start = take_round(store)
     for wrong in (3 * 24 * HOUR, -5 * 24 * HOUR):
         wall.now += wrong
@@ -273,8 +265,7 @@ def test_row_36_a_clock_that_was_days_ahead_or_behind_and_was_put_right_silences
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(-4 * 24, 4 * 24), st.integers(1, 6)), max_size=30), st.integers(0, 999))
 def test_row_36_no_round_is_used_twice_however_the_clock_is_set(moves: list[tuple[int, int]], odd: int) -> None:
-    wall, used = Wall(), set()
-    store = PacketStore(Path(":memory:"), RUN.id, ROOMY, clock=wall)
+    store, used = clocked(wall := Clock(NOW)), set()
     for hours, rounds in moves:
         wall.now += hours * HOUR // 24 + odd - 500
         for _ in range(rounds):

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from ftis_node.observe.history import History
 from ftis_node.observe.web import Route, Web, json_route, link
-from tests.browser import Browser, missing
+from tests.support.browser import Browser, missing
 from tests.test_history import step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
@@ -216,11 +216,11 @@ async def test_a_node_that_is_gone_is_missed_at_once_and_its_return_seen(page: W
 
     def look(browser: Browser) -> None:
         assert browser.run("return document.getElementById('banner').hidden")
-        asyncio.run_coroutine_threadsafe(page.close(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(page.close(), loop).result(60)
         browser.wait("return !document.getElementById('banner').hidden")
         assert "does not answer" in browser.run("return document.getElementById('banner').textContent")
         assert "NO ANSWER" in browser.run("return document.getElementById('state').textContent")
-        asyncio.run_coroutine_threadsafe(again.start("127.0.0.1", port), loop).result(10)
+        asyncio.run_coroutine_threadsafe(again.start("127.0.0.1", port), loop).result(60)
         browser.wait("return document.getElementById('banner').hidden")
         assert "ONLINE" in browser.run("return document.getElementById('state').textContent")
 

@@ -33,7 +33,7 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.text import GB
-from tests.helpers_models import tiny_tokenizer
+from tests.support.small_models import tiny_tokenizer
 
 GSM8K = Workload(prompt_tokens=512, completion_tokens=256, group=12, batch_groups=24)
 SHORT = Workload(prompt_tokens=64, completion_tokens=64, group=4, batch_groups=4)
@@ -265,6 +265,22 @@ def test_generating_takes_no_more_than_planned(
     planned = need.kv_cache + need.sampling
     assert measured < 1.1 * planned
     assert group > 1 or measured > 0.9 * planned, "it is planned for prompts that no other row has"
+
+
+@pytest.mark.parametrize(("prompt_tokens", "completion_tokens", "words"), [(8, 64, 6000), (96, 8, 26)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_hf_engine_takes_about_what_is_planned(
+    dtype: Any, prompt_tokens: int, completion_tokens: int, words: int
+) -> None:
+    """By the native decoder's formula a large vocabulary would take up to 1.8 times the plan."""
+    workload = Workload(prompt_tokens, completion_tokens, 4, batch_groups=4)
+    config = small_config("qwen")
+    config.vocab_size = words
+    model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    policy = replace(ready(Policy("small", model, word_tokenizer(words), torch.device("cpu"))), engine="hf")
+    setup = Setup(False, dtype, "adamw", False, 1024, 32, 8, (), "hf")
+    need = estimate(geometry_of(config, "small"), workload, setup, "cpu")
+    assert 0.85 < peak_of_generating(policy, workload, rows=32) / (need.kv_cache + need.sampling) < 1.3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -18,7 +18,7 @@ from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.policy import load
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.names import ALIASES, BUILT_IN_DIR, built_in, resolve
-from tests.helpers_models import tiny_config, tiny_tokenizer
+from tests.support.small_models import tiny_config, tiny_tokenizer
 
 
 def settings(model: str | Path, **changes: Any) -> Settings:
@@ -41,29 +41,13 @@ def change_config(folder: Path, **changes: Any) -> None:
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("alias", "hub"),
-    [
-        ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B"),
-        ("qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B"),
-        ("qwen2.5-3b", "Qwen/Qwen2.5-3B"),
-        ("qwen2.5-7b", "Qwen/Qwen2.5-7B"),
-        ("qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-        ("qwen2.5-3b-instruct", "Qwen/Qwen2.5-3B-Instruct"),
-        ("qwen2.5-coder-0.5b", "Qwen/Qwen2.5-Coder-0.5B"),
-        ("qwen2.5-coder-3b", "Qwen/Qwen2.5-Coder-3B"),
-        ("qwen2.5-coder-7b-instruct", "Qwen/Qwen2.5-Coder-7B-Instruct"),
-        ("Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-1.5B-Instruct"),
-        ("someone/their-model", "someone/their-model"),
-    ],
-)
-def test_a_short_name_means_a_hub_id(alias: str, hub: str) -> None:
-    assert resolve(alias) == hub
-
-
-def test_there_are_sixteen_short_names_and_each_means_another_model() -> None:
+def test_a_short_name_means_a_hub_id_and_each_another() -> None:
     assert len(ALIASES) == len(set(ALIASES.values())) == 16
-    assert all(hub.lower() == f"qwen/{alias}" for alias, hub in ALIASES.items())
+    for alias, hub in ALIASES.items():
+        words = [word.upper() if word[0].isdigit() else word.capitalize() for word in alias.split("-")]
+        assert resolve(alias) == hub == f"Qwen/{'-'.join(words)}"
+    assert resolve("Qwen2.5-Coder-1.5B-Instruct") == "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+    assert resolve("someone/their-model") == "someone/their-model"
 
 
 def test_built_in_models_come_with_the_package() -> None:
@@ -103,21 +87,16 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 # --- the hub --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No hub: the calls go to a port of this machine on which nobody listens."""
+def test_without_a_hub_one_is_told_at_once_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls go to a port of this machine on which nobody listens."""
     monkeypatch.setattr(load.constants, "ENDPOINT", "http://127.0.0.1:9")
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-@pytest.mark.usefixtures("unreachable")
-def test_without_a_hub_one_is_told_at_once_what_to_do() -> None:
     began = time.monotonic()
     with pytest.raises(UserError) as caught:
         load_policy(settings("nobody-at-all/no-such-model"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert not isinstance(caught.value, UsageError)
     assert "'nobody-at-all/no-such-model'" in caught.value.what
     assert "network" in caught.value.fix and "--model FOLDER" in caught.value.fix
@@ -176,8 +155,7 @@ def test_dropout_is_off(folder: Path) -> None:
 
 def test_full_training_trains_everything(folder: Path) -> None:
     policy = load_policy(settings(folder))
-    assert policy.kind == "full"
-    assert all(parameter.requires_grad for parameter in policy.model.parameters())
+    assert policy.kind == "full" and all(parameter.requires_grad for parameter in policy.model.parameters())
 
 
 def test_lora_trains_its_layers_only_and_changes_nothing_at_first(folder: Path) -> None:

@@ -36,7 +36,7 @@ def scored(author: int, round_: int, slot: int, born: float, rewards: tuple[floa
         prompt_ids=[1],
         completions=[completion] * len(rewards),
     )
-    return Scored(Group(name, 0, packet, bytes(32)), rewards, born)
+    return Scored(Group(name, 0, packet, bytes(32), b""), rewards, born)
 
 
 def pool(max_age: float = 100.0, seed: int = 0) -> tuple[Pool, Clock]:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,7 +20,9 @@ from ftis_node.node.progress import Totals
 from ftis_node.node.status import last_step
 from ftis_node.observe.api import Api, ask_text
 from ftis_node.observe.prometheus import PEERS_MAX, STATES, exposition
-from tests.documented import EVENTS, exposed, keys, metrics
+from ftis_node.step_report import DeviceSeconds, StepFigures
+from tests.support.documented import EVENTS, exposed, keys, metrics
+from tests.support.steps import step_report, taken_step
 
 PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 EVIL = 'x"} 1\nftis_node_step 99\n'
@@ -194,11 +197,12 @@ def test_what_is_not_known_yet_is_left_out() -> None:
 
 @pytest.mark.parametrize("none", [math.nan, math.inf])
 def test_a_step_whose_numbers_are_none_shows_none(none: float) -> None:
-    last = {"seconds": SECONDS, "device": DEVICE, "loss": none, "gradient_norm": none, "tokens": 1, "skipped": None}
-    assert last_step(last)["loss"] is None
-    found = samples(exposition(TRAINING | {"last_step": last}, NOBODY))
+    last = last_step(taken_step(report=step_report(loss=none, gradient_norm=none)))
+    assert last.loss is last.gradient_norm is None
+    shown = msgspec.to_builtins(last) | {"loss": none, "gradient_norm": none}
+    found = samples(exposition(TRAINING | {"last_step": shown}, NOBODY))
     assert "ftis_node_loss" not in found and "ftis_node_gradient_norm" not in found
-    assert last_step(last | {"loss": 0.0, "gradient_norm": 0.0, "skipped": "no signal"})["loss"] is None
+    assert last_step(taken_step(report=step_report(skipped="no signal"))).loss is None
 
 
 def test_no_text_of_a_peer_is_in_it() -> None:
@@ -259,20 +263,15 @@ async def test_the_api_serves_it_as_text() -> None:
 def test_totals_count_what_a_gradient_was_computed_of() -> None:
     totals = Totals()
     figures = {"samples": 20.0, "tokens": 200.0}
-    step = {
-        "skipped": None,
-        "own_groups": 3,
-        "foreign_groups": 2,
-        "seconds": SECONDS,
-        "device": DEVICE,
-        "diagnostics": {"sources": {"own": figures}, "foreign": {"samples": 5.0, "tokens": 50.0}},
-    }
-    totals.add_step(step)
-    totals.add_step(step | {"skipped": "loss or gradient was not finite"})
+    diagnostics = StepFigures(sources={"own": figures}, foreign={"samples": 5.0, "tokens": 50.0})
+    device = DeviceSeconds(generate=0.75, train=2.0, evaluate=1.0, idle=1.25)
+    for skipped in (None, "loss or gradient was not finite"):
+        report = step_report(skipped=skipped, diagnostics=diagnostics, device=device)
+        totals.add_step(taken_step(report=report, own_groups=3, foreign_groups=2))
     assert (totals.steps, totals.skipped_steps) == (2, 1)
     assert totals.groups == {"own": 6, "foreign": 4}
     assert totals.samples == {"own": 20, "foreign": 5} and totals.tokens == {"own": 200, "foreign": 50}
-    assert totals.seconds == {"generate": 2.0, "wait": 1.0, "train": 4.0}
+    assert totals.seconds == {"generate": 1.0, "wait": 0.0, "train": 3.0}
     assert totals.device == {"generate": 1.5, "train": 4.0, "evaluate": 2.0, "idle": 2.5}
 
 

@@ -16,8 +16,8 @@ from ftis_node.swarm.pulling import Pulling
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival, Table, Target
 from ftis_node.swarm.traffic import Traffic
-from tests.helpers_swarm import CONTEXT, RUN, identity, packet
-from tests.talkers import made_by
+from tests.support.swarm import CONTEXT, RUN, identity, packet
+from tests.support.talkers import made_by
 
 ALICE = identity(1)
 

@@ -18,7 +18,7 @@ from ftis_node.policy.packing import Packing, pack
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 from ftis_node.worker.engine import Engine
-from tests.helpers_models import arithmetic_settings, tiny_policy, tiny_tokenizer
+from tests.support.small_models import arithmetic_settings, tiny_policy, tiny_tokenizer
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -131,8 +131,8 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused_in_bf16_too(d
 
 
 def test_the_way_is_told_when_a_model_is_loaded() -> None:
-    plan = Engine().load(arithmetic_settings(), "arithmetic", None, None)["plan"]
-    assert plan["reasons"][-1].startswith("Sequences are packed (") and "native decoder" in plan["reasons"][-1]
+    plan = Engine().load(arithmetic_settings(), "arithmetic").plan
+    assert plan.reasons[-1].startswith("Sequences are packed (") and "native decoder" in plan.reasons[-1]
 
 
 def test_why_a_model_is_padded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from ftis_node.swarm.wire.records import (
     record_key,
     unpack_addresses,
 )
-from tests.helpers_swarm import (
+from tests.support.swarm import (
     OTHER_RUN,
     RUN,
     event_loop_policy,  # noqa: F401 - a fixture

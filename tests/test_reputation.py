@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.node.checkpointing import Books
+from ftis_node.node.checkpointing import StandingFile
 from ftis_node.swarm import books, gossip, rounds
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs, announce, decode_announcement
 from ftis_node.swarm.handshake import greeting
@@ -20,24 +20,14 @@ from ftis_node.swarm.membership import INBOUND_MAX
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
-from tests.crowds import Crowd
-from tests.helpers_swarm import (
-    RUN,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    member,
-)
-from tests.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
-from tests.test_standing import Clock, established
+from tests.support.clock import Clock
+from tests.support.crowds import Crowd
+from tests.support.evidence import established, figures
+from tests.support.swarm import RUN, eventually, identity, member
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
 
 HOUR_MS = 3_600_000
 START = 1_760_000_000
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def key(number: int) -> bytes:
@@ -90,19 +80,7 @@ def test_row_34_throw_away_keys_that_contradict_themselves_evict_no_record_and_n
     established(standing, ALICE.author)
     established(standing, BOB.author)
     standing.ban(BOB.author, "it claims too low probabilities")
-    standing.trained(
-        CAROL.author,
-        3,
-        {
-            "samples": 8.0,
-            "tokens": 80.0,
-            "excess": 0.0,
-            "excess_squares": 0.0,
-            "surprising": 0.0,
-            "likelihood": -1.0,
-            "loss_share": 0.5,
-        },
-    )
+    standing.trained(CAROL.author, 3, figures())
     for number in range(5 * books.STRANGERS_BANNED_MAX):
         standing.equivocated(key(number))
     assert standing.established(ALICE.author) and standing.record(CAROL.author) == 3
@@ -168,11 +146,11 @@ def test_row_35_a_book_of_an_older_version_is_taken_up(tmp_path: Path, clock: Cl
     }
     (tmp_path / "standing.json").write_text(json.dumps({"authors": old}))
     standing = Standing(clock)
-    Books(tmp_path / "standing.json", standing).write()
+    StandingFile(tmp_path / "standing.json", standing).write()
     for _ in range(2):
         assert standing.established(ALICE.author) and standing.banned(BOB.author) == "it lied"
         standing = Standing(clock)
-        Books(tmp_path / "standing.json", standing)
+        StandingFile(tmp_path / "standing.json", standing)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
@@ -317,14 +295,6 @@ def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: C
         put(table, bare(key(1000 + number), 0), key(6000 + number % 40))
     strangers = sum(known.announcement.author not in honest for known in table)
     assert len(table) == 256 and 120 <= strangers <= 136
-
-
-def test_row_37_while_nobody_has_a_record_any_announcement_may_make_room(clock: Clock) -> None:
-    table = Table(600.0, clock, random.Random(0), 64)
-    for number in range(640):
-        put(table, bare(key(number), 0), key(5000 + number % 40))
-    assert len(table) == 64
-    assert len({known.announcement.author for known in table}) == 64
 
 
 def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock) -> None:

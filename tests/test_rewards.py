@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks import score
+from ftis_node.tasks import Score, score
+
+
+def scored_at_once(rule: str, text: str, gold: str) -> Score:
+    """Within a second of this process's own time, however busy the machine is."""
+    started = time.process_time()
+    verdict = score(rule, text, gold)
+    assert time.process_time() - started < 1.0
+    return verdict
+
 
 GOOD = "<think>15 12</think><answer>12</answer>"
 
@@ -29,9 +38,8 @@ GOOD = "<think>15 12</think><answer>12</answer>"
     ],
 )
 def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str) -> None:
-    assert score("integer", text, gold).reward == 1.0
-    assert score("integer", text, gold).formatted
-    assert score("integer", text, gold).lenient
+    verdict = score("integer", text, gold)
+    assert (verdict.reward, verdict.formatted, verdict.lenient) == (1.0, True, True)
 
 
 @pytest.mark.parametrize(
@@ -54,27 +62,23 @@ def test_right_format_and_right_integer_earn_the_reward(text: str, gold: str) ->
         "<think><think>x</think><answer>12</answer>",
         "<think>x</think><answer>13</answer><answer>12</answer>",
         "<THINK>x</THINK><ANSWER>12</ANSWER>",
-        "<think>x</think><answer>12.0</answer>",
-        "<think>x</think><answer>$12</answer>",
-        "<think>x</think><answer>1 2</answer>",
-        "<think>x</think><answer>1_2</answer>",
-        "<think>x</think><answer>0xc</answer>",
-        "<think>x</think><answer>2+10</answer>",
-        "<think>x</think><answer>1,2</answer>",
-        "<think>x</think><answer>--12</answer>",
-        "<think>x</think><answer>١٢</answer>",
-        "<think>x</think><answer>\uff11\uff12</answer>",
-        "<think>x</think><answer>\u00a012</answer>",
-        "<think>x</think><answer></answer>",
-        "<think>x</think><answer>__import__('os').abort()</answer>",
-        f"<think>x</think><answer>{' ' * 39}12</answer>",
-        f"<think>x</think><answer>{'0' * 39}12</answer>",
         "\ud800<think>x</think><answer>12</answer>",
     ],
 )
 def test_anything_else_earns_nothing_and_is_not_formatted(text: str) -> None:
-    assert score("integer", text, "12").reward == 0.0
-    assert not score("integer", text, "12").formatted
+    verdict = score("integer", text, "12")
+    assert verdict.reward == 0.0 and not verdict.formatted
+
+
+NO_INTEGER = ["12.0", "$12", "1 2", "1_2", "0xc", "2+10", "1,2", "--12", "", "__import__('os').abort()"]
+FOREIGN_DIGITS = ["١٢", "\uff11\uff12", "\u00a012"]
+TOO_LONG = [f"{' ' * 39}12", f"{'0' * 39}12"]
+
+
+@pytest.mark.parametrize("answer", [*NO_INTEGER, *FOREIGN_DIGITS, *TOO_LONG])
+def test_an_answer_that_is_no_plain_integer_earns_nothing_and_is_not_formatted(answer: str) -> None:
+    verdict = score("integer", f"<think>x</think><answer>{answer}</answer>", "12")
+    assert verdict.reward == 0.0 and not verdict.formatted
 
 
 def test_a_wrong_integer_in_the_right_format_is_formatted_but_earns_nothing() -> None:
@@ -102,15 +106,13 @@ def test_the_last_integer_anywhere_is_enough_to_be_lenient(text: str, gold: str)
 
 @pytest.mark.parametrize("text", ["12, then 13", "no number", "12.5", "9" * 41, "12 / 0.5"])
 def test_another_last_number_is_not_lenient(text: str) -> None:
-    assert not score("integer", text, "12").lenient
-    assert not score("integer", text, "5").lenient
+    assert not score("integer", text, "12").lenient and not score("integer", text, "5").lenient
 
 
 @pytest.mark.parametrize("gold", ["", "x", "1.5", "9" * 5000, "nan"])
 def test_a_gold_that_is_no_integer_is_never_matched(gold: str) -> None:
     verdict = score("integer", f"<think></think><answer>{gold[:40]}</answer>", gold)
-    assert verdict.reward == 0.0
-    assert not verdict.lenient
+    assert verdict.reward == 0.0 and not verdict.lenient
 
 
 @pytest.mark.parametrize(
@@ -119,10 +121,7 @@ def test_a_gold_that_is_no_integer_is_never_matched(gold: str) -> None:
 )
 @pytest.mark.parametrize("frame", ["{}", "<think>{}</think><answer>12</answer>", "<think></think><answer>{}</answer>"])
 def test_a_megabyte_of_hostile_text_is_scored_at_once(unit: str, frame: str) -> None:
-    text = frame.replace("{}", unit * (1_000_000 // len(unit)))
-    started = time.perf_counter()
-    score("integer", text, "12")
-    assert time.perf_counter() - started < 0.5
+    scored_at_once("integer", frame.replace("{}", unit * (1_000_000 // len(unit))), "12")
 
 
 def test_an_unknown_rule_is_a_usage_error() -> None:
@@ -146,10 +145,8 @@ def test_no_text_raises_and_a_reward_means_the_integer(text: str, gold: str) -> 
     assert verdict.reward in (0.0, 1.0)
     if verdict.reward:
         answer = re.findall(r"<answer>(.*)</answer>", text, re.DOTALL)
-        assert len(answer) == 1
+        assert len(answer) == 1 and verdict.formatted and verdict.lenient
         assert int(answer[0].replace(",", "")) == int(gold.replace(",", ""))
-        assert verdict.formatted
-        assert verdict.lenient
 
 
 @given(st.integers(-(10**30), 10**30), st.booleans())
@@ -191,6 +188,4 @@ def test_the_last_answer_is_enough_to_be_lenient_about_a_text(text: str) -> None
 @pytest.mark.parametrize("unit", ["a", "\u0301\u0323", "<answer>", "\n", " "])
 def test_a_megabyte_of_hostile_text_is_compared_at_once(unit: str) -> None:
     for text in (unit * (1_000_000 // len(unit)), f"<think></think><answer>{unit * 500_000}</answer>"):
-        started = time.perf_counter()
-        assert score("exact", text, "Paris").reward == 0.0
-        assert time.perf_counter() - started < 0.5
+        assert scored_at_once("exact", text, "Paris").reward == 0.0

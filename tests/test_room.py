@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -20,7 +22,9 @@ from ftis_node.policy import room
 from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory
 from ftis_node.store.home import Home
 from ftis_node.worker.engine import Engine
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from ftis_node.worker.messages import Sizes
+from tests.support.small_models import arithmetic_run, arithmetic_settings
+from tests.support.steps import step_report, taken_step
 from tests.test_learner import OWN, learner, vertical
 
 SHORTAGES = [
@@ -140,7 +144,7 @@ def test_what_is_too_much_each_time_is_tried_ever_more_rarely(no_waiting: list[f
 
 def opened(**settings: Any) -> Engine:
     engine = Engine()
-    facts = engine.load(arithmetic_settings(**settings), "arithmetic", None, None)
+    facts = engine.load(arithmetic_settings(**settings), "arithmetic")
     engine.open(arithmetic_run(facts))
     return engine
 
@@ -153,19 +157,19 @@ def test_a_shortage_in_evaluation_or_generation_is_its_own() -> None:
     assert engine._evaluating.size < 64 and engine._generating.size == 64
     tokens = engine.learner.micro_batch_tokens
     failing(engine, 3)
-    assert engine.generate(list(range(8)))["generation_batch"] < 64
+    assert engine.generate(list(range(8))).generation_batch < 64
     assert engine.learner.micro_batch_tokens == tokens
 
 
 def test_what_a_home_learned_is_where_a_start_begins_and_not_where_it_ends() -> None:
     engine = Engine()
     kept = {"budget": 1 << 46, "micro_batch_tokens": 33, "generation_batch": 16}
-    facts = engine.load(arithmetic_settings(), "arithmetic", None, None, remembered=kept)
+    facts = engine.load(arithmetic_settings(), "arithmetic", remembered=kept)
     engine.open(arithmetic_run(facts))
     room = engine.learner.room
     assert room.size == max(64, engine.run.prompt_tokens + engine.run.completion_tokens), "33 tokens saved nothing"
-    assert room.most == facts["sizes"]["micro_batch_tokens"] > room.size
-    assert (engine._generating.size, engine._generating.most) == (16, facts["sizes"]["generation_batch"])
+    assert room.most == facts.sizes.micro_batch_tokens > room.size
+    assert (engine._generating.size, engine._generating.most) == (16, facts.sizes.generation_batch)
     for _ in range(10 * GROW_AFTER):
         room.fine()
     assert room.size == room.most
@@ -175,12 +179,18 @@ def test_what_has_grown_again_is_forgotten(tmp_path: Path) -> None:
     home = Home(tmp_path)
     process = ComputeProcess(JoinOptions(home), home, lambda: None)
     process._learned = LearnedSizes(home.plan, "tiny-a")
-    process.facts = {"plan": {"budget": 7}, "sizes": {"micro_batch_tokens": 512, "generation_batch": 64}}
-    process.stepped({"micro_batch_tokens": 128}, 32)
+    facts = Engine().load(arithmetic_settings(), "arithmetic")
+    process.loaded = msgspec.structs.replace(facts, plan=replace(facts.plan, budget=7), sizes=Sizes(512, 64))
+
+    def stepped(micro_batch_tokens: int, generation_batch: int) -> None:
+        report = step_report(micro_batch_tokens=micro_batch_tokens)
+        process.stepped(taken_step(report=report), generation_batch)
+
+    stepped(128, 32)
     sizes = {"budget": 7, "micro_batch_tokens": 128, "generation_batch": 32}
     assert LearnedSizes(home.plan, "tiny-a").sizes == sizes
-    process.stepped({"micro_batch_tokens": 256}, 64)
+    stepped(256, 64)
     assert LearnedSizes(home.plan, "tiny-a").sizes == {"budget": 7, "micro_batch_tokens": 256}
-    process.stepped({"micro_batch_tokens": 512}, 64)
+    stepped(512, 64)
     assert LearnedSizes(home.plan, "tiny-a").sizes == {}
     assert json.loads(home.plan.read_text()) == {"model": "tiny-a"}

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,32 +19,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.lab.replaying.lineage import EVENTS, lineage
-from ftis_node.node.checkpointing import Saving, checkpoint_seconds, wear
+from ftis_node.node.checkpointing import CheckpointStatus, Saving, checkpoint_seconds, wear
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, each_event
+from ftis_node.step_report import StepReport
 from ftis_node.store.checkpoints import verify
 from ftis_node.text import GB, MB
+from ftis_node.worker.messages import Restore, Snapshot, Write
+from tests.support.clock import Clock
+from tests.support.step_logs import FIGURES, MACHINE
+from tests.support.steps import step_report
 
-GOOD = {"bad_steps": 0, "diverged": False}
-DIVERGED = {"bad_steps": 5, "diverged": True}
-MACHINE = {"directory": "/", "task": "t", "data": None, "eval_data": None, "run": "00", "kind": "full", "versions": {}}
-MACHINE |= {"settings": Settings().model_dump(mode="json"), "device": "cpu", "threads": 1}
-FIGURES = {"loss": 0.0, "gradient_norm": 0.0, "own_reward": None, "foreign_reward": None, "skipped": None}
+GOOD = step_report()
+BAD = step_report(bad_steps=1)
+DIVERGED = step_report(bad_steps=5, diverged=True)
 
 
 class Killed(BaseException):
     """kill -9, at the operation that raises it."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Marks:
@@ -54,15 +48,14 @@ class Marks:
         self.weights: list[int] = []
         self._snapshot: list[int] = []
 
-    async def call(self, op: str, *, directory: str, **_: Any) -> dict[str, Any]:
-        file = Path(directory) / "weights"
-        if op == "snapshot":
+    async def call(self, request: Snapshot | Write | Restore) -> None:
+        file = Path(request.directory) / "weights"
+        if isinstance(request, Snapshot):
             self._snapshot = list(self.weights)
-        elif op == "write":
+        elif isinstance(request, Write):
             file.write_text(json.dumps(self._snapshot))
         else:
             self.weights = json.loads(file.read_text())
-        return {}
 
 
 class Node:
@@ -94,7 +87,7 @@ class Node:
         if fresh and self.saving.written:
             self.progress = Progress()
 
-    def step(self, report: dict[str, Any] = GOOD) -> None:
+    def step(self, report: StepReport = GOOD) -> None:
         assert self.progress is not None
         self.progress.step += 1
         self.marks += 1
@@ -106,7 +99,7 @@ class Node:
         self.do(self.saving.after_step(self.compute, self.progress, report))  # type: ignore[arg-type]
 
     def settle(self) -> None:
-        self.do(self.saving.settle())
+        self.do(self.saving.flush())
 
     def save(self) -> None:
         self.do(self.saving.save(self.compute, self.progress))  # type: ignore[arg-type]
@@ -146,7 +139,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.close()
 
 
-def five_minutes_of_steps(node: Node, steps: int = 5) -> list[int]:
+def minutes_of_steps(node: Node, steps: int = 5) -> list[int]:
+    """Trains, a step a minute; returns the weights."""
     for _ in range(steps):
         node.clock.now += 60
         node.step()
@@ -159,19 +153,19 @@ def restart(node: Node) -> None:
 
 
 def test_a_start_after_newer_training_does_not_take_the_doubted_checkpoint_back(node: Node) -> None:
-    five_minutes_of_steps(node)
-    five_minutes_of_steps(node)
+    minutes_of_steps(node)
+    minutes_of_steps(node)
     node.save()
     node.revive(older=True)
-    newer = five_minutes_of_steps(node, 2)
+    newer = minutes_of_steps(node, 2)
     node.save()
     restart(node)
     assert node.compute.weights == newer == node.told()
 
 
 def test_a_doubted_checkpoint_that_nothing_replaced_is_the_next_starts_and_the_log_leads_to_it(node: Node) -> None:
-    five_minutes_of_steps(node)
-    saved = five_minutes_of_steps(node)
+    minutes_of_steps(node)
+    saved = minutes_of_steps(node)
     node.save()
     node.revive(older=True)
     assert node.compute.weights != saved
@@ -180,7 +174,7 @@ def test_a_doubted_checkpoint_that_nothing_replaced_is_the_next_starts_and_the_l
 
 
 def test_five_steps_without_finite_numbers_and_a_restart_go_on_from_the_older_checkpoint(node: Node) -> None:
-    five_minutes_of_steps(node, 6)
+    minutes_of_steps(node, 6)
     older = node.compute.weights[:1]
     node.step(DIVERGED)
     assert node.compute.weights == older == node.told(), "the first good step of a start is saved at once"
@@ -231,50 +225,47 @@ def test_a_compute_process_that_always_fails_before_a_checkpoint_is_due_loses_a_
 
 def test_once_it_has_lived_for_long_checkpoints_are_as_rare_as_before_it_failed(node: Node) -> None:
     a_life(node, 8)
-    for _ in range(30):
-        node.clock.now += 60
-        node.step()
-    while node.saving.status()["due_seconds"] is not None:
-        node.clock.now += 60
-        node.step()
+    minutes_of_steps(node, 30)
+    while node.saving.status().due_seconds is not None:
+        minutes_of_steps(node, 1)
     node.step()
-    assert node.saving.status()["due_seconds"] == 300
+    assert node.saving.status().due_seconds == 300
 
 
 def test_a_pause_makes_no_checkpoint_more_frequent(node: Node) -> None:
-    five_minutes_of_steps(node, 3)
+    minutes_of_steps(node, 3)
     node.save()
     node.revive()
     node.step()
     node.step()
-    assert node.saving.status()["due_seconds"] == 300
+    assert node.saving.status().due_seconds == 300
 
 
 def test_what_was_trained_since_the_last_checkpoint_is_saved_at_the_end_also_after_a_bad_step(node: Node) -> None:
-    trained = five_minutes_of_steps(node, 3)
-    node.step({"bad_steps": 1, "diverged": False})
+    trained = minutes_of_steps(node, 3)
+    node.step(BAD)
     node.save()
     restart(node)
     assert node.compute.weights == trained == node.told()
 
 
 def test_steps_that_changed_nothing_are_not_saved_at_the_end(node: Node) -> None:
-    five_minutes_of_steps(node, 3)
+    minutes_of_steps(node, 3)
     node.save()
     written = node.saving.written
-    node.step({"bad_steps": 1, "diverged": False})
+    node.step(BAD)
     node.save()
     assert node.saving.written == written
 
 
 def test_the_status_says_how_old_the_checkpoint_is_and_when_the_next_is_due(node: Node) -> None:
-    assert node.saving.status() == {"step": 0, "bytes": node.saving.next_bytes(), "age_seconds": 0, "due_seconds": None}
+    assert node.saving.status() == CheckpointStatus(0, node.saving.next_bytes(), age_seconds=0, due_seconds=None)
     node.step()
     node.clock.now += 100
     node.step()
-    assert node.saving.status() | {"bytes": 0} == {"step": 1, "bytes": 0, "age_seconds": 100, "due_seconds": 200}
+    assert node.saving.status() == CheckpointStatus(1, node.saving.next_bytes(), age_seconds=100, due_seconds=200)
     node.clock.now += 400
-    assert node.saving.status()["due_seconds"] == 0
+    assert node.saving.status().due_seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -319,14 +310,10 @@ def killed_at(number: int) -> Iterator[None]:
 
         return call
 
-    patches = [mock.patch.object(place, name, dying(getattr(place, name))) for place, name in OPERATIONS]
-    try:
-        for patch in patches:
-            patch.start()
+    with ExitStack() as stack:
+        for place, name in OPERATIONS:
+            stack.enter_context(mock.patch.object(place, name, dying(getattr(place, name))))
         yield
-    finally:
-        for patch in reversed(patches):
-            patch.stop()
 
 
 class Life(RuleBasedStateMachine):
@@ -352,7 +339,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        unsaved = self.node.saving.status()["due_seconds"] is not None
+        unsaved = self.node.saving.status().due_seconds is not None
         self.node.save()
         assert not unsaved or self.newest() == self.node.compute.weights
 
@@ -387,11 +374,8 @@ class Life(RuleBasedStateMachine):
         }
         if what == "start":
             self.node.kill()
-        try:
-            with killed_at(number):
-                does[what]()
-        except Killed:
-            pass
+        with suppress(Killed), killed_at(number):
+            does[what]()
         self.start_again()
 
     @rule(which=st.integers(0, 2))
@@ -424,11 +408,9 @@ class Life(RuleBasedStateMachine):
 
 
 def sound(path: Path) -> bool:
-    try:
-        verify(path)
-    except Exception:
-        return False
-    return True
+    with suppress(Exception):
+        return bool(verify(path))
+    return False
 
 
 TestLife = Life.TestCase

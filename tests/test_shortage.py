@@ -20,6 +20,7 @@ from ftis_node.store.home import Home
 from ftis_node.text import GB, MB, rounded
 from ftis_node.worker import engine
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import Load, ModelFacts
 from ftis_node.worker.planning import settle
 from ftis_node.worker.shortage import refuse_shortage
 
@@ -96,7 +97,7 @@ def test_no_model_is_loaded_that_was_refused(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(engine, "load_policy", load)
     with pytest.raises(UsageError, match="tiny-a does not fit"):
-        Engine().load(TINY.model_dump(mode="json"), "arithmetic", None, None, must_fit=True)
+        Engine().load(TINY, "arithmetic", must_fit=True)
 
 
 async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +110,9 @@ async def test_a_node_that_has_begun_goes_on_with_less(tmp_path: Path, monkeypat
         async def start(self, output: object) -> None:
             pass
 
-        async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
-            asked.append(arguments["must_fit"])
-            return {"device": "cpu", "unwritable": "", "plan": {"reasons": [], "fits": True}}
+        async def call(self, request: Load) -> ModelFacts:
+            asked.append(request.must_fit)
+            return Engine().load(request.settings, request.task)
 
     monkeypatch.setattr(compute, "Worker", Worker)
     process = ComputeProcess(JoinOptions(Home(tmp_path)), Home(tmp_path), lambda: None)
@@ -131,7 +132,7 @@ async def test_a_tokenizer_that_lacks_letters_of_the_task_is_told(
     finally:
         await process.stop()
     assert "The tokenizer of tiny-a has nothing for some letters" in caplog.text
-    assert "A" in process.facts["unwritable"] and "k" not in process.facts["unwritable"]
+    assert "A" in process.facts.unwritable and "k" not in process.facts.unwritable
 
 
 @pytest.mark.parametrize(

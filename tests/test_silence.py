@@ -17,17 +17,17 @@ from safetensors.torch import load_file
 
 from ftis_node.host.quiet import QUIET
 from ftis_node.policy.names import BUILT_IN_DIR
-from tests.daemons import PATIENCE, STILL, command
-from tests.silence import COMMIT, Hub, hub_of, listening_in, tried
+from tests.support.daemons import PATIENCE, STILL, command
+from tests.support.silence import COMMIT, Hub, hub_of, listening_in, tried
 
 MODEL = {path.name: path.read_bytes() for path in (BUILT_IN_DIR / "tiny-a").iterdir()}
 SMALL = (*STILL, "--set", "eval_prompts=4", "--set", "batch_groups=4")
 LOAD = textwrap.dedent(
     """
     from ftis_node.worker.engine import Engine
-    from tests.helpers_models import arithmetic_settings
+    from tests.support.small_models import arithmetic_settings
 
-    Engine().load(arithmetic_settings(model="someone/tiny"), "arithmetic", None, None)
+    Engine().load(arithmetic_settings(model="someone/tiny"), "arithmetic")
     """
 )
 
@@ -100,22 +100,26 @@ TRAIN = textwrap.dedent(
 )
 
 
-def test_lora_layers_do_without_bitsandbytes_also_where_it_is_broken(tmp_path: Path) -> None:
-    (tmp_path / "bitsandbytes.py").write_text("raise RuntimeError('no CUDA library fits')")
+@pytest.mark.parametrize(
+    ("module", "text", "settings"),
+    [
+        pytest.param("bitsandbytes", "raise RuntimeError('no CUDA library fits')", {"lora": True}, id="LoRA"),
+        pytest.param(
+            "kernels",  # bitsandbytes asks it for some on CPUs with bf16 instructions, and would run it
+            "def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')",
+            {"lora": True, "optimiser": "adamw8bit"},
+            id="the 8-bit optimiser",
+        ),
+    ],
+)
+def test_training_does_without_a_broken_library_and_without_compiled_code_from_the_hub(
+    module: str, text: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / f"{module}.py").write_text(text)
     with hub_of({}) as hub:
         known = environment(tmp_path, hub)
         known["PYTHONPATH"] = os.pathsep.join((str(tmp_path), known["PYTHONPATH"]))
-        ended = ran([sys.executable, "-c", TRAIN.format(settings={"lora": True})], known)
-    assert ended.returncode == 0, ended.stderr
-
-
-def test_the_8_bit_optimiser_takes_no_compiled_code_from_the_hub(tmp_path: Path) -> None:
-    """bitsandbytes asks `kernels` for some on CPUs with bf16 instructions, and would run it."""
-    (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__): raise SystemExit('compiled code from the hub')")
-    with hub_of({}) as hub:
-        known = environment(tmp_path, hub)
-        known["PYTHONPATH"] = os.pathsep.join((str(tmp_path), known["PYTHONPATH"]))
-        ended = ran([sys.executable, "-c", TRAIN.format(settings={"lora": True, "optimiser": "adamw8bit"})], known)
+        ended = ran([sys.executable, "-c", TRAIN.format(settings=settings)], known)
     assert ended.returncode == 0 and "kernels" not in ended.stderr, ended.stderr
 
 
@@ -140,19 +144,8 @@ ip route add default via 45.33.7.1
 ip neigh add 45.33.7.1 lladdr 02:00:00:00:00:01 dev d0
 exec strace -f --seccomp-bpf -qq -e signal=none -e trace=connect,sendto,sendmsg,sendmmsg -o "$0" "$@"
 """
-NETWORKS = shutil.which("strace") and not subprocess.call(
-    [
-        "unshare",
-        "-n",
-        "sh",
-        "-c",
-        "ip link add d0 type veth peer name d1 && strace -f --seccomp-bpf -qq -e trace=connect true",
-    ],
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-)
-
-
+TRIAL = "unshare -n sh -c 'ip link add d0 type veth peer name d1 && strace -f --seccomp-bpf -qq -e trace=connect true'"
+NETWORKS = shutil.which("strace") and not subprocess.run(TRIAL, shell=True, capture_output=True).returncode
 RELAY = "/ip4/45.33.7.9/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 
 

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -25,13 +25,12 @@ from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP, MemoryTransport,
 from ftis_node.lab.simulation.node import SimulatedNode, draw_addresses
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
-from ftis_node.lab.simulation.store import CONTEXT, PACKET_BYTES, RUN, make_packet, packet_ref, rewards
+from ftis_node.lab.simulation.store import CONTEXT, PACKET_BYTES, RUN, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
-from ftis_node.packet import Group
+from ftis_node.packet import Group, packet_digest
 from ftis_node.swarm.admission import admit
-from ftis_node.swarm.announcement import announce
+from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.wire.records import OwnerSigned, pack_answer
 from ftis_node.swarm.wire.shards import NEAREST_MAX, RECORD_LIFETIME
 
@@ -53,21 +52,21 @@ class Watched(Simulation):
     def enter(self) -> SimulatedNode:
         node = super().enter()
         self.members.append(node)
-        connect, arrive = node.transport.connect, node.store.arrive
+        connect, arrive = node.transport.connect, node.store.add
 
         async def dial(peer: bytes, addresses: Sequence[str]) -> None:
             if peer not in node.transport.links:
                 self.dialled.append(peer)
             await connect(peer, addresses)
 
-        def take(arrived: Iterable[Arrival]) -> None:
-            found = list(arrived)
-            self.pulled += [(node.transport.author, one.group.key) for one in found]
-            arrive(found)
-            self.waiting.append(len(node.stepper.pool))
+        def take(groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
+            arrive(groups, own=own)
+            if not own:
+                self.pulled += [(node.transport.author, group.key) for group, _ in groups]
+                self.waiting.append(len(node.stepper.pool))
 
         node.transport.connect = dial  # type: ignore[method-assign]
-        node.store.arrive = take  # type: ignore[method-assign]
+        node.store.add = take  # type: ignore[method-assign]
         return node
 
     @property
@@ -173,10 +172,9 @@ def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() ->
 def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None:
     who = Identity(bytes(32))
     for signal in (True, False):
-        group, body = make_packet(who.author, 1_700_000_000_000, 3, 1, signal=signal)
-        verdict = admit(CONTEXT, who.author, body, announced=(1_700_000_000_000, 3), digest=packet_ref(3, body).digest)
+        _, body = make_packet(who.author, 1_700_000_000_000, 3, 1, signal=signal)
+        verdict = admit(CONTEXT, who.author, body, announced=(1_700_000_000_000, 3), digest=packet_digest(body))
         assert isinstance(verdict, Group)
-        assert verdict.key == group.key
         assert (len(set(rewards(verdict.packet))) == 2) is signal
         assert len(body) == pytest.approx(PACKET_BYTES, abs=4)
 
@@ -184,7 +182,8 @@ def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None
 def test_a_forged_announcement_is_read_and_not_sound() -> None:
     who, other = Identity(bytes(32)), Identity(bytes(31) + b"1")
     _, body = make_packet(who.author, 7, 0, 1, signal=True)
-    made = announce(who, run_id=RUN.id, round=7, policy_step=1, issued_at=0, packets=[packet_ref(0, body)])
+    packets = [PacketRef(0, packet_digest(body), len(body))]
+    made = announce(who, run_id=RUN.id, round=7, policy_step=1, issued_at=0, packets=packets)
     forged = made.encode().replace(who.author, other.author)
     read = Reader()
     assert read(made.encode(), max_packets=64).verify()

@@ -21,22 +21,21 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.learner import tensorfile
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.worker.engine import SPARE, Engine
-from tests.helpers_models import arithmetic_run, arithmetic_settings
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
 
 KINDS: list[dict[str, Any]] = [{"lora": False}, {"lora": True}, {"lora": False, "dtype": "bfloat16"}]
 
 
 def opened(**settings: Any) -> Engine:
     engine = Engine()
-    facts = engine.load(arithmetic_settings(**settings), "arithmetic", None, None)
+    facts = engine.load(arithmetic_settings(**settings), "arithmetic")
     engine.open(arithmetic_run(facts))
     return engine
 
 
 def train(engine: Engine) -> None:
-    groups = engine.generate([1, 2])["groups"]
-    parts = [{"source": "own", "completions": g, "rewards": [float(k % 2) for k in range(8)]} for g in groups]
-    assert engine.step([{"row": row, "parts": [part]} for row, part in enumerate(parts, 1)])["skipped"] is None
+    groups = engine.generate([1, 2]).groups
+    assert engine.step(batch_of([1, 2], groups, uneven=True)).skipped is None
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
@@ -46,6 +45,11 @@ def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
 
 def written(directory: Path) -> dict[str, Tensor]:
     return load_file(directory / "trainable.safetensors") | load_file(directory / "optimiser.safetensors")
+
+
+def state(engine: Engine) -> dict[str, Tensor]:
+    weights, optimiser = engine.learner.state()
+    return {**weights, **optimiser}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -71,7 +75,7 @@ def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
     for steps in (0, 1):
         if steps:
             train(engine)
-        copies = {**engine.learner.state()[0], **engine.learner.state()[1]}
+        copies = state(engine)
         random = torch.get_rng_state().nbytes + engine.random.get_state().nbytes
         size = sum(tensor.nbytes for tensor in copies.values()) + random
         for room, at_once in ((SPARE * size + 1, False), (SPARE * size - 1, True)):
@@ -90,12 +94,12 @@ def test_what_the_next_snapshot_takes_is_counted_before_each_of_them(
 def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
     engine = opened()
     train(engine)
-    then = {**engine.learner.state()[0], **engine.learner.state()[1]}
+    then = state(engine)
     engine.snapshot(str(tmp_path))
     train(engine)
     engine.write(str(tmp_path))
     assert same(written(tmp_path), then)
-    assert not same({**engine.learner.state()[0], **engine.learner.state()[1]}, then)
+    assert not same(state(engine), then)
 
 
 def test_that_there_is_no_room_is_said_once(

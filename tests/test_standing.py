@@ -11,37 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftis_node.node.checkpointing import Books
+from ftis_node.node.checkpointing import StandingFile
 from ftis_node.swarm import books as book
-from ftis_node.swarm.books import BAN_SECONDS, NEWCOMER_GROUPS
+from ftis_node.swarm.books import BAN_SECONDS
 from ftis_node.swarm.budgets import PEERS_MAX, Budgets
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 from ftis_node.swarm.standing import Standing
-from tests.helpers_swarm import group, identity, packet
+from tests.support.clock import Clock
+from tests.support.evidence import established, figures
+from tests.support.swarm import group, identity, packet
 
 ALICE, BOB, CAROL = (identity(number).author for number in range(1, 4))
 SAMPLES, TOKENS, WORDS = 8, 10, 16
-
-
-class Clock:
-    """Time in hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def figures(samples: int = 8, excess: float = 0.0, squares: float = 0.0) -> dict[str, float]:
-    """Of a step's samples, as the learner tells them."""
-    told = {"samples": float(samples), "tokens": 10.0 * samples, "excess": excess, "excess_squares": squares}
-    return {**told, "surprising": 0.0, "likelihood": -1.0, "loss_share": 0.5}
 
 
 def drawn(rng: np.random.Generator, apart: float, lie: float = 1.0) -> dict[str, float]:
@@ -55,12 +36,6 @@ def drawn(rng: np.random.Generator, apart: float, lie: float = 1.0) -> dict[str,
 
     excess = (np.minimum(np.exp(logprobs(ours) - logprobs(logits) - np.log(lie)), 2.0) - 1.0).sum(1)
     return figures(SAMPLES, float(excess.sum()), float((excess**2).sum()))
-
-
-def established(standing: Standing, author: bytes) -> None:
-    for _ in range(NEWCOMER_GROUPS):
-        standing.trained(author, 1, figures())
-    assert standing.established(author)
 
 
 def waiting(author: bytes, round: int, born: float) -> Scored:
@@ -82,7 +57,7 @@ def test_three_refused_packets_within_an_hour_are_a_ban_and_one_a_day_is_none(cl
         standing.refused(BOB, "EOS interior")
         clock.now += 60
     assert "EOS interior" in (standing.banned(BOB) or "")
-    assert standing.banned(ALICE) is None and standing.report(BOB)["refused"] == {"EOS interior": 3}
+    assert standing.banned(ALICE) is None and standing.report(BOB).refused == {"EOS interior": 3}
 
 
 def test_each_ban_is_longer_than_the_one_before_and_a_good_day_forgives(clock: Clock) -> None:
@@ -154,14 +129,14 @@ def test_row_10_too_high_claims_earn_nothing_and_need_no_ban() -> None:
     rng, standing = np.random.default_rng(0), Standing(Clock())
     for _ in range(100):
         standing.trained(ALICE, 1, drawn(rng, 0.5, lie=20.0))
-    assert standing.report(ALICE)["mean_importance"] < 0.1 and standing.banned(ALICE) is None
+    assert standing.report(ALICE).mean_importance < 0.1 and standing.banned(ALICE) is None
 
 
 def test_doubted_claims_count_half_and_build_no_record(clock: Clock) -> None:
     standing = Standing(clock)
     standing.trained(ALICE, 5, figures(64, excess=20.0, squares=64.0))  # 640 tokens: 1.031 ± 0.0125
-    assert standing.weight(ALICE) == 0.5 and standing.report(ALICE)["record"] == 0
-    assert "doubted" in standing.report(ALICE)["standing"]
+    assert standing.weight(ALICE) == 0.5 and standing.report(ALICE).record == 0
+    assert "doubted" in standing.report(ALICE).standing
 
 
 def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -> None:
@@ -169,7 +144,7 @@ def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -
     for _ in range(10):
         standing.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0))
     assert standing.banned(ALICE) is None and standing.weight(ALICE) == 1.0
-    assert standing.report(ALICE)["mean_importance"] > 1.4
+    assert standing.report(ALICE).mean_importance > 1.4
     established(standing, BOB)
     assert standing.newcomers_room(24) is None
 
@@ -245,14 +220,13 @@ def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> N
     before.ban(BOB, "it lied")
     before.admitted(CAROL, completions=8, tokens=80, size=700)
     clock.now += 100
-    Books(tmp_path / "standing.json", before).write()
-    later = Clock()
-    later.now = 7.0
+    StandingFile(tmp_path / "standing.json", before).write()
+    later = Clock(7.0)
     after = Standing(later)
-    Books(tmp_path / "standing.json", after)
+    StandingFile(tmp_path / "standing.json", after)
     assert after.established(ALICE) and after.banned(BOB) == "it lied" and CAROL not in after.authors
     for told in ("mean_importance", "loss_share"):
-        assert after.report(ALICE)[told] == before.report(ALICE)[told] != 0.0
+        assert getattr(after.report(ALICE), told) == getattr(before.report(ALICE), told) != 0.0
     later.now += BAN_SECONDS - 99
     assert after.banned(BOB) is None
 
@@ -267,7 +241,7 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
 ) -> None:
     path = tmp_path / "standing.json"
     path.write_text(text)
-    books = Books(path, standing := Standing(clock))
+    books = StandingFile(path, standing := Standing(clock))
     assert not standing.authors and "damaged" in caplog.text
     books.write()
     assert json.loads(path.read_text()) == {"authors": {}}
@@ -275,18 +249,17 @@ def test_row_21_a_damaged_book_makes_everybody_a_newcomer(
 
 def test_what_a_peer_is_told_to_be_is_in_plain_words(clock: Clock) -> None:
     standing = Standing(clock)
-    assert standing.report(ALICE)["standing"] == "newcomer"
+    assert standing.report(ALICE).standing == "newcomer"
     standing.admitted(ALICE, completions=4, tokens=40, size=400)
     standing.scored(ALICE, (1.0, 0.0, 0.0, 0.0), signal=True)
     standing.scored(ALICE, (0.0, 0.0, 0.0, 0.0), signal=False)
     told = standing.report(ALICE)
-    assert (told["mean_length"], told["mean_reward"], told["no_signal"]) == (10.0, 0.125, 1)
+    assert (told.mean_length, told.mean_reward, told.no_signal) == (10.0, 0.125, 1)
     established(standing, ALICE)
-    assert standing.report(ALICE)["standing"] == "established"
+    assert standing.report(ALICE).standing == "established"
 
 
-def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do() -> None:
-    clock = Clock()
+def test_whose_groups_teach_nothing_is_pulled_from_less_and_again_when_they_do(clock: Clock) -> None:
     subject, author = Standing(clock), b"a"
 
     def pulled_a_step() -> int:

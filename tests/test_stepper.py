@@ -15,12 +15,13 @@ from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import OWN_SHARE_FLOOR, Stepper
+from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
-from tests.helpers_swarm import RUN
+from tests.support.swarm import RUN
 from tests.test_pool import scored
 
 BATCH = 24
@@ -98,9 +99,9 @@ def test_idleness_is_of_the_latest_steps_together(tmp_path: Path) -> None:
     node = stepper(tmp_path, others=0)
     assert node.idle_share() is None, "no step yet"
     for _ in range(8):
-        node._device.append({"total": 3.0, "idle": 3.0})  # long ago
+        node._device.append(DeviceSeconds(total=3.0, idle=3.0))  # long ago
     for total, idle in ((1.0, 0.5), *7 * ((1.0, 0.0),)):
-        node._device.append({"total": total, "idle": idle})
+        node._device.append(DeviceSeconds(total=total, idle=idle))
     assert node.idle_share() == pytest.approx(0.5 / 8)
 
 

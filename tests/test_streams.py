@@ -18,14 +18,7 @@ from ftis_node.swarm.wire import inbound, streams
 from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER, Streams
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
-from tests.helpers_swarm import (
-    Answers,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    identity,
-    member,
-    transport,
-)
+from tests.support.swarm import PATIENCE, Answers, eventually, identity, member, transport
 
 ALICE, BOB = identity(1), identity(2)
 FETCH = "FtisSwarm.rpc_fetch"
@@ -46,6 +39,20 @@ class Busy(Answers):
         for digest in request.digests:
             self.answered += 1
             yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+
+
+async def opened(caller: Libp2p, called: bytes) -> Stream:
+    """A stream on which nothing was asked yet."""
+    _, *stream = await asyncio.wait_for(caller.p2p.call_binary_stream_handler(PeerID(called), FETCH), PATIENCE)
+    return tuple(stream)
+
+
+async def asked(stream: Stream, digests: int) -> None:
+    """Asks once, and reads the answers."""
+    reader, writer = stream
+    await P2P.send_protobuf(request(digests), writer)
+    for _ in range(digests):
+        await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
 
 
 class Scene:
@@ -69,18 +76,14 @@ class Scene:
         await self.alice.connect(BOB.author, await self.bob.addresses())
 
     async def open(self) -> Stream:
-        _, reader, writer = await asyncio.wait_for(
-            self.alice.p2p.call_binary_stream_handler(PeerID(BOB.author), FETCH), 10
-        )
-        return reader, writer
+        return await opened(self.alice, BOB.author)
 
     async def answer(self, requests: int) -> None:
         """A caller as it should be."""
-        reader, writer = await self.open()
+        stream = await self.open()
         for _ in range(requests):
-            await P2P.send_protobuf(request(1), writer)
-            await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
-        writer.close()
+            await asked(stream, 1)
+        stream[1].close()
 
     def sockets(self) -> int:
         """Of streams, on Bob's side, in this process."""
@@ -152,7 +155,7 @@ async def test_row_33_what_is_no_request_ends_the_stream_and_leaves_nothing(scen
     for rubbish in (b"\x07", P2P.MESSAGE_MARKER + (3).to_bytes(8, "big") + b"\xff\xff\xff"):
         reader, writer = await scene.open()
         writer.write(rubbish)
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         await scene.nothing_is_left()
         writer.close()
 
@@ -213,7 +216,7 @@ async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
         await P2P.send_protobuf(request(), writer)
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
-            await asyncio.wait_for(P2P.receive_protobuf(ftis_pb2.FetchChunk, reader), 30)
+            await asyncio.wait_for(P2P.receive_protobuf(ftis_pb2.FetchChunk, reader), PATIENCE)
     assert scene.busy.answered - before == 3 * OWN.digests, "three are within the budget, the fourth never had its turn"
     await scene.nothing_is_left()
     writer.close()
@@ -221,13 +224,11 @@ async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
 
 async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_further_request(scene: Scene) -> None:
     before = scene.busy.answered
-    reader, writer = await scene.open()
-    await P2P.send_protobuf(request(2), writer)
-    for _ in range(2):
-        await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
+    reader, writer = stream = await scene.open()
+    await asked(stream, 2)
     scene.busy.admitting = False
     await P2P.send_protobuf(request(2), writer)
-    assert await asyncio.wait_for(reader.read(), 20) == b""
+    assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
     assert scene.busy.answered - before == 2
     await scene.nothing_is_left()
     writer.close()
@@ -236,12 +237,9 @@ async def test_row_41_a_stream_whose_caller_is_no_longer_admitted_answers_no_fur
 async def test_row_41_a_ban_ends_the_peers_streams(tmp_path: Path) -> None:
     async with member(1, tmp_path) as bob, member(2, tmp_path, [bob.address]) as alice:
         await eventually(lambda: bob.met(alice) and alice.met(bob), "they meet")
-        _, reader, writer = await asyncio.wait_for(
-            alice.transport.p2p.call_binary_stream_handler(PeerID(bob.author), FETCH), 10
-        )
-        await P2P.send_protobuf(request(2), writer)
-        await P2P.receive_protobuf(ftis_pb2.FetchChunk, reader)
+        reader, writer = stream = await opened(alice.transport, bob.author)
+        await asked(stream, 1)
         for _ in range(3):
             bob.swarm.standing.lied(alice.author, "was found out")
-        await asyncio.wait_for(reader.read(), 60)  # until the stream has ended
+        await asyncio.wait_for(reader.read(), PATIENCE)  # until the stream has ended
         writer.close()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ftis_node.swarm.wire import libp2p, p2pd
-from tests.helpers_swarm import (
+from tests.support.swarm import (
     Member,
     event_loop_policy,  # noqa: F401 - a fixture
     eventually,

@@ -10,27 +10,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from hivemind.p2p import PeerID
 
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm import swarm as swarming
 from ftis_node.swarm.admission import Reason
-from ftis_node.swarm.announcement import announce
 from ftis_node.swarm.books import STRIKES
 from ftis_node.swarm.fetch import fetch
 from ftis_node.swarm.table import Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.service import FtisSwarm
-from tests.helpers_swarm import (
-    RUN,
-    Member,
-    event_loop_policy,  # noqa: F401 - a fixture
-    eventually,
-    member,
-    packet,
-    stub,
-)
+from tests.support.swarm import PATIENCE, Member, announcement, eventually, member, packet, stub
 
 Key = tuple[bytes, int, int]
 
@@ -55,6 +44,12 @@ class Swarms:
     async def leave(self, who: Member) -> None:
         await self._own[who].aclose()
 
+    async def two(self) -> tuple[Member, Member]:
+        first = await self.join(1)
+        second = await self.join(2, first)
+        await eventually(lambda: first.met(second) and second.met(first), "the two have met")
+        return first, second
+
     async def three(self) -> tuple[Member, Member, Member]:
         first = await self.join(1)
         second = await self.join(2, first)
@@ -72,9 +67,9 @@ async def swarms(tmp_path: Path) -> AsyncIterator[Swarms]:
         yield Swarms(tmp_path, stack)
 
 
-async def gets(who: Member, keys: set[Key], seconds: float = 20.0) -> None:
+async def gets(who: Member, keys: set[Key]) -> None:
     """Waits until a member has admitted exactly these groups, each once."""
-    await eventually(lambda: len(who.admitted) >= len(keys), f"{len(keys)} groups came", seconds)
+    await eventually(lambda: len(who.admitted) >= len(keys), f"{len(keys)} groups came")
     assert len(who.admitted) == len(set(who.admitted))
     assert set(who.admitted) == keys
 
@@ -159,9 +154,7 @@ async def test_a_node_restarted_on_another_port_is_found_again_and_repeats_nothi
 
 
 async def test_who_was_restarted_and_knows_nobody_is_told_everything_again(swarms: Swarms) -> None:
-    first = await swarms.join(1)
-    second = await swarms.join(2, first)
-    await eventually(lambda: first.met(second), "the two have met")
+    first, second = await swarms.two()
     second.appetite = 0
     made = first.make(3)
     await eventually(
@@ -187,9 +180,7 @@ async def test_the_peers_of_the_last_start_are_found_without_any_bootstrap(swarm
 async def test_a_peer_is_found_through_the_dht_alone(swarms: Swarms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarming, "PEERS_TOLD", 0)  # nobody tells of others
     monkeypatch.setattr("ftis_node.swarm.membership.PEERS_IN_A_HANDSHAKE", 0)
-    first = await swarms.join(1)
-    second = await swarms.join(2, first)
-    await eventually(lambda: first.met(second), "the two have met")
+    first, second = await swarms.two()
     third = await swarms.join(3, first)
     await eventually(lambda: third.met(second), "the third found the second's record")
 
@@ -252,9 +243,7 @@ async def test_bytes_that_differ_from_their_hash_are_held_against_the_holder(
     await gets(victim, made)
 
 
-async def test_a_silent_holder_does_not_keep_the_node_from_the_others(
-    swarms: Swarms, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_holder_does_not_keep_the_node_from_the_others(swarms: Swarms) -> None:
     first, second, third = await swarms.three()
     silence = asyncio.Event()
 
@@ -268,7 +257,7 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(
     first.make(4)
     await eventually(lambda: first.author in second.swarm.pulling._busy_holders, "the silent one was asked")
     third_made = third.make(5)
-    await gets(second, third_made, seconds=5)
+    await gets(second, third_made)
     assert first.author in second.swarm.pulling._busy_holders
     silence.set()
 
@@ -276,20 +265,12 @@ async def test_a_silent_holder_does_not_keep_the_node_from_the_others(
 async def test_an_announcement_of_any_round_that_can_be_signed_breaks_nothing(swarms: Swarms) -> None:
     first, second, third = await swarms.three()
     body = packet(first.author, 2**64 - 1, 0)
-    ref = swarming.PacketRef(0, packet_digest(body), len(body))
-    far = announce(first.identity, run_id=RUN.id, round=2**64 - 1, policy_step=0, issued_at=_now(), packets=[ref])
-    entry = ftis_pb2.Entry(announcement=far.encode())
+    entry = ftis_pb2.Entry(announcement=announcement(first.identity, 2**64 - 1, [body]).encode())
     caller = stub(first.transport, second.identity)
-    await caller.rpc_exchange(ftis_pb2.ExchangeRequest(entries=[entry]), timeout=5)
+    await caller.rpc_exchange(ftis_pb2.ExchangeRequest(entries=[entry]), timeout=PATIENCE)
     assert second.swarm.gossip.counts["too far ahead"] == 1
     made = third.make(2)
     await eventually(lambda: made <= set(second.admitted), "the exchange goes on")
-
-
-def _now() -> int:
-    import time
-
-    return int(time.time())
 
 
 # --- strangers, and the end -------------------------------------------------------------------------------------------
@@ -300,36 +281,32 @@ async def test_a_stranger_is_told_to_shake_hands_first(swarms: Swarms) -> None:
     second = await swarms.join(2)
     second.make(1)
     await first.transport.connect(second.author, [second.address])
-    answer = await stub(first.transport, second.identity).rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=5)
+    answer = await stub(first.transport, second.identity).rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=PATIENCE)
     assert answer.stranger
     assert not answer.entries and not answer.peers
 
 
 async def test_who_has_left_the_view_is_still_answered(swarms: Swarms) -> None:
-    first = await swarms.join(1)
-    second = await swarms.join(2, first)
+    first, second = await swarms.two()
     second.appetite = 0
     [(_, round, _)] = first.make(1)
     known = first.swarm.gossip.table.get(first.author, round)
     assert known is not None
-    await eventually(lambda: first.author in second.swarm.membership.view, "they have met")
     first.swarm.membership.drop(second.author)
     caller = stub(second.transport, first.identity)
-    assert not (await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=5)).stranger
+    assert not (await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=PATIENCE)).stranger
     target = Target(known, 0)
     fetched = [chunk.packet async for _, chunk in fetch(second.transport, first.author, [target], Traffic())]
     assert [packet_digest(data) for data in fetched if data] == [target.ref.digest]
 
 
 async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: Swarms) -> None:
-    first = await swarms.join(1)
-    second = await swarms.join(2, first)
+    first, second = await swarms.two()
     second.make(2)
     await gets(first, {(second.author, 0, 0), (second.author, 0, 1)})
     await second.swarm.close()
-    caller = FtisSwarm.get_stub(first.transport.p2p, PeerID(second.author))
     with pytest.raises(Exception):  # noqa: B017 - hivemind raises what it likes
-        await caller.rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=2)
+        await stub(first.transport, second.identity).rpc_exchange(ftis_pb2.ExchangeRequest(), timeout=2)
     loops = Counter(task.get_name() for task in asyncio.all_tasks() if task.get_name().endswith("loop"))
     one_each = ("Swarm._exchange_loop", "Pulling.loop", "Swarm._maintain_loop", "Swarm._record_loop")
     assert loops == Counter(one_each), "those of the first"
@@ -338,8 +315,7 @@ async def test_a_closed_swarm_answers_nothing_and_leaves_no_task_behind(swarms: 
 async def test_a_loop_that_meets_an_unforeseen_error_goes_on(
     swarms: Swarms, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = await swarms.join(1)
-    second = await swarms.join(2, first)
+    first, second = await swarms.two()
     take, failed = second.swarm.pulling._on_groups, asyncio.Event()
 
     async def fail_once(*group: object) -> None:

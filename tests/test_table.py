@@ -16,18 +16,11 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.table import AGE_SLACK, INTRODUCER_PART, Heard, Known, Table
-from tests.helpers_swarm import RUN, identity
+from tests.support.clock import Clock
+from tests.support.swarm import RUN, identity
 
 MAX_AGE = 100.0
 PEERS = [identity(number).author for number in range(100, 110)]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @cache
@@ -53,10 +46,10 @@ class Bench:
     def add(self, made: Announcement, age: float = 0.0, introducer: bytes | None = PEERS[0], held: int = 0) -> Heard:
         return self.table.add(made, made.encode(), age=age, introducer=introducer, held=held)
 
-    def age(self, made: Announcement) -> float:
-        known = self.table.get(made.author, made.round)
+    def known(self, number: int, round: int = 0) -> Known:
+        known = self.table.get(author(number).author, round)
         assert known is not None
-        return self.clock() - known.born
+        return known
 
 
 @pytest.fixture
@@ -84,16 +77,14 @@ def test_other_packets_in_the_same_round_are_an_equivocation_and_the_first_stand
     bench.add(signed(1, 0))
     assert bench.add(signed(1, 0, content=1)) is Heard.EQUIVOCATION
     assert bench.add(signed(1, 0, packets=2)) is Heard.EQUIVOCATION
-    known = bench.table.get(author(1).author, 0)
-    assert known is not None and known.announcement == signed(1, 0)
+    assert bench.known(1).announcement == signed(1, 0)
 
 
 def test_who_told_is_known_to_know_and_to_hold_what_it_says(bench: Bench) -> None:
     bench.add(signed(1, 0, packets=3), introducer=PEERS[0], held=0b001)
     bench.add(signed(1, 0, packets=3), introducer=PEERS[0], held=0b100)
     bench.add(signed(1, 0, packets=3), introducer=PEERS[1], held=0b11111000)
-    known = bench.table.get(author(1).author, 0)
-    assert known is not None
+    known = bench.known(1)
     assert known.told == {PEERS[0]: 0, PEERS[1]: 0}
     assert [known.held_by(PEERS[0], index) for index in range(3)] == [True, False, True]
     assert not any(known.held_by(PEERS[1], index) for index in range(3)), "there are only three packets"
@@ -131,14 +122,14 @@ def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_
     bench.table.expire()
     assert len(bench.table) == 0
     assert bench.add(signed(1, 0), age=10.0) is Heard.NEW
-    assert bench.age(signed(1, 0)) == 50.0, "it was heard of 50 s ago"
+    assert bench.clock() - bench.known(1).born == 50.0, "it was heard of 50 s ago"
     bench.clock.now += 51
     assert bench.add(signed(1, 1), introducer=PEERS[1]) is Heard.NEW
     bench.table.expire()
     assert bench.add(signed(1, 0), age=0.0) is Heard.OLD
 
 
-def test_when_an_announcement_was_heard_of_is_remembered_for_so_many_only() -> None:
+def test_when_an_announcement_was_heard_of_is_remembered_for_twice_as_many_as_there_is_room_for() -> None:
     bench = Bench(capacity=8)
     for number in range(1, 41):
         bench.add(signed(number, 0), introducer=None)
@@ -160,52 +151,30 @@ def test_what_is_too_old_is_not_chosen_either(bench: Bench) -> None:
     assert bench.table.choose(10, everything) == []
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    steps=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.integers(0, 2), st.floats(0, 30)), max_size=120),
-    capacity=st.integers(8, 32),
-)
-def test_neither_the_table_nor_an_introducers_part_ever_overflows(
-    steps: list[tuple[int, int, int, float]], capacity: int
-) -> None:
-    bench = Bench(capacity)
-    for number, round, peer, passed in steps:
-        bench.clock.now += passed / 10
-        heard = bench.add(signed(number, round), introducer=PEERS[peer])
-        by_introducer = Counter(known.introducer for known in bench.table)
-        assert len(bench.table) <= capacity
-        assert all(count <= capacity // INTRODUCER_PART for count in by_introducer.values())
-        counted = {peer: len(theirs.known) for peer, theirs in bench.table._introduced.by.items()}
-        assert counted == by_introducer, "what left the table still counts"
-        drawable = bench.table._strange.all
-        assert drawable == sorted(bench.table, key=lambda known: known.place), "any of them can be drawn"
-        assert heard in (Heard.NEW, Heard.KNOWN)
-        if passed > 25:
-            bench.table.forget_author(author(number).author)
-            assert all(known.announcement.author != author(number).author for known in bench.table)
+@pytest.fixture
+def small() -> Bench:
+    """A table of which an introducer's part is four announcements, and an author's too."""
+    return Bench(capacity=4 * INTRODUCER_PART)
 
 
-def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(bench: Bench) -> None:
-    small = Bench(capacity=4 * INTRODUCER_PART)
+def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small: Bench) -> None:
     small.add(signed(9, 0), introducer=PEERS[1])
     for round in range(300):
         small.clock.now += 0.1
         assert small.add(signed(1, round)) is Heard.NEW
     told = sorted(known.announcement.round for known in small.table if known.introducer == PEERS[0])
     assert told == [296, 297, 298, 299]
-    assert small.table.get(author(9).author, 0) is not None, "another introducer's stays"
+    assert small.known(9), "another introducer's stays"
 
 
-def test_who_tells_first_of_what_others_made_cannot_make_it_vanish() -> None:
-    small = Bench(capacity=4 * INTRODUCER_PART)
+def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small: Bench) -> None:
     liar, honest = PEERS[:2]
     small.add(signed(9, 0), introducer=liar)
     assert small.add(signed(9, 0), introducer=honest) is Heard.KNOWN
     for round in range(300):
         small.clock.now += 0.1
         small.add(signed(1, round), introducer=liar)
-    kept = small.table.get(author(9).author, 0)
-    assert kept is not None and kept.introducer == honest
+    assert small.known(9).introducer == honest
     assert sum(known.introducer == liar for known in small.table) == 4
     for round in range(4):
         small.clock.now += 0.1
@@ -213,8 +182,7 @@ def test_who_tells_first_of_what_others_made_cannot_make_it_vanish() -> None:
     assert small.table.get(author(9).author, 0) is None, "of its own part it is the oldest"
 
 
-def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(bench: Bench) -> None:
-    small = Bench(capacity=4 * INTRODUCER_PART)
+def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(small: Bench) -> None:
     for round in range(10):
         small.clock.now += 0.1
         assert small.add(signed(1, round), introducer=PEERS[round]) is Heard.NEW
@@ -230,20 +198,11 @@ def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_r
             assert len(few) * size <= bytes_max and len(few._authors.of(made.author)) <= 3
 
 
-def test_introducers_that_are_gone_are_forgotten(bench: Bench) -> None:
-    for number, peer in enumerate(PEERS):
-        bench.add(signed(number + 1, 0), introducer=peer)
-    bench.clock.now += MAX_AGE + 1
-    bench.table.expire()
-    assert len(bench.table) == 0
-    assert bench.table._introduced.by == bench.table._authors.by == {}
-
-
 def test_a_full_table_makes_room_for_what_is_new() -> None:
     bench = Bench(capacity=16)
     for number in range(1, 41):
         assert bench.add(signed(number, 0), introducer=identity(number + 1000).author) is Heard.NEW
-        assert bench.table.get(author(number).author, 0) is not None
+        assert bench.known(number)
     assert len(bench.table) == 16
 
 
@@ -305,8 +264,7 @@ def test_authors_take_turns_and_nothing_is_chosen_twice(rounds: dict[int, int], 
 
 def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench: Bench) -> None:
     bench.add(signed(1, 0, packets=4))
-    known = bench.table.get(author(1).author, 0)
-    assert known is not None
+    known = bench.known(1)
     known.done, known.pulling = 0b0001, 0b0010
     assert {target.index for target in bench.table.choose(10, everything)} == {2, 3}
     assert {target.index for target in bench.table.choose(10, lambda known: ~(1 << 3))} == {2}
@@ -314,8 +272,7 @@ def test_what_is_done_on_its_way_or_unwanted_is_not_chosen(bench: Bench) -> None
 
 def test_what_may_be_had_of_some_peers_is_what_they_hold_and_everything_of_its_author(bench: Bench) -> None:
     bench.add(signed(1, 0, packets=4))
-    known = bench.table.get(author(1).author, 0)
-    assert known is not None
+    known = bench.known(1)
     one, other = author(2).author, author(3).author
     known.heard_from(one, 0b0011)
     known.heard_from(other, 0b0110)
@@ -368,6 +325,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(who=st.integers(1, 5))
     def forget_author(self, who: int) -> None:
         self.table.forget_author(author(who).author)
+        assert all(known.announcement.author != author(who).author for known in self.table)
 
     @rule(seconds=st.sampled_from([0.1, 10.0, 50.0, 101.0]))
     def time_goes_on(self, seconds: float) -> None:

@@ -15,11 +15,7 @@ from ftis_node.lab.simulation.network import MemoryTransport, Network
 from ftis_node.lab.simulation.scenario import Machine
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.wire.transport import Transport, Unreachable
-from tests.helpers_swarm import (
-    event_loop_policy,  # noqa: F401 - a fixture
-    identity,
-    transport,
-)
+from tests.support.swarm import identity, transport
 
 ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
 SECONDS = 5.0

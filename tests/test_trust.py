@@ -57,7 +57,7 @@ def test_what_is_left_out_weighs_nothing_and_stays_in_the_denominator(
 ) -> None:
     monkeypatch.setattr(trust, "NEAR_IMPOSSIBLE", math.inf)
     careful = learner(defences=(LIKELIHOOD,), objective="tis", micro_batch_tokens=tokens)
-    told = careful.step([*OWN, *FOREIGN]).diagnostics["sources"]
+    told = careful.step([*OWN, *FOREIGN]).diagnostics.sources
     careless = learner(objective="tis", micro_batch_tokens=tokens)
     careless.step([*OWN, *map(_successes_weigh_nothing, FOREIGN)])
     assert_close(gradient_of(careful), gradient_of(careless))
@@ -90,4 +90,4 @@ def test_padding_is_noticed_after_one_step_and_also_after_a_restart() -> None:
     again.restore(weights, state, subject.steps)
     assert again.usual_length == usual
     for one in (subject, again):
-        assert one.step([*OWN, padded]).diagnostics["sources"]["peer"]["distrusted"] == 1
+        assert one.step([*OWN, padded]).diagnostics.sources["peer"]["distrusted"] == 1

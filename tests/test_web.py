@@ -26,7 +26,8 @@ from ftis_node.observe.recent import KEPT, SHOWN, Recent, Shown
 from ftis_node.observe.web import Route, Web, json_route, link, read_token
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
-from tests.daemons import Daemon, run_cli
+from ftis_node.worker.messages import GroupText, Texts
+from tests.support.daemons import Daemon, run_cli
 from tests.test_web_doors import opens
 
 TOKEN = "t" * 43
@@ -225,8 +226,8 @@ async def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
 
 
 def shown(number: int, author: str | None) -> Shown:
-    packed = {"ids": bytes(4 * 40), "lengths": [2] * 20, "finished": [True] * 20}
-    return Shown.of(number, author, 7, [1.0] * 20, packed)
+    group = SimpleNamespace(row=7, data=b"", packet=SimpleNamespace(lengths=(2,) * 20, finished=(True,) * 20))
+    return Shown.of(number, author, group, [1.0] * 20)  # type: ignore[arg-type]
 
 
 def test_of_the_latest_groups_a_few_are_kept_own_and_foreign_apart() -> None:
@@ -237,7 +238,7 @@ def test_of_the_latest_groups_a_few_are_kept_own_and_foreign_apart() -> None:
     groups = recent.groups()
     assert [(group.step, group.author) for group in groups] == [(9, None), (8, None), (7, None), (6, None), (1, "peer")]
     assert recent.step == 9 and len([group for group in groups if group.author is None]) == KEPT
-    assert {(len(group.lengths), len(group.ids)) for group in groups} == {(SHOWN, 8 * SHOWN)}
+    assert {(len(group.lengths), len(group.rewards)) for group in groups} == {(SHOWN, SHOWN)}
 
 
 class Reader:
@@ -247,16 +248,11 @@ class Reader:
         self.asked = 0
         self.gone = False
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+    async def call(self, request: Texts) -> list[GroupText]:
         if self.gone:
             raise WorkerDied("gone")
-        self.asked += len(args["groups"])
-        return {
-            "groups": [
-                {"question": HOSTILE, "answer": "7", "completions": [HOSTILE] * len(group["lengths"])}
-                for group in args["groups"]
-            ]
-        }
+        self.asked += len(request.groups)
+        return [GroupText(HOSTILE, "7", [HOSTILE] * group.completions) for group in request.groups]
 
 
 async def test_each_group_is_read_once_and_known_texts_outlive_the_compute_process(

@@ -19,10 +19,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.errors import UsageError, UserError
+from ftis_node.packet import decode
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.messages import MAX_MESSAGE, pack, receive
-from tests.helpers_models import arithmetic_run as run_of
-from tests.helpers_models import arithmetic_settings as settings
+from ftis_node.worker.messages import (
+    MAX_MESSAGE,
+    Call,
+    Evaluate,
+    Generate,
+    Load,
+    Open,
+    Request,
+    ScoreGroup,
+    encoded,
+    pack,
+    receive,
+)
+from tests.support.small_models import arithmetic_run as run_of
+from tests.support.small_models import arithmetic_settings as settings
+
+
+class Unknown(Request[None], frozen=True):
+    """No method of the engine."""
+
+    op = "no_such_op"
+
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,33 +61,31 @@ async def started() -> AsyncIterator[Worker]:
 async def worker() -> AsyncIterator[Worker]:
     """A process with tiny-a and the arithmetic task; one batch of generation takes it some seconds."""
     async with started() as worker:
-        facts = await worker.call(
-            "load", settings=settings(generation_batch=8), task="arithmetic", data=None, eval_data=None
-        )
-        await worker.call("open", run=run_of(facts))
+        facts = await worker.call(Load(settings=settings(generation_batch=8), task="arithmetic"))
+        await worker.call(Open(run_of(facts)))
         yield worker
 
 
 @on_one_loop
 async def test_it_answers_from_another_process(worker: Worker) -> None:
     assert worker.pid is not None and worker.pid != os.getpid()
-    answer = await worker.call("generate", rows=[0, 1])
-    assert [len(group["lengths"]) for group in answer["groups"]] == [8, 8]
+    answer = await worker.call(Generate([0, 1]))
+    assert [len(group.rewards) for group in answer.groups] == [8, 8]
 
 
 @on_one_loop
 async def test_answers_come_to_whom_they_belong(worker: Worker) -> None:
-    calls = [worker.call("generate", rows=[row] * (row % 3 + 1)) for row in range(12)]
+    calls = [worker.call(Generate([row] * (row % 3 + 1))) for row in range(12)]
     answers = await asyncio.gather(*calls)
-    assert [len(answer["groups"]) for answer in answers] == [row % 3 + 1 for row in range(12)]
-    prompts = {tuple(group["prompt_ids"]) for answer in answers for group in answer["groups"]}
+    assert [len(answer.groups) for answer in answers] == [row % 3 + 1 for row in range(12)]
+    prompts = {decode(group.packet).prompt_digest for answer in answers for group in answer.groups}
     assert len(prompts) == 12
 
 
 @on_one_loop
 async def test_a_mistake_of_the_user_arrives_with_its_fix(worker: Worker) -> None:
     with pytest.raises(UsageError) as caught:
-        await worker.call("load", settings=settings(model="tiny-z"), task="arithmetic", data=None, eval_data=None)
+        await worker.call(Load(settings=settings(model="tiny-z"), task="arithmetic"))
     assert "'tiny-z'" in caught.value.what and "Did you mean 'tiny-" in caught.value.fix
 
 
@@ -75,43 +93,40 @@ async def test_a_mistake_of_the_user_arrives_with_its_fix(worker: Worker) -> Non
 async def test_a_user_error_that_is_no_usage_error_stays_one(worker: Worker, tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text("rubbish")
     with pytest.raises(UserError) as caught:
-        await worker.call("load", settings=settings(model=str(tmp_path)), task="arithmetic", data=None, eval_data=None)
+        await worker.call(Load(settings=settings(model=str(tmp_path)), task="arithmetic"))
     assert type(caught.value) is UserError and "--model FOLDER" in caught.value.fix
 
 
 @on_one_loop
 @pytest.mark.parametrize(
-    ("op", "args", "told"),
+    ("request_", "told"),
     [
-        ("generate", {"rows": [10**9]}, "IndexError"),
-        ("score", {"row": 0, "completions": {}}, "KeyError"),
-        ("generate", {"nonsense": 1}, "TypeError"),
-        ("no_such_op", {}, "AttributeError"),
-        ("__class__", {}, "can not serialize"),
+        (Generate([10**9]), "IndexError"),
+        (ScoreGroup(0, b"nonsense"), "PacketError"),
+        (Generate("no rows"), "ValidationError"),  # type: ignore[arg-type]
+        (Unknown(), "KeyError"),
     ],
-    ids=["main thread", "side thread", "wrong arguments", "unknown op", "an answer that cannot be sent"],
+    ids=["main thread", "side thread", "wrong arguments", "unknown op"],
 )
-async def test_a_fault_is_reported_and_the_process_lives_on(
-    op: str, args: dict[str, Any], told: str, worker: Worker
-) -> None:
+async def test_a_fault_is_reported_and_the_process_lives_on(request_: Request[Any], told: str, worker: Worker) -> None:
     pid = worker.pid
     async with asyncio.timeout(20):
         with pytest.raises(WorkerFault, match=told):
-            await worker.call(op, **args)
-        generated = await worker.call("generate", rows=[3])
-        assert await worker.call("score", row=3, completions=generated["groups"][0])
+            await worker.call(request_)
+        generated = await worker.call(Generate([3]))
+        assert await worker.call(ScoreGroup(3, generated.groups[0].packet))
     assert worker.pid == pid
 
 
 @on_one_loop
 async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(worker: Worker) -> None:
-    (group,) = (await worker.call("generate", rows=[3]))["groups"]
+    (group,) = (await worker.call(Generate([3]))).groups
     assert worker.owing_seconds() == 0.0
     began = time.monotonic()
-    long = asyncio.create_task(worker.call("generate", rows=[3] * 60))
+    long = asyncio.create_task(worker.call(Generate([3] * 60)))
     await asyncio.sleep(0)
     asked = time.monotonic()
-    await worker.call("score", row=3, completions=group)
+    await worker.call(ScoreGroup(3, group.packet))
     assert time.monotonic() - asked <= worker.owing_seconds() <= time.monotonic() - began
     await long
     assert worker.owing_seconds() == 0.0
@@ -120,7 +135,7 @@ async def test_it_owes_its_oldest_answer_however_many_others_come_meanwhile(work
 @on_one_loop
 async def test_loading_is_not_held_against_it(worker: Worker) -> None:
     model = settings(model="tiny-z")
-    loading = asyncio.create_task(worker.call("load", settings=model, task="arithmetic", data=None, eval_data=None))
+    loading = asyncio.create_task(worker.call(Load(settings=model, task="arithmetic")))
     await asyncio.sleep(0)
     assert worker.owing_seconds() == 0.0, "a download takes as long as it takes"
     with pytest.raises(UsageError):
@@ -129,22 +144,22 @@ async def test_loading_is_not_held_against_it(worker: Worker) -> None:
 
 @on_one_loop
 async def test_scoring_is_answered_while_a_long_generation_runs(worker: Worker) -> None:
-    (group,) = (await worker.call("generate", rows=[3]))["groups"]
-    long = asyncio.create_task(worker.call("generate", rows=[3] * 150))
+    (group,) = (await worker.call(Generate([3]))).groups
+    long = asyncio.create_task(worker.call(Generate([3] * 150)))
     for _ in range(10):
-        assert (await worker.call("score", row=3, completions=group))["rewards"] == group["rewards"]
+        assert await worker.call(ScoreGroup(3, group.packet)) == group.rewards
     assert not long.done(), "the scores did not wait for it"
-    assert len((await long)["groups"]) == 150
+    assert len((await long).groups) == 150
 
 
 @on_one_loop
 async def test_who_stops_waiting_for_an_answer_does_not_disturb_the_others(worker: Worker) -> None:
-    abandoned = asyncio.create_task(worker.call("generate", rows=[1] * 10))
+    abandoned = asyncio.create_task(worker.call(Generate([1] * 10)))
     await asyncio.sleep(0)
-    other = asyncio.create_task(worker.call("generate", rows=[2]))
+    other = asyncio.create_task(worker.call(Generate([2])))
     await asyncio.sleep(0)
     abandoned.cancel()
-    assert len((await other)["groups"]) == 1
+    assert len((await other).groups) == 1
     assert not worker._waiting
 
 
@@ -152,8 +167,8 @@ async def test_who_stops_waiting_for_an_answer_does_not_disturb_the_others(worke
 async def test_killed_while_working_it_fails_every_waiting_call_at_once() -> None:
     async with started() as worker:
         assert worker.pid is not None
-        arguments = {"settings": settings(), "task": "arithmetic", "data": None, "eval_data": None}
-        waiting = [asyncio.create_task(worker.call("load", **arguments)) for _ in range(3)]
+        load = Load(settings=settings(), task="arithmetic")
+        waiting = [asyncio.create_task(worker.call(load)) for _ in range(3)]
         await asyncio.sleep(0.05)
         os.kill(worker.pid, signal.SIGKILL)
         began = time.monotonic()
@@ -161,18 +176,16 @@ async def test_killed_while_working_it_fails_every_waiting_call_at_once() -> Non
         assert time.monotonic() - began < 1
         assert [type(result) for result in results] == [WorkerDied] * 3
         with pytest.raises(WorkerDied):
-            await worker.call("evaluate")
+            await worker.call(Evaluate())
 
 
 @on_one_loop
 async def test_it_ends_by_itself_when_the_network_process_is_gone() -> None:
     async with started() as worker:
         assert worker._writer is not None
-        facts = await worker.call(
-            "load", settings=settings(generation_batch=8), task="arithmetic", data=None, eval_data=None
-        )
-        await worker.call("open", run=run_of(facts))
-        busy = asyncio.create_task(worker.call("generate", rows=[3] * 5000))
+        facts = await worker.call(Load(settings=settings(generation_batch=8), task="arithmetic"))
+        await worker.call(Open(run_of(facts)))
+        busy = asyncio.create_task(worker.call(Generate([3] * 5000)))
         await asyncio.sleep(0.3)
         worker._writer.close()  # as the kernel does for a process that was killed
         assert worker._process is not None
@@ -186,16 +199,16 @@ async def test_ctrl_c_is_not_for_it() -> None:
     async with started() as worker:
         assert worker.pid is not None
         with pytest.raises(UsageError):  # an answer: it has got as far as to leave SIGINT alone
-            await worker.call("load", settings=settings(model="tiny-z"), task="arithmetic", data=None, eval_data=None)
+            await worker.call(Load(settings=settings(model="tiny-z"), task="arithmetic"))
         assert os.getpgid(worker.pid) != os.getpgid(0), "the terminal's Ctrl-C goes to another process group"
         os.kill(worker.pid, signal.SIGINT)
         with pytest.raises(UsageError):
-            await worker.call("load", settings=settings(model="tiny-z"), task="arithmetic", data=None, eval_data=None)
+            await worker.call(Load(settings=settings(model="tiny-z"), task="arithmetic"))
         pid = worker.pid
         await worker.stop()
         assert worker.pid is None and not psutil.pid_exists(pid)
         with pytest.raises(WorkerDied):
-            await worker.call("evaluate")
+            await worker.call(Evaluate())
 
 
 @on_one_loop
@@ -210,40 +223,41 @@ async def test_it_can_be_stopped_before_it_listens() -> None:
 @on_one_loop
 async def test_before_its_start_it_cannot_be_asked() -> None:
     with pytest.raises(WorkerDied):
-        await Worker().call("evaluate")
+        await Worker().call(Evaluate())
 
 
 # --- messages -------------------------------------------------------------------------------------------------------
 
-_plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=4),
-    max_leaves=12,
-)
 
-
-@given(st.lists(st.dictionaries(st.text(), _plain, max_size=4), max_size=4))
-def test_messages_arrive_as_they_were_sent(messages: list[dict[str, Any]]) -> None:
+@given(st.lists(st.builds(Call, st.integers(0, 2**63), st.text(), st.binary().map(encoded)), max_size=4))
+def test_messages_arrive_as_they_were_sent(messages: list[Call]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for message in messages:
             ours.sendall(pack(message))
         ours.close()
         for message in messages:
-            assert receive(theirs) == message
-        assert receive(theirs) is None
+            arrived = receive(theirs, Call)
+            assert arrived is not None and (arrived.id, arrived.op) == (message.id, message.op)
+            assert bytes(arrived.args) == bytes(message.args)
+        assert receive(theirs, Call) is None
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 9])
 def test_a_stream_that_ends_within_a_message_has_ended(cut: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(pack({"op": "generate"})[:cut])
+        ours.sendall(pack(Call(0, "generate", encoded([1, 2])))[:cut])
         ours.close()
-        assert receive(theirs) is None
+        assert receive(theirs, Call) is None
 
 
 def test_a_message_beyond_the_limit_is_not_sent() -> None:
     with pytest.raises(ValueError, match="over the limit"):
-        pack({"x": bytes(MAX_MESSAGE)})
+        pack(bytes(MAX_MESSAGE))
     assert struct.calcsize("<I") == 4 and MAX_MESSAGE < 2**32
+
+
+def test_an_answer_that_is_no_message_cannot_be_sent() -> None:
+    with pytest.raises(NotImplementedError, match="object cannot be sent"):
+        encoded(object())

@@ -42,12 +42,7 @@ def wire(
     """Size of a 12 × 256-token packet, and the time to encode, decode and admit it."""
     from ftis_node.lab.bench.wire import bench_wire
 
-    figures = bench_wire(repeats)
-    if json:
-        print_json(figures)
-    else:
-        for key, value in figures.items():
-            say(f"{key:20} {value:.4g}")
+    _print(bench_wire(repeats), 20, json)
 
 
 @app.command("train")
@@ -231,7 +226,7 @@ def _settings(model: str, lora: bool | None, vram: float | None, device: str) ->
 
 
 def _print(figures: dict[str, Any], width: int, json: bool) -> None:
-    """For a script, or a line a figure with names so wide."""
+    """Print JSON for a script, else a line for each figure with names so wide."""
     if json:
         print_json(figures)
     else:

@@ -6,27 +6,29 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_json
-from ftis_node.cli.doctor import bare_case, case_of
+from ftis_node.cli.common import HomeOption, JsonOption, print_json
+from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.settings import known_variables
 from ftis_node.errors import UsageError, UserError, brief
-from ftis_node.store.home import DEFAULT_HOME
+from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.preflight.finding import Case, Finding
+    from ftis_node.preflight.case import Case
+    from ftis_node.preflight.finding import Finding
 
 
+@with_settings()
 def bugreport(
+    *,
     home: HomeOption = DEFAULT_HOME,
     out: Annotated[Path | None, typer.Option(help="The file to write, .tar.gz; default: one in this folder.")] = None,
     model: Annotated[str | None, typer.Option(help="As for join; default: the model of the home.")] = None,
-    settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    given: Given,
     with_addresses: Annotated[
         bool, typer.Option("--with-addresses", help="Leave addresses and peer ids as they are.")
     ] = False,
@@ -41,10 +43,9 @@ def bugreport(
     if to.exists():
         raise UsageError(f"{to} exists already.", "Name another file with --out.")
     from ftis_node.preflight.bugreport import collect, pack
-    from ftis_node.preflight.examination import examined
+    from ftis_node.preflight.checks import examined
 
-    flags = parse_pairs(set_ or []) | ({"model": model} if model else {})
-    case, unsound = _case(home, flags, settings)
+    case, unsound = _case(home, given.with_values(model=model or None))
     findings: list[Finding] = []
     for finding in itertools.chain(unsound, examined(case)):
         findings.append(finding)
@@ -61,15 +62,19 @@ def bugreport(
     say(f"Nothing was sent.{hidden} Look through it before you send it: tar -xzf {to}")
 
 
-def _case(home: Path, flags: dict[str, Any], settings: Path | None) -> tuple[Case, list[Finding]]:
-    """With as much of what a person set as can be read; what cannot be may be what the report is about."""
+def _case(home: Path, given: Given) -> tuple[Case, list[Finding]]:
+    """The case with as many of the person's settings as can be read, and findings about those that cannot."""
+    from ftis_node.node.options import JoinOptions
+    from ftis_node.preflight.case import bare_case, case_of
     from ftis_node.preflight.finding import Finding
 
+    place = Home(home.expanduser())
+    options = JoinOptions(place)
     unsound: dict[str, Finding] = {}
     ways: tuple[Callable[[], Case], ...] = (
-        lambda: case_of(home, flags, file=settings),
-        lambda: case_of(home, flags, file=settings, environment=known_variables()),
-        lambda: case_of(home, {}, environment={}),
+        lambda: case_of(options, given.on(place)),
+        lambda: case_of(options, given.on(place, known_variables())),
+        lambda: case_of(options, Given().on(place, {})),
     )
     for way in ways:
         try:
@@ -78,4 +83,4 @@ def _case(home: Path, flags: dict[str, Any], settings: Path | None) -> tuple[Cas
             unsound.setdefault(error.what, Finding("settings", "fail", error.what, error.fix))
         except OSError as error:  # the home cannot be looked into
             unsound.setdefault(brief(error), Finding("home", "fail", f"It cannot be read: {brief(error)}.", ""))
-    return bare_case(home), list(unsound.values())
+    return bare_case(options), list(unsound.values())

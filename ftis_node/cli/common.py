@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,25 +30,25 @@ RewardOption = Annotated[
 ]
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     """One JSON object on stdout."""
     print(in_json(value))
 
 
 def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
-    """A name and what it is a line, and what else it is below."""
+    """Print each name with its value, and further values below it."""
     for name, value in facts.items():
         values = [value] if isinstance(value, str) else value
         say(*(f"{name if first is values[0] else '':10} {first}" for first in values))
 
 
-def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     """``--set key=value`` options as text; the settings know their types.
 
     Raises:
         UsageError: there is no ``=``.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         key, separator, text = pair.partition("=")
         if not separator:
@@ -58,12 +58,12 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def note(text: str) -> None:
-    """What a person should know, on stderr."""
+    """Print a note on stderr."""
     say(f"note: {text}", error=True)
 
 
 def tell_choice(found: Checkpoint | None, settings: Settings, origins: Mapping[str, str]) -> None:
-    """Notes what was not as one would expect when a checkpoint was chosen and its settings were read."""
+    """Print notes on damaged checkpoints and on a LoRA alpha that the checkpoint lacks."""
     for path in found.skipped if found else ():
         note(f"{path} is damaged; an older checkpoint is used.")
     if settings.lora and origins["lora_alpha"] not in ("checkpoint", "flags"):
@@ -78,7 +78,7 @@ QUIET_SECONDS = 2.0  # what takes no longer needs no progress
 
 @contextmanager
 def waiting(first: str, *, silent: bool = False) -> Iterator[Callable[[str], None]]:
-    """Says on stderr what a command does, and on a terminal, once it has taken long, for how long it has been at it.
+    """Print on stderr what a command does; on a terminal also for how long, once that takes long.
 
     Args:
         silent: only the first sentence, as for scripts.
@@ -107,5 +107,5 @@ def waiting(first: str, *, silent: bool = False) -> Iterator[Callable[[str], Non
 
 
 def addresses_in(text: str) -> tuple[str, ...]:
-    """What stands between commas."""
+    """The parts between commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())

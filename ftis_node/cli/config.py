@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, print_json
+from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.documentation import as_toml
-from ftis_node.config.settings import collect
+from ftis_node.config.settings import PROFILE, collect
 from ftis_node.errors import raise_all
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
@@ -19,11 +20,11 @@ app = typer.Typer(no_args_is_help=True, help="The settings, layer upon layer.")
 
 
 @app.command("show")
+@with_settings(PROFILE)
 def show(
+    *,
     origin: Annotated[bool, typer.Option("--origin", help="Also where each value came from.")] = False,
-    profile: Annotated[str | None, typer.Option(help="As of join: laptop, single-gpu or server.")] = None,
-    settings: Annotated[Path | None, typer.Option("--settings", help="As of join: a TOML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="As of join: --set KEY=VALUE, repeatable.")] = None,
+    given: Given,
     task: Annotated[
         str | None, typer.Option(help="Whose profile counts, if it has one; default: the run's, else arithmetic.")
     ] = None,
@@ -40,8 +41,7 @@ def show(
 
     place = Home(home.expanduser())
     task = JoinOptions(place, task).task_of(known_run(place, run))
-    flags = {"profile": profile} if profile is not None else {}
-    settled, origins = recalled(place, *collect(task=task, flags=parse_pairs(set_ or []) | flags, file=settings))
+    settled, origins = recalled(place, *collect(task=task, flags=given.values, file=given.file))
     if json:
         values = settled.model_dump(mode="json")
         # JSON has no infinity; as a text it is still one that the settings understand.

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from ftis_node.cli.common import JsonOption, print_json
@@ -26,5 +27,5 @@ def demo(
 
     summary = Demo(output, listener=listener, steps=steps, quiet=json).run()
     if json:
-        print_json(summary)
-    sys.exit(0 if summary["complete"] else 1)
+        print_json(msgspec.to_builtins(summary))
+    sys.exit(0 if summary.complete else 1)

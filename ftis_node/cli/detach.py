@@ -99,7 +99,7 @@ class _News:
 def _status(home: Home, pid: int) -> dict[str, Any] | None:
     """What the new daemon says; not what another on the same home says."""
     record = home.runtime()
-    if record is not None and record.get("pid") == pid:
+    if record is not None and record.pid == pid:
         with suppress(UserError):
             return ask(home.api_socket(), "/status")
     return None

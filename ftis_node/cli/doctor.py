@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, addresses_in, parse_pairs, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, addresses_in, print_json
+from ftis_node.cli.flags import Given, with_settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.store.home import DEFAULT_HOME
+from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 if TYPE_CHECKING:
-    from ftis_node.preflight.finding import Case, Finding
+    from ftis_node.preflight.finding import Finding
 
 app = typer.Typer(invoke_without_command=True, help="Looks for what is wrong and says what to do.")
 
 
 @app.callback()
+@with_settings("lora", "vram_gb", "device", "host", "port")
 def doctor(
+    *,
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="As for join; default: the model of the home.")] = None,
     home: HomeOption = DEFAULT_HOME,
     peers: Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")] = "",
     run: Annotated[Path | None, typer.Option(help="A run file that shall be joined.")] = None,
     task: Annotated[str | None, typer.Option(help="arithmetic, gsm8k, or the path of a .jsonl file.")] = None,
-    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
-    vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="TCP and UDP port to listen on; 0 means any.")] = None,
-    settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    given: Given,
     json: JsonOption = False,
 ) -> None:
     """Looks for what is wrong with this machine, its home and its network, and says what to do.
@@ -44,85 +40,31 @@ def doctor(
     Nothing is changed. Exit code 1: something would keep a node from working.
     """
     if context.invoked_subcommand is not None:
-        given = [name for name in context.params if _given(context, name)]
-        if given:
+        named = [option.opts[0] for option in context.command.params if _named(context, option.name or "")]
+        if named:
             raise UsageError(
                 f"Options before `{context.invoked_subcommand}` belong to `doctor` itself.",
-                f"Write them after it: ftis-node doctor {context.invoked_subcommand} --{given[0].rstrip('_')} …",
+                f"Write them after it: ftis-node doctor {context.invoked_subcommand} {named[0]} …",
             )
         return
-    flags = {"model": model, "lora": lora, "vram_gb": vram, "device": device, "host": host, "port": port}
-    chosen = parse_pairs(set_ or []) | {key: value for key, value in flags.items() if value is not None}
-    case = case_of(home, chosen, task=task, run=run, file=settings, peers=addresses_in(peers))
-    from ftis_node.preflight.examination import examined
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    from ftis_node.node.options import JoinOptions
+    from ftis_node.preflight.case import case_of
+    from ftis_node.preflight.checks import examined
 
+    options = JoinOptions(Home(home.expanduser()), task=task, run=run, peers=addresses_in(peers))
+    case = case_of(options, given.with_values(model=model).on(options.home))
     raise typer.Exit(_report(examined(case), json=json))
 
 
-def case_of(
-    home: Path,
-    flags: dict[str, Any],
-    *,
-    task: str | None = None,
-    run: Path | None = None,
-    file: Path | None = None,
-    peers: tuple[str, ...] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Case:
-    """What the doctor looks at; what nobody named is as the home has it, as far as that can be read.
-
-    Args:
-        environment: by default the process's own.
-
-    Raises:
-        UsageError: wrong settings or addresses, or a run file that cannot be read.
-    """
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    from ftis_node.config.run import load_run_file
-    from ftis_node.config.settings import collect
-    from ftis_node.node.checkpointing import with_begun
-    from ftis_node.policy.names import resolve
-    from ftis_node.preflight.finding import Case
-    from ftis_node.store.home import Home
-
-    place = Home(home.expanduser())
-    runs = [load_run_file(run).run] if run is not None else []
-    with suppress(UserError, OSError):  # a damaged file is for the check of the home to tell
-        runs = [load_run_file(place.run_file).run, *runs] if place.run_file.exists() else runs
-    task = task or (runs[0].task if runs else "arithmetic")
-    settings, origins = collect(task=task, flags=flags, file=file, environment=environment)
-    with suppress(OSError):
-        settings, origins = with_begun(place, settings, origins)
-    if origins["model"] != "home":  # a folder that is gone is for the checks of the model to tell
-        resolve(settings.model)
-    if peers:
-        from ftis_node.swarm.addresses import parse_address
-
-        for text in peers:
-            parse_address(text)
-    return Case(settings=settings, origins=origins, home=place, task=task, run=run, peers=peers)
-
-
-def bare_case(home: Path) -> Case:
-    """A home, and nothing that anybody set: for a report on what cannot be read."""
-    from ftis_node.config.settings import Settings
-    from ftis_node.preflight.finding import Case
-    from ftis_node.store.home import Home
-
-    settings = Settings()
-    origins = dict.fromkeys(settings.model_dump(), "default")
-    return Case(settings=settings, origins=origins, home=Home(home.expanduser()), task="arithmetic")
-
-
 @app.command("net")
+@with_settings("host", "port")
 def net(
+    *,
     peers: Annotated[str, typer.Option(help="Addresses of nodes to dial, separated by commas.")] = "",
     home: HomeOption = DEFAULT_HOME,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="TCP and UDP port to listen on; 0 means any.")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="How long to wait for what peers find out.")] = 30.0,
-    settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
+    given: Given,
     json: JsonOption = False,
 ) -> None:
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
@@ -130,10 +72,8 @@ def net(
     from ftis_node.config.settings import collect
     from ftis_node.observe.api import ask
     from ftis_node.preflight.net import looked_around, of_a_running_node
-    from ftis_node.store.home import Home
 
-    flags = parse_pairs(set_ or []) | {k: v for k, v in {"host": host, "port": port}.items() if v is not None}
-    chosen = collect(task="arithmetic", flags=flags, file=settings)[0]
+    chosen = collect(task="arithmetic", flags=given.values, file=given.file)[0]
     addresses = addresses_in(peers)
     try:
         status = ask(Home(home.expanduser()).api_socket(), "/status") if not addresses else None
@@ -143,13 +83,13 @@ def net(
     raise typer.Exit(_report(found, json=json))
 
 
-def _given(context: typer.Context, name: str) -> bool:
+def _named(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def _report(findings: Iterator[Finding], *, json: bool) -> int:
-    """Prints each finding when it is known; the exit code."""
+    """Print each finding when it is known; return the exit code."""
     from ftis_node.preflight.finding import failed
 
     found = []
@@ -160,5 +100,5 @@ def _report(findings: Iterator[Finding], *, json: bool) -> int:
             if finding.advice:
                 say(f"     → {finding.advice}", flush=True)
     if json:
-        print_json({"findings": [dataclasses.asdict(finding) for finding in found]})
+        print_json({"findings": [asdict(finding) for finding in found]})
     return 1 if failed(found) else 0

@@ -6,13 +6,14 @@ import contextlib
 import gc
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct, to_builtins
+from msgspec.structs import asdict
 
 from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
@@ -20,11 +21,11 @@ from ftis_node.text import escaped, say
 
 if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
-    from ftis_node.evaluate.greedy import Judged, Outcome
+    from ftis_node.evaluate.evaluation import Evaluation, PairedFigures
+    from ftis_node.evaluate.greedy import Judged
     from ftis_node.tasks import Example, Scorer, Task
     from ftis_node.worker.restore import Checkpoint
 
-_QUIET_SECONDS = 2.0
 _SHOWN = 3
 _SHOWN_CHARACTERS = 600
 
@@ -80,28 +81,27 @@ def evaluate(
             scoring(chosen.reward, chosen.scorer)
         )  # what is missing is told before a model is loaded
         lines = stack.enter_context(_writing(out)) if out is not None else None
+        from rich.progress import TimeElapsedColumn
         from transformers.utils.logging import disable_progress_bar
+
+        from ftis_node.observe.terminal import slow_bar
 
         disable_progress_bar()  # of transformers, for it has one even for what takes no time
         first = _choose(stack, checkpoint, model, flags, chosen.name)
         second = _other(stack, first, base, flags, chosen.name) if compare else None
         cap = completion_tokens or chosen.completion_tokens
         exam = _Exam(chosen, examples, scorer, cap, batch)
-        advance = stack.enter_context(_progress(len(examples) * (2 if compare else 1)))
+        total = len(examples) * (2 if compare else 1)
+        advance = stack.enter_context(slow_bar("questions", total, TimeElapsedColumn()))
         of = {"of": "checkpoint"} if compare else {}
         ours = _measure(first, exam, _teller(advance, lines, of))
         theirs = _measure(second, exam, _teller(advance, lines, {"of": "base"})) if second is not None else None
-    figures = _figures(first, exam, ours)
-    if second is not None and theirs is not None:
-        from ftis_node.evaluate.greedy import Paired
-
-        figures["base"] = second.told() | theirs.outcome.figures()
-        figures["paired"] = Paired.of(ours.judged, theirs.judged).figures()
+    other = _compared(ours, second, theirs) if second is not None and theirs is not None else None
     shown = _examples(ours, theirs, show if show is not None else _SHOWN if compare else 0)
     if json:
-        print_json(figures | ({"examples": shown} if compare or show else {}))
+        print_json(_figures(first, exam, ours, other) | ({"examples": to_builtins(shown)} if compare or show else {}))
     else:
-        _print(figures)
+        _print(first, exam, ours, other)
         _print_examples(shown)
 
 
@@ -113,9 +113,13 @@ class _Chosen:
     found: Checkpoint | None
     settings: Settings
 
-    def told(self) -> dict[str, Any]:
-        step = self.found.step if self.found else None
-        return {"checkpoint": str(self.found.path) if self.found else None, "step": step, "model": self.name}
+    @property
+    def step(self) -> int | None:
+        return self.found.step if self.found else None
+
+    def row(self) -> dict[str, object]:
+        """Its fields of `--json`."""
+        return {"checkpoint": str(self.found.path) if self.found else None, "step": self.step, "model": self.name}
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,54 @@ class _Exam:
 
 @dataclass(frozen=True)
 class _Result:
-    outcome: Outcome
+    """trained: `full` or `lora`, None for a model by its name. device, dtype: as torch names them."""
+
+    figures: Evaluation
     judged: Sequence[Judged]
-    facts: Mapping[str, Any]
+    trained: str | None
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The other model, its figures, and the two beside each other."""
+
+    chosen: _Chosen
+    figures: Evaluation
+    paired: PairedFigures
+
+
+class _Answer(Struct, frozen=True):
+    """A question, what was answered, and the verdict: a line of `--out`."""
+
+    question: str
+    gold: str
+    completion: str
+    tokens: int
+    finished: bool
+    reward: float
+    formatted: bool
+    lenient: bool
+
+
+class _Verdict(Struct, frozen=True):
+    """An answer without its question."""
+
+    completion: str
+    finished: bool
+    reward: float
+    formatted: bool
+    lenient: bool
+
+
+class _Example(Struct, frozen=True, omit_defaults=True):
+    """A question with the answers of both models; `base` is missing where nothing is compared."""
+
+    question: str
+    gold: str
+    checkpoint: _Verdict
+    base: _Verdict | None = None
 
 
 def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
@@ -183,12 +232,14 @@ def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], No
 
     sampling = Sampling(exam.cap, 1.0, end_ids(policy.tokenizer), greedy=True)
     outcome = evaluate(policy, ids, exam.examples, exam.scorer, sampling, batch=batch, tell=told)
-    facts = {
-        "trained": policy.kind if chosen.found else None,
-        "device": str(policy.device),
-        "dtype": str(policy.dtype).removeprefix("torch."),
-    }
-    return _Result(outcome, judged, facts)
+    trained, dtype = policy.kind if chosen.found else None, str(policy.dtype).removeprefix("torch.")
+    return _Result(outcome.figures(), judged, trained, str(policy.device), dtype)
+
+
+def _compared(ours: _Result, chosen: _Chosen, theirs: _Result) -> _Compared:
+    from ftis_node.evaluate.greedy import Paired
+
+    return _Compared(chosen, theirs.figures, Paired.of(ours.judged, theirs.judged).figures())
 
 
 def _release() -> None:
@@ -206,79 +257,79 @@ def _teller(
     def tell(judged: Sequence[Judged]) -> None:
         advance(len(judged))
         if lines is not None:
-            lines.writelines(json.dumps({**of, **_row(one)}, ensure_ascii=False) + "\n" for one in judged)
+            lines.writelines(json.dumps({**of, **asdict(_answer(one))}, ensure_ascii=False) + "\n" for one in judged)
             lines.flush()
 
     return tell
 
 
-def _figures(chosen: _Chosen, exam: _Exam, result: _Result) -> dict[str, Any]:
+def _figures(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | None) -> dict[str, Any]:
+    """The object of `--json`."""
+    compared = {}
+    if other is not None:
+        compared = {"base": other.chosen.row() | asdict(other.figures), "paired": asdict(other.paired)}
     return {
-        **chosen.told(),
-        **result.facts,
+        **chosen.row(),
+        "trained": result.trained,
+        "device": result.device,
+        "dtype": result.dtype,
         "task": exam.task.name,
         "data": exam.task.data,
         "reward": exam.task.reward,
         "completion_tokens": exam.cap,
         "lora_alpha": chosen.settings.lora_alpha if chosen.settings.lora else None,
-        **result.outcome.figures(),
+        **asdict(result.figures),
+        **compared,
     }
 
 
-def _examples(ours: _Result, theirs: _Result | None, count: int) -> list[dict[str, Any]]:
+def _examples(ours: _Result, theirs: _Result | None, count: int) -> list[_Example]:
     """The first questions of which the verdicts differ, in the order of the questions, and then the first others."""
     others: Sequence[Judged | None] = theirs.judged if theirs is not None else [None] * len(ours.judged)
     pairs = list(zip(ours.judged, others, strict=True))
     pairs.sort(key=lambda pair: pair[1] is None or pair[0].score.reward == pair[1].score.reward)  # stable
     return [
-        {
-            "question": one.example.question,
-            "gold": one.example.answer,
-            "checkpoint": _said(one),
-            **({"base": _said(other)} if other is not None else {}),
-        }
+        _Example(one.example.question, one.example.answer, _verdict(one), _verdict(other) if other else None)
         for one, other in pairs[:count]
     ]
 
 
-def _said(one: Judged) -> dict[str, Any]:
-    row = _row(one)
-    return {key: row[key] for key in ("completion", "finished", "reward", "formatted", "lenient")}
-
-
-def _print(figures: dict[str, Any]) -> None:
-    step = "" if figures["step"] is None else f", step {figures['step']}"
-    trained = f" ({figures['trained']}{step})" if figures["trained"] else ""
-    say(f"{figures['model']}{trained} on {figures['task']}, {figures['prompts']} questions, greedy", "")
+def _print(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | None) -> None:
+    figures = result.figures
+    trained = f" ({result.trained}{_at(chosen)})" if result.trained else ""
+    say(f"{chosen.name}{trained} on {exam.task.name}, {figures.prompts} questions, greedy", "")
     say(f"  pass@1     {_rate(figures)}")
-    say(f"  formatted  {_percent(figures['formatted'])}  <think>…</think><answer>…</answer>, and nothing else")
-    say(f"  lenient    {_percent(figures['lenient'])}  the last answer is right, whatever the format")
-    say(f"  finished   {_percent(figures['finished'])}  within {figures['completion_tokens']} tokens")
-    if "paired" in figures:
-        _print_comparison(figures["base"], figures["paired"])
-    say("", f"{figures['mean_tokens']:.0f} tokens a completion, {figures['seconds']:.1f} s on {figures['device']}")
+    say(f"  formatted  {_percent(figures.formatted)}  <think>…</think><answer>…</answer>, and nothing else")
+    say(f"  lenient    {_percent(figures.lenient)}  the last answer is right, whatever the format")
+    say(f"  finished   {_percent(figures.finished)}  within {exam.cap} tokens")
+    if other is not None:
+        _print_comparison(other)
+    say("", f"{figures.mean_tokens:.0f} tokens a completion, {figures.seconds:.1f} s on {result.device}")
 
 
-def _print_comparison(base: dict[str, Any], paired: dict[str, Any]) -> None:
-    step = "" if base["step"] is None else f", step {base['step']}"
-    say("", f"beside it {base['model']}{step} on the same questions", "")
-    say(f"  pass@1     {_rate(base)}")
-    low, high = (f"{100 * paired[key]:+.1f}" for key in ("low", "high"))
-    chance = f"p = {paired['p']:.2g} (McNemar's exact test)"
-    say(f"  difference {100 * paired['difference']:+5.1f} points  95 % between {low} and {high}, {chance}")
+def _print_comparison(other: _Compared) -> None:
+    paired = other.paired
+    say("", f"beside it {other.chosen.name}{_at(other.chosen)} on the same questions", "")
+    say(f"  pass@1     {_rate(other.figures)}")
+    low, high = (f"{100 * bound:+.1f}" for bound in (paired.low, paired.high))
+    chance = f"p = {paired.p:.2g} (McNemar's exact test)"
+    say(f"  difference {100 * paired.difference:+5.1f} points  95 % between {low} and {high}, {chance}")
     say(
-        f"  right      both {paired['both']}, only the first {paired['only_checkpoint']}, only the other "
-        f"{paired['only_base']}, neither {paired['neither']}"
+        f"  right      both {paired.both}, only the first {paired.only_checkpoint}, only the other "
+        f"{paired.only_base}, neither {paired.neither}"
     )
 
 
-def _print_examples(examples: Sequence[dict[str, Any]]) -> None:
+def _print_examples(examples: Sequence[_Example]) -> None:
     for example in examples:
-        say("", f"  question   {_short(example['question'])}", f"  gold       {_short(example['gold'])}")
-        for who in ("checkpoint", "base"):
-            if who in example:
-                verdict = "right" if example[who]["reward"] == 1.0 else "wrong"
-                say(f"  {who:10} {verdict}: {_short(example[who]['completion'])}")
+        say("", f"  question   {_short(example.question)}", f"  gold       {_short(example.gold)}")
+        for who, given in (("checkpoint", example.checkpoint), ("base", example.base)):
+            if given is not None:
+                say(f"  {who:10} {'right' if given.reward == 1.0 else 'wrong'}: {_short(given.completion)}")
+
+
+def _at(chosen: _Chosen) -> str:
+    return "" if chosen.step is None else f", step {chosen.step}"
 
 
 def _short(text: str) -> str:
@@ -286,26 +337,23 @@ def _short(text: str) -> str:
     return escaped(cut)
 
 
-def _rate(figures: Mapping[str, Any]) -> str:
-    low, high = (_percent(figures[key]).strip() for key in ("low", "high"))
-    return f"{_percent(figures['pass_at_1'])}  95 % between {low} and {high}"
+def _rate(figures: Evaluation) -> str:
+    low, high = (_percent(bound).strip() for bound in (figures.low, figures.high))
+    return f"{_percent(figures.pass_at_1)}  95 % between {low} and {high}"
 
 
 def _percent(rate: float) -> str:
     return f"{100 * rate:5.1f} %"
 
 
-def _row(one: Judged) -> dict[str, Any]:
-    return {
-        "question": one.example.question,
-        "gold": one.example.answer,
-        "completion": one.text,
-        "tokens": one.tokens,
-        "finished": one.finished,
-        "reward": one.score.reward,
-        "formatted": one.score.formatted,
-        "lenient": one.score.lenient,
-    }
+def _answer(one: Judged) -> _Answer:
+    score = one.score
+    verdict = (one.finished, score.reward, score.formatted, score.lenient)
+    return _Answer(one.example.question, one.example.answer, one.text, one.tokens, *verdict)
+
+
+def _verdict(one: Judged) -> _Verdict:
+    return _Verdict(one.text, one.finished, one.score.reward, one.score.formatted, one.score.lenient)
 
 
 def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
@@ -323,24 +371,3 @@ def _writing(path: Path) -> Iterator[IO[str]]:
         raise UsageError(f"{path} cannot be written: {error.strerror}.", "Name another --out.") from None
     with file:
         yield file
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that appears when it takes long; gives what is called with how many more are done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    from ftis_node.observe.terminal import column, console
-
-    columns = (column("questions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=console(stderr=True), transient=True)
-    bar = progress.add_task("questions", total=total)
-    timer = threading.Timer(_QUIET_SECONDS, progress.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda count: progress.advance(bar, count)
-    finally:
-        timer.cancel()
-        timer.join()
-        progress.stop()

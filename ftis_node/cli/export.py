@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from msgspec.structs import asdict
 
 from ftis_node.cli.common import JsonOption, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
@@ -49,11 +50,11 @@ def export(
         settings, origins = settings_for(held, model or held.model, flags, "")
         tell_choice(held, settings, origins)
         disable_progress_bar()
-        told = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
+        written = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
     if json:
-        print_json(told)
+        print_json(asdict(written))
         return
-    what = {"full": "model", "merged": "model with its LoRA layers merged", "adapter": "LoRA adapter"}[told["kind"]]
-    step = "" if told["step"] is None else f" of step {told['step']}"
-    say(f"{to}: {what}{step}, {told['dtype']}, {rounded(told['bytes'])}")
+    what = {"full": "model", "merged": "model with its LoRA layers merged", "adapter": "LoRA adapter"}[written.kind]
+    step = "" if written.step is None else f" of step {written.step}"
+    say(f"{to}: {what}{step}, {written.dtype}, {rounded(written.bytes)}")
     say(f"What it is and how to load it: {to / 'README.md'}")

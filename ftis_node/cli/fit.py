@@ -29,9 +29,9 @@ _PARTS = {
     "overhead": ("context, fragmentation", "always"),
     "gradients": ("gradients", "training"),
     "activations": ("activations kept", "training"),
-    "one_layer": ("a layer's way back", "training"),
-    "logits": ("logits", "training, before that"),
-    "update": ("the update", "training, after that"),
+    "one_layer": ("activations of one layer (backward)", "training"),
+    "logits": ("logits", "training, before the backward pass"),
+    "update": ("the update", "training, after the backward pass"),
     "kv_cache": ("KV cache", "generating"),
     "sampling": ("drawing, reading prompts", "generating"),
 }
@@ -174,9 +174,9 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
 
     say(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory", "")
     for part, (name, phase) in _PARTS.items():
-        say(f"  {name:26} {rounded(getattr(plan.memory, part)):>9}  {phase}")
+        say(f"  {name:36} {rounded(getattr(plan.memory, part)):>9}  {phase}")
     for phase in ("training", "generating"):
-        say(f"  {'in all, ' + phase:26} {rounded(getattr(plan.memory, phase)):>9}")
+        say(f"  {'in all, ' + phase:36} {rounded(getattr(plan.memory, phase)):>9}")
     where = "a GPU" if device == "cuda" else "the CPU"
     say("", f"{'It fits' if plan.fits else 'It does not fit'} on {where}.")
     for reason in plan.reasons:

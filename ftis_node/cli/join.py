@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from ftis_node.cli.common import (
-    HomeOption,
-    RewardOption,
-    addresses_in,
-    parse_pairs,
-    print_json,
-)
-from ftis_node.config.settings import Settings, collect
+from ftis_node.cli.common import HomeOption, RewardOption, addresses_in, print_json
+from ftis_node.cli.flags import Given, with_settings
+from ftis_node.config.settings import FLAGS
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -32,7 +25,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ftis_node.node.daemon import Node
-    from ftis_node.preflight.early import Early
+    from ftis_node.node.options import JoinOptions
+    from ftis_node.preflight.case import Case, Layers
 
 LINES = 6
 VIEW_SECONDS = 1.0
@@ -43,7 +37,9 @@ NOTICE = (
 )
 
 
+@with_settings(*FLAGS)
 def join(
+    *,
     model: Annotated[
         str | None,
         typer.Option(help="A short name (qwen2.5-3b), a hub id, a folder, or a toy: tiny-a (the default), -b, -c."),
@@ -60,38 +56,7 @@ def join(
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
     reward: RewardOption = None,
     home: HomeOption = DEFAULT_HOME,
-    lora: Annotated[
-        bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything; default: what fits.")
-    ] = None,
-    objective: Annotated[str | None, typer.Option(help="The loss: ftis, grpo (own samples only), nois, …")] = None,
-    own_share: Annotated[
-        float | None, typer.Option(help="Part of each batch generated here; 0 only listens. Default: 1/nodes.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="End after so many steps in all; default: never.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="TCP and UDP port to listen on; 0 means any.")] = None,
-    announce: Annotated[
-        list[str] | None,
-        typer.Option(help="An address to tell others in place of its own, /ip4/…/tcp/…; repeatable."),
-    ] = None,
-    relay: Annotated[
-        list[str] | None, typer.Option(help="A node to be reached through if nobody can dial this one; repeatable.")
-    ] = None,
-    upload: Annotated[
-        float | None, typer.Option(help="Mbit/s that peers may take from this node; 0: no limit. Default: 20.")
-    ] = None,
-    vram: Annotated[float | None, typer.Option(help="GB of the GPU's memory to use; default: what is free.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling and LoRA initialisation.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="text for people, json for programs.")] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Settings for a kind of machine: laptop, single-gpu or server.")
-    ] = None,
-    settings: Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")] = None,
-    nice: Annotated[
-        int | None, typer.Option(help="Scheduling priority, 0 to 19: 19 yields to everything else.")
-    ] = None,
+    given: Given,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
     view: Annotated[
         bool | None, typer.Option("--view/--no-view", help="The live view; default: if this is a terminal.")
@@ -109,36 +74,14 @@ def join(
 
     What leaves this machine: its address, and the token ids and log-probs that its model samples. Never the model.
     """
-    flags = parse_pairs(set_ or []) | {
-        key: value
-        for key, value in {
-            "model": model,
-            "lora": lora,
-            "objective": objective,
-            "own_share": own_share,
-            "steps": steps,
-            "host": host,
-            "port": port,
-            "announce": announce or None,
-            "relays": relay or None,
-            "upload_mbit": upload,
-            "device": device,
-            "vram_gb": vram,
-            "seed": seed,
-            "nice": nice,
-            "log_format": log_format,
-            "profile": profile,
-        }.items()
-        if value is not None
-    }
-    home = home.expanduser()
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
     from ftis_node.node.options import JoinOptions
-    from ftis_node.preflight.early import Early
+    from ftis_node.preflight.case import Case
+    from ftis_node.preflight.checks import refused
 
-    place = Home(home)
-    layers = functools.partial(_layers, flags=flags, file=settings, home=place)
+    place = Home(home.expanduser())
+    layers = given.with_values(model=model).on(place)
     options = JoinOptions(
         home=place,
         task=task,
@@ -150,62 +93,73 @@ def join(
         name=name,
         paused=paused,
     )
-    early = Early(options, layers).look()  # what is wrong is told before anything heavy is imported
-    if dry_run and json and early.problems:
-        print_json(early.report)
-    chosen = early.sound()
-    if early.origins["model"] == "default":
-        say(f"No --model is named: {chosen.model} is trained, a toy for arithmetic.", error=True)
-    first = not place.schema.exists()
-    if background and not dry_run:
-        if first:
-            say(NOTICE % home, error=True)
-        _detach(home, options.peers)
-        return
-    shown = sys.stderr.isatty() if view is None else view
-    tail = Tail(LINES)
+    case = Case(options, layers, starting=True)
+    problems = refused(case, "join")  # before anything heavy is imported
+    if dry_run and json and problems:
+        from ftis_node.preflight.report import as_json
+
+        print_json(as_json(case, whole=False))
+    raise_all(problems)
+    if case.origins["model"] == "default":
+        say(f"No --model is named: {case.settings.model} is trained, a toy for arithmetic.", error=True)
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    if not dry_run:
-        place.open()  # before what takes seconds to import: other commands then know that it is starting
-        log_to(home, as_json=chosen.log_format == "json", view=tail if shown else None)
-        if first:
-            logging.getLogger(__name__).info(NOTICE, home)
-        if shown:
-            if first:  # the view cuts the log's lines
-                say(NOTICE % home, error=True)
-            say("Starting; Ctrl-C ends it, and the same command goes on from there.", error=True, flush=True)
     if dry_run:
-        _say(early, chosen, json=json)
-        return
+        _print_report(case, json=json)
+    elif background:
+        _detach(options)
+    else:
+        view = sys.stderr.isatty() if view is None else view
+        _run(options, layers, view=view, as_json=case.settings.log_format == "json")
+
+
+def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> NoReturn:
+    """Run the node until it ends.
+
+    Args:
+        view: show it on the terminal, in place of its log. as_json: write the log for programs.
+    """
+    place, tail = options.home, Tail(LINES)
+    first = not place.schema.exists()
+    place.open()  # before what takes seconds to import: other commands then know that it is starting
+    log_to(place.path, as_json=as_json, view=tail if view else None)
+    if first:
+        logging.getLogger(__name__).info(NOTICE, place.path)
+    if view:
+        if first:  # the view cuts the log's lines
+            say(NOTICE % place.path, error=True)
+        say("Starting; Ctrl-C ends it, and the same command goes on from there.", error=True, flush=True)
+        options = replace(options, output=begin_output(place.path))
     import uvloop
 
     from ftis_node.node.daemon import Node
 
-    if shown:
-        options = replace(options, output=begin_output(home))
     node = Node(options, lambda task: layers(task)[0])
-    sys.exit(uvloop.run(_watched(node, tail) if shown else node.run()))
+    sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
 
 
-def _detach(home: Path, peers: Sequence[str]) -> None:
+def _detach(options: JoinOptions) -> None:
     from ftis_node.cli.detach import detach
 
+    home = options.home
+    if not home.schema.exists():
+        say(NOTICE % home.path, error=True)
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
-    status = detach(home, arguments, lambda line: say(line, error=True, flush=True), peers)
+    status = detach(home.path, arguments, lambda line: say(line, error=True, flush=True), options.peers)
     say(f"{status['state']}: {status['reason']}")
     if status["pid"] is not None:
-        say(f"The daemon runs as process {status['pid']} on {home}; it ends with `ftis-node stop{Home(home).flag}`.")
+        say(f"The daemon runs as process {status['pid']} on {home.path}; it ends with `ftis-node stop{home.flag}`.")
 
 
 async def _watched(node: Node, tail: Tail) -> int:
-    """Runs the node with a view of it on the terminal, in place of its log."""
+    """Run the node with a live view on the terminal, in place of its log."""
     from rich.live import Live
 
     from ftis_node.observe.live import node_view
     from ftis_node.observe.terminal import console
 
     def look() -> RenderableType:
-        return node_view(node.status(), node.peers()["peers"], list(tail.lines), HINT % node.home.flag, whole=False)
+        status, peers = node.status().row(), node.peers().row()["peers"]
+        return node_view(status, peers, list(tail.lines), HINT % node.home.flag, whole=False)
 
     running = asyncio.create_task(node.run())
     try:
@@ -213,7 +167,7 @@ async def _watched(node: Node, tail: Tail) -> int:
             while not running.done():
                 await asyncio.wait({running}, timeout=VIEW_SECONDS)
                 live.update(look(), refresh=True)
-    except Exception as error:  # a terminal may go away in many ways; what was to be seen goes on without it
+    except Exception as error:  # a terminal may go away in many ways; the node goes on
         logging.getLogger(__name__).warning("The view has ended, the node goes on: %r", error)
     code = await running
     with contextlib.suppress(OSError):
@@ -221,19 +175,14 @@ async def _watched(node: Node, tail: Tail) -> int:
     return code
 
 
-def _layers(task: str, *, flags: dict[str, object], file: Path | None, home: Home) -> tuple[Settings, dict[str, str]]:
-    from ftis_node.node.checkpointing import with_begun
+def _print_report(case: Case, *, json: bool) -> None:
+    """Print what a start would do. Raises the errors that it would end with."""
+    from ftis_node.preflight.checks import refused
+    from ftis_node.preflight.report import as_json, in_words
 
-    return with_begun(home, *collect(task=task, flags=flags, file=file))
-
-
-def _say(early: Early, settings: Settings, *, json: bool) -> None:
-    """What would be done; ends as `join` would if it could not be."""
-    from ftis_node.preflight.dry_run import DryRun, in_words
-
-    found = DryRun(early, settings).look()
+    problems = refused(case, "dry-run")
     if json:
-        print_json(found.report)
+        print_json(as_json(case, whole=True))
     else:
-        say(*in_words(found.report), flush=True)
-    raise_all(found.problems)
+        say(*in_words(case), flush=True)
+    raise_all(problems)

@@ -73,7 +73,7 @@ def run(
 def report(
     out: Annotated[Path, typer.Argument(help="The directory that `lab run` wrote to.")],
     destination: Annotated[Path | None, typer.Option("--to", help="Where to write; default: report/ in it.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="For a repository: no SVG, no table of single steps.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="For a repository: short, two pictures, one table.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Writes the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, SVG, CSV)."""

@@ -26,24 +26,20 @@ _HEAD = """\
 
 Made from `ftis_node/config/settings.py` and `config/profiles.py` by `make settings`; not to be edited.
 
-All that a node decides for itself. Each setting can be given in three ways, and some have a flag of their own
-(`ftis-node join --help`):
+A setting is given in one of three ways, and some have a flag (`ftis-node join --help`):
 
     wait = 30                # in a TOML file, named with --settings FILE
     FTIS_WAIT=30             # in the environment
     --set wait=30            # on the command line
 
-Where several speak, the highest counts: defaults < task profile < machine profile < file < environment < flags. A
-list is written with commas (`--set lora_targets=q_proj,v_proj`), in TOML also as a list. A misspelt name is an error
-in all three.
+The later wins: defaults < task profile < machine profile < file < environment < flags. A list has commas
+(`--set lora_targets=q_proj,v_proj`). A misspelt name is an error.
 
     ftis-node config show --origin       # every value, and where it came from
     ftis-node config check FILE          # whether a settings file is sound
 
-A machine profile is chosen with `--profile laptop`, `FTIS_PROFILE=laptop`, or `profile = "laptop"` in the file; `none`
-takes back what a lower layer chose. Names, types and ranges of all settings, and whether they contradict each other,
-are checked before a model is loaded. Where a default is `—`, nothing is set, and the text says what follows. A GB is
-2^30 bytes, an MB 2^20.
+`--profile laptop`, `FTIS_PROFILE=laptop` or `profile = "laptop"` chooses a machine profile; `none` removes it. A
+default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20.
 """
 
 
@@ -93,26 +89,27 @@ def document() -> str:
 
 
 def _tables() -> Iterator[str]:
-    yield "| setting | default | values | unit | what it does |"
-    yield "|---|---|---|---|---|"
+    yield "| setting | default | values | what it does |"
+    yield "|---|---|---|---|"
     group = ""
     for entry in entries():
         if entry.group != group:
             group = entry.group
-            yield f"| **{group}** | | | | |"
-        cells = (f"`{entry.name}`", _default(entry.default), entry.values, entry.unit, entry.text)
+            yield f"| **{group}** | | | |"
+        values = " ".join(filter(None, (entry.values, entry.unit)))
+        cells = (f"`{entry.name}`", _default(entry.default), values, entry.text)
         yield f"| {' | '.join(cells)} |"
 
 
 def _profiles() -> Iterator[str]:
     yield "\n## Machine profiles\n"
-    yield "Chosen by reasoning, not by measurement. What a profile does not name stays as it is."
-    for name, profile in PROFILES.items():
-        yield f"\n**`{name}`**: {profile.about}\n"
-        yield "| setting | value | why |"
-        yield "|---|---|---|"
-        for key, (value, why) in profile.choices.items():
-            yield f"| `{key}` | `{_as_flag(value)}` | {why} |"
+    yield "Chosen by reasoning, not by measurement (`ftis_node/config/profiles.py` says why). All else stays.\n"
+    yield from (f"* `{name}`: {profile.about}" for name, profile in PROFILES.items())
+    yield f"\n| setting | {' | '.join(f'`{name}`' for name in PROFILES)} |"
+    yield "|---" * (1 + len(PROFILES)) + "|"
+    for key in dict.fromkeys(key for profile in PROFILES.values() for key in profile.choices):
+        chosen = (profile.choices.get(key) for profile in PROFILES.values())
+        yield f"| `{key}` | {' | '.join('' if one is None else f'`{_as_flag(one[0])}`' for one in chosen)} |"
     yield "\n## Task profiles"
     for name, task in TASKS.items():
         yield f"\n**`{name}`**\n"

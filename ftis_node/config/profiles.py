@@ -51,7 +51,7 @@ class MachineProfile:
     choices: Mapping[str, tuple[Any, str]]
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {name: value for name, (value, _) in self.choices.items()}
 
 

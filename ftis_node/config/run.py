@@ -1,8 +1,8 @@
 """The run: what nodes must share to make sense of one another's tokens, and nothing else.
 
-A run file is TOML. Its ``[run]`` table is the contract and gives the run id; its ``[hints]`` table (where to dial, whom
-to ask) is not part of the id. A run file may come from a stranger: it is bounded, and every message about it is plain
-text.
+A run file is TOML on disk, and JSON where a peer sends it. Its ``[run]`` table is the contract and gives the run id.
+Its ``[hints]`` table (where to dial, whom to ask) is not part of the id. What a peer sends is bounded in length and
+depth. Every message about a run file is plain text.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
 
@@ -22,15 +22,16 @@ from ftis_node.errors import UsageError, raise_all
 from ftis_node.text import in_toml
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
-# tomllib takes time and memory with the square of the parts of a key, 4 GB for a file of nothing but `a.a.a…`.
-_DOTS_MAX = 16
-# All that may hold a dot and is no key. Each ends where the file does if it is never closed: then it is no TOML.
-_QUOTED_OR_COMMENT = re.compile(
-    r'''"""(?:[^\\]|\\.?)*?(?:"{3,5}|\Z)|\'{3}.*?(?:\'{3,5}|\Z)|"(?:[^"\\\n]|\\.?)*"?|\'[^\'\n]*\'?|#[^\n]*''',
-    re.DOTALL,
-)
+
+
+class RunDefaults(TypedDict):
+    group: int
+    slots: int
+    temperature: float
+
+
 # What a run has where nobody says otherwise; the paper's group size.
-RUN_DEFAULTS: dict[str, Any] = {"group": 12, "slots": 32, "temperature": 1.0}
+RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
 
 CODE = "code:"
 """What the `reward` of a run begins with where it is code of its owners', followed by 40 hex digits of its sha256."""
@@ -103,7 +104,7 @@ class Run(BaseModel):
         The temperature is written as Python's repr: the shortest digits that read back to the same double, with ``.0``
         if integral.
         """
-        fields = self.model_dump(mode="json", exclude={"parts"} if self.parts == 1 else None)
+        fields = self.model_dump(mode="json", exclude=_left_out(self))
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode()
 
@@ -179,7 +180,7 @@ def run_for(facts: Mapping[str, Any], **fields: Any) -> Run:
     """
     shared = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
     known = {key: facts[key] for key in shared} | {"eos": tuple(facts["eos"])}
-    return make_run(**known | RUN_DEFAULTS | fields)
+    return make_run(**{**known, **RUN_DEFAULTS, **fields})
 
 
 def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
@@ -272,44 +273,10 @@ def load_run_file(path: Path) -> RunFile:
 
 
 def parse_run_file(text: str) -> RunFile:
-    """Read the text of a run file, which may come from a stranger. Raises UsageError."""
-    document = _parse_toml(text)
-    _refuse_unknown(document, ["run", "hints"], "the run file")
-    if "run" not in document:
-        raise UsageError("The run file has no [run] table.", "Write one with `ftis-node run new`.")
-    models: dict[str, type[BaseModel]] = {"run": Run, "hints": Hints}
-    for table, model in models.items():
-        values = document.get(table, {})
-        if not isinstance(values, dict):
-            raise UsageError(f"In the run file, {table} is not a table.", f"Write [{table}] on a line of its own.")
-        _refuse_unknown(values, list(model.model_fields), f"[{table}] of the run file")
+    """Read the TOML text of a run file. Raises UsageError."""
+    _refuse_long(text)
     try:
-        run_file = RunFile.model_validate(document)
-    except ValidationError as error:
-        raise _as_usage_error(error) from error
-    if len(dump_run_file(run_file)) > RUN_FILE_CHARACTERS_MAX:  # peers would refuse it
-        raise UsageError("The run file is too long with its characters escaped.", "Shorten its template or its hints.")
-    return run_file
-
-
-def dump_run_file(run_file: RunFile) -> str:
-    """TOML that reads back to the same run and hints. Texts of several lines are written as such."""
-    parts = []
-    for table, model in (("run", run_file.run), ("hints", run_file.hints)):
-        exclude = {"parts"} if table == "run" and run_file.run.parts == 1 else None
-        lines = [f"{key} = {_toml(value)}" for key, value in model.model_dump(mode="json", exclude=exclude).items()]
-        parts.append("\n".join([f"[{table}]", *lines]) + "\n")
-    return "\n".join(parts)
-
-
-def _parse_toml(text: str) -> dict[str, Any]:
-    if len(text) > RUN_FILE_CHARACTERS_MAX:
-        raise UsageError(
-            f"The run file is longer than {RUN_FILE_CHARACTERS_MAX} characters.", "Ask for the right file."
-        )
-    _refuse_long_keys(text)
-    try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
     except RecursionError as error:  # tomllib descends into nested brackets
         raise UsageError("The run file nests too deeply.", "Ask for the right file.") from error
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
@@ -318,35 +285,75 @@ def _parse_toml(text: str) -> dict[str, Any]:
         line = int(found[1]) if found else text.count("\n") + 1
         reason = re.sub(r" \(at [^()]*\)$", "", str(error))
         raise UsageError(f"Line {line} of the run file is not TOML: {reason}.", "Correct that line.") from error
+    return _checked(lambda: RunFile.model_validate(document))
 
 
-def _refuse_long_keys(text: str) -> None:
-    for number, line in enumerate(_QUOTED_OR_COMMENT.sub(_lines_of, text).split("\n"), 1):
-        if line.count(".") > _DOTS_MAX:
-            raise UsageError(f"Line {number} of the run file has a key of too many parts.", "Ask for the right file.")
+def run_file_from_json(text: str) -> RunFile:
+    """Read a run file as a peer sends it: one JSON object. Raises UsageError."""
+    _refuse_long(text)
+    return _checked(lambda: RunFile.model_validate_json(text))  # whose parser refuses deep nesting
 
 
-def _lines_of(quoted: re.Match[str]) -> str:
-    return "\n" * quoted[0].count("\n")
+def run_file_as_json(run_file: RunFile) -> str:
+    """One JSON object that reads back to the same run and hints, for a peer."""
+    return run_file.model_dump_json(exclude={"run": _left_out(run_file.run)})
 
 
-def _refuse_unknown(values: dict[str, Any], known: list[str], where: str) -> None:
-    for key in values:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            fix = f"Did you mean `{nearest[0]}`?" if nearest else f"It may hold: {', '.join(known)}."
-            raise UsageError(f"{where[0].upper()}{where[1:]} has an unknown key {key[:40]!a}.", fix)
+def dump_run_file(run_file: RunFile) -> str:
+    """TOML that reads back to the same run and hints. Texts of several lines are written as such."""
+    parts = []
+    for table, model in (("run", run_file.run), ("hints", run_file.hints)):
+        values = model.model_dump(mode="json", exclude=_left_out(run_file.run))
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+        parts.append("\n".join([f"[{table}]", *lines]) + "\n")
+    return "\n".join(parts)
+
+
+def _left_out(run: Run) -> set[str]:
+    """A vertical run has no field `parts`."""
+    return {"parts"} if run.parts == 1 else set()
+
+
+def _refuse_long(text: str) -> None:
+    if len(text) > RUN_FILE_CHARACTERS_MAX:
+        raise UsageError(
+            f"The run file is longer than {RUN_FILE_CHARACTERS_MAX} characters.", "Ask for the right file."
+        )
+
+
+def _checked(read: Callable[[], RunFile]) -> RunFile:
+    """The run file that `read` makes, unless it is wrong or peers would refuse its length."""
+    try:
+        run_file = read()
+    except ValidationError as error:
+        raise _as_usage_error(error) from error
+    if max(len(dump_run_file(run_file)), len(run_file_as_json(run_file))) > RUN_FILE_CHARACTERS_MAX:
+        raise UsageError("The run file is too long with its characters escaped.", "Shorten its template or its hints.")
+    return run_file
 
 
 def _as_usage_error(error: ValidationError) -> UsageError:
-    """The first complaint only: the others often follow from it."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    """One complaint only, an unknown key before all else: the others often follow from it."""
+    complaints = error.errors(include_url=False, include_input=False)
+    first = next((each for each in complaints if each["type"] == "extra_forbidden"), complaints[0])
     message = first["msg"].removeprefix("Value error, ")
-    table, *keys = (str(part) for part in first["loc"])
-    where = f"[{table}] of the run file"
-    if first["type"] == "missing":
-        return UsageError(f"`{keys[0]}` is missing from {where}.", f"Add `{keys[0]} = …`.")
-    name = f"`{'.'.join(keys)}` in {where}" if keys else where
+    tables: dict[str, type[BaseModel]] = {"run": Run, "hints": Hints}
+    table, *keys = (str(part) for part in first["loc"]) if first["loc"] else ("",)
+    where = f"[{table}] of the run file" if keys and table in tables else "the run file"
+    key = keys[0] if keys else table
+    match first["type"]:
+        case "extra_forbidden":
+            known = list(tables[table].model_fields if keys else tables)
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            fix = f"Did you mean `{nearest[0]}`?" if nearest else f"It may hold: {', '.join(known)}."
+            return UsageError(f"{where[0].upper()}{where[1:]} has an unknown key {key[:40]!a}.", fix)
+        case "missing" if not keys:
+            return UsageError("The run file has no [run] table.", "Write one with `ftis-node run new`.")
+        case "missing":
+            return UsageError(f"`{key}` is missing from {where}.", f"Add `{key} = …`.")
+        case "model_type" if table:
+            return UsageError(f"In the run file, {table} is not a table.", f"Write [{table}] on a line of its own.")
+    name = f"`{'.'.join(keys)}` in {where}" if keys else f"[{table}] of {where}" if table else where
     return UsageError(f"{name[0].upper()}{name[1:]} is wrong: {message}.", "Correct it, or ask for the right file.")
 
 

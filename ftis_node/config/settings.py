@@ -10,6 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,11 +29,23 @@ PROFILE, NO_PROFILE = "profile", "none"
 # Names with the prefix that are no settings. Any other is taken for a misspelt one.
 OTHER_VARIABLES = ("FTIS_HOME", "FTIS_PROFILE")
 
+
+@dataclass(frozen=True)
+class Flag:
+    """A setting's own flag of `join`, beside --set. spelling: where it is not the setting's name with dashes."""
+
+    help: str
+    spelling: str = ""
+
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(BaseModel):
-    """Everything that a node decides for itself. A text below each says what it does, its unit first in brackets."""
+    """Everything that a node decides for itself.
+
+    The text below each setting says what it does, its unit first in brackets. A `Flag` makes it an option of `join`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -50,7 +63,9 @@ class Settings(BaseModel):
 
     model: str = "tiny-a"
     """A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c."""
-    lora: bool | None = None
+    lora: Annotated[
+        bool | None, Flag("Train LoRA layers only, or everything; default: what fits.", "--lora/--full")
+    ] = None
     """Train LoRA layers only (true) or everything (false). Default: what fits."""
     lora_rank: int = Field(128, ge=1)
     """Rank of the LoRA layers."""
@@ -58,27 +73,29 @@ class Settings(BaseModel):
     """LoRA layers are scaled by alpha / rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     """Modules that get LoRA layers."""
-    device: str = "auto"
+    device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto.")] = "auto"
     """cpu, cuda, cuda:1, …, or auto: a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the weights. Default: bfloat16 for a larger model on a GPU, else float32."""
-    vram_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
+    vram_gb: Annotated[float | None, Flag("GB of the GPU's memory to use; default: what is free.", "--vram")] = Field(
+        None, gt=0, allow_inf_nan=False
+    )
     """[GB] Memory of the GPU that the node may use; on a CPU main memory. What cannot be trained in it is refused.
     Default: what is free at the start."""
     vram_share: float | None = Field(None, gt=0, le=1)
     """The same as a share of all memory there is, and no more than is free; in place of vram_gb."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations on the way back instead of keeping them. Default: if it does not fit otherwise."""
+    """Recompute activations in the backward pass instead of keeping them. Default: if it does not fit otherwise."""
     micro_batch_tokens: int | None = Field(None, ge=64)
     """[tokens] Trained on at a time. Default: what fits."""
     generation_batch: int | None = Field(None, ge=1)
     """[completions] Generated side by side. Default: what fits."""
     engine: Literal["native", "hf"] = "native"
     """What generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
-    seed: int = Field(0, ge=0, lt=1 << 63)
+    seed: Annotated[int, Flag("Seed of sampling and LoRA initialisation.")] = Field(0, ge=0, lt=1 << 63)
     """Of sampling and of the LoRA layers' first values."""
 
-    objective: str = "ftis"
+    objective: Annotated[str, Flag("The loss: ftis, grpo (own samples only), nois, …")] = "ftis"
     """The loss: a preset, of which each of the following parts can be replaced."""
     advantage: str | None = None
     """How rewards of a group become advantages. Default of this and all further parts: the preset's, or the task's."""
@@ -122,11 +139,13 @@ class Settings(BaseModel):
     """The largest norm of a gradient; a longer one is made so short."""
     batch_groups: int = Field(24, ge=1, le=4096)
     """[groups] Prompts with all their completions that a step trains on, own and foreign."""
-    own_share: float | None = Field(None, ge=0, le=1)
+    own_share: Annotated[float | None, Flag("Part of each batch generated here; 0 only listens. Default: 1/nodes.")] = (
+        Field(None, ge=0, le=1)
+    )
     """Part of each batch that is generated here; 0 only listens. Default: 1/n among n nodes, at least a quarter."""
     wait: float = Field(10.0, ge=0)
     """[s] To wait for groups of others at each step, at most, and no longer than making them oneself would take."""
-    steps: int | None = Field(None, ge=1)
+    steps: Annotated[int | None, Flag("End after so many steps in all; default: never.")] = Field(None, ge=1)
     """[steps] After so many in all the node ends. Default: never."""
 
     # Of authors, see `swarm.standing`; of their samples, see `learner.trust`
@@ -140,22 +159,28 @@ class Settings(BaseModel):
     eval_share: float = Field(0.1, gt=0, le=1)
     """Part of the node's time that evaluation may take, at most."""
 
-    host: str = "0.0.0.0"
+    host: Annotated[str, Flag("Address to listen on.")] = "0.0.0.0"
     """The IP address to listen on for peers; 0.0.0.0: on all, of IPv6 too."""
-    port: int = Field(0, ge=0, le=65535)
+    port: Annotated[int, Flag("TCP and UDP port to listen on; 0 means any.")] = Field(0, ge=0, le=65535)
     """TCP and UDP port to listen on for peers; 0: any that is free."""
     quic: bool = True
     """Listen on QUIC beside TCP."""
     listen: bool = True
     """Whether peers may dial this node; if not it only dials."""
-    announce: tuple[str, ...] = ()
+    announce: Annotated[
+        tuple[str, ...], Flag("An address to tell others in place of its own, /ip4/…/tcp/…; repeatable.")
+    ] = ()
     """Addresses (/ip4/…/tcp/…) to tell others, in place of those that the node sees itself."""
-    relays: tuple[str, ...] = ()
+    relays: Annotated[
+        tuple[str, ...], Flag("A node to be reached through if nobody can dial this one; repeatable.", "--relay")
+    ] = ()
     """Nodes (/ip4/…/tcp/…/p2p/…) to be reached through if nobody can dial this one."""
     relay_for_others: bool = False
     """Pass on what others send to nodes that nobody can dial, beside upload_mbit: for 16 nodes, 4 circuits each of 256
     MiB and 30 minutes. The rate has no limit."""
-    upload_mbit: float = Field(20.0, ge=0, allow_inf_nan=False)
+    upload_mbit: Annotated[
+        float, Flag("Mbit/s that peers may take from this node; 0: no limit. Default: 20.", "--upload")
+    ] = Field(20.0, ge=0, allow_inf_nan=False)
     """[Mbit/s] Of packets that peers may take from this node; 0: no limit."""
     exchange_peers: int = Field(6, ge=1, le=32)
     """[peers] Asked for news at a time."""
@@ -170,7 +195,7 @@ class Settings(BaseModel):
     packet_quota_mb: int = Field(1024, ge=1)
     """[MB] Of packets on disk; the oldest go first."""
 
-    nice: int = Field(0, ge=0, le=19)
+    nice: Annotated[int, Flag("Scheduling priority, 0 to 19: 19 yields to everything else.")] = Field(0, ge=0, le=19)
     """Scheduling priority of all the node's processes; at 19 they give way to everything else."""
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
     """[GB] For checkpoints, packets and logs; damaged checkpoints come on top. Default: no limit."""
@@ -184,7 +209,7 @@ class Settings(BaseModel):
     """The IP address, or a name, of page and metrics. The page asks for its token, the metrics for nothing."""
     http_port: int = Field(0, ge=0, le=65535)
     """TCP port of page and metrics; 0: any that is free."""
-    log_format: Literal["text", "json"] = "text"
+    log_format: Annotated[Literal["text", "json"], Flag("text for people, json for programs.")] = "text"
     """Lines of the log for people, or one JSON object each for programs."""
 
     @field_validator("lora_targets", "announce", "relays", "defences", mode="before")
@@ -205,7 +230,7 @@ class Settings(BaseModel):
             return TASKS[task].lora_learning_rate if lora else TASKS[task].learning_rate
         return 1e-4 if lora else 1e-6
 
-    def objective_parts(self, task: str, *, filters: bool) -> dict[str, Any]:
+    def objective_parts(self, task: str, *, filters: bool) -> dict[str, object]:
         """The parts of the objective that a person or the task chose, by name; "none" has become None where it says so.
 
         Args:
@@ -219,6 +244,12 @@ class Settings(BaseModel):
                 parts[name] = None if value == "none" and name in _NONE_MEANS_OFF else value
         return parts
 
+
+FLAGS: Mapping[str, Flag] = {
+    **{name: one for name, field in Settings.model_fields.items() for one in field.metadata if isinstance(one, Flag)},
+    PROFILE: Flag("Settings for a kind of machine: laptop, single-gpu or server."),
+}
+"""The flags of `join` that give a setting or the profile, by its name. (--model is an option of several commands.)"""
 
 OBJECTIVE_PARTS = (
     *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
@@ -234,7 +265,7 @@ class Layers:
     """Values collected layer by layer; later layers win, and every value remembers where it came from."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
         self.origins: dict[str, str] = {name: "default" for name in Settings.model_fields}
         self._unknown: list[UserError] = []
 
@@ -301,7 +332,7 @@ def collect(
     Raises:
         UsageError: unknown keys, wrong or contradictory values, or a file that cannot be read.
     """
-    given = [(f"file {file}", _read_toml(file))] if file is not None else []
+    given = [(f"file {file}", read_toml(file, "settings file"))] if file is not None else []
     given += _from_environment(os.environ if environment is None else environment)
     given.append(("flags", dict(flags)))
     profile = _profile_of(given)
@@ -315,9 +346,10 @@ def collect(
     return layers.settle(), layers.origins
 
 
-def _profile_of(given: Iterable[tuple[str, dict[str, Any]]]) -> str | None:
+def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
     """Takes the machine profile's name out of all layers; returns the highest one's, None for none."""
-    chosen, source = NO_PROFILE, "default"
+    chosen: object = NO_PROFILE
+    source = "default"
     for origin, values in given:
         name = values.pop(PROFILE, None)
         if name is not None and name != "":  # an empty variable is an unset one to most who write one
@@ -332,24 +364,25 @@ def _profile_of(given: Iterable[tuple[str, dict[str, Any]]]) -> str | None:
     return chosen
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, what: str) -> dict[str, object]:
+    """Read a TOML file that a person wrote; `what` it is, in words. Raises UsageError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"The settings file {path} cannot be read: {error.strerror}.", "Check the path.") from None
+        raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.", "Check the path.") from None
     except RecursionError:  # tomllib descends into nested brackets
-        raise UsageError(f"The settings file {path} nests too deeply.", "Write it flatter.") from None
+        raise UsageError(f"The {what} {path} nests too deeply.", "Write it flatter.") from None
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of thousands of digits
-        raise UsageError(f"The settings file {path} is not valid TOML: {error}.", "Mend that line.") from None
+        raise UsageError(f"The {what} {path} is not valid TOML: {error}.", "Mend that line.") from None
 
 
-def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[str, object]]]:
     """`FTIS_WAIT=3` sets `wait`. A layer a variable, so that each is named as where its value came from.
 
     Raises:
         UsageError: a name has the prefix but is neither a setting nor one of `OTHER_VARIABLES`.
     """
-    layers = []
+    layers: list[tuple[str, dict[str, object]]] = []
     for name, text in environment.items():
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX):

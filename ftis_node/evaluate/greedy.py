@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ftis_node.evaluate.evaluation import Evaluation, PairedFigures
 from ftis_node.fit.context import context_of, refuse_prompts
 from ftis_node.fit.memory import FRAGMENTATION, Device, Setup, Workload, estimate
 from ftis_node.packet import Completion
@@ -47,23 +47,23 @@ class Outcome:
     seconds: float
     batch: int
 
-    def figures(self) -> dict[str, Any]:
-        """Rates from 0 to 1, the 95 % interval of pass@1 as `low` and `high`, and the counts they come from."""
+    def figures(self) -> Evaluation:
+        """Rates, the interval of pass@1, and the counts they come from."""
         count = max(1, self.prompts)
         low, high = wilson(self.correct, self.prompts)
-        return {
-            "pass_at_1": self.correct / count,
-            "low": low,
-            "high": high,
-            "formatted": self.formatted / count,
-            "lenient": self.lenient / count,
-            "finished": self.finished / count,
-            "correct": self.correct,
-            "prompts": self.prompts,
-            "mean_tokens": self.tokens / count,
-            "seconds": self.seconds,
-            "batch": self.batch,
-        }
+        return Evaluation(
+            pass_at_1=self.correct / count,
+            low=low,
+            high=high,
+            formatted=self.formatted / count,
+            lenient=self.lenient / count,
+            finished=self.finished / count,
+            correct=self.correct,
+            prompts=self.prompts,
+            mean_tokens=self.tokens / count,
+            seconds=self.seconds,
+            batch=self.batch,
+        )
 
 
 def wilson(correct: int, count: int, level: float = 0.95) -> tuple[float, float]:
@@ -91,23 +91,15 @@ class Paired:
         pairs = [(one.score.reward == 1.0, two.score.reward == 1.0) for one, two in zip(first, second, strict=True)]
         return cls(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
 
-    def figures(self) -> dict[str, Any]:
-        """The difference of pass@1, first minus second, its 95 % interval, p by McNemar's exact test, the counts."""
+    def figures(self) -> PairedFigures:
+        """The difference of pass@1, and how likely it is by chance."""
         from scipy import stats
 
         count, discordant = self.both + self.first + self.second + self.neither, self.first + self.second
         low, high = self._interval()
         p = stats.binomtest(self.first, discordant).pvalue if discordant else 1.0
-        return {
-            "difference": (self.first - self.second) / max(1, count),
-            "low": low,
-            "high": high,
-            "p": float(p),
-            "both": self.both,
-            "only_checkpoint": self.first,
-            "only_base": self.second,
-            "neither": self.neither,
-        }
+        difference = (self.first - self.second) / max(1, count)
+        return PairedFigures(difference, low, high, float(p), self.both, self.first, self.second, self.neither)
 
     def _interval(self) -> tuple[float, float]:
         """Newcombe's interval of a difference of paired proportions (1998, Stat. Med. 17:2635, method 10)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -26,6 +27,24 @@ _ADAPTER = "adapter_model.safetensors"
 _NARROW = (torch.bfloat16, torch.float16)
 
 
+class Exported(msgspec.Struct, frozen=True):
+    """A folder that was written: the object of `export --json`.
+
+    kind         `full`, `merged` (LoRA layers in it) or `adapter`
+    dtype        as torch names it; bytes: of all files; files: bytes of each
+    """
+
+    to: str
+    kind: str
+    checkpoint: str
+    step: int | None
+    base_model: str
+    dtype: str
+    lora_alpha: int | None
+    bytes: int
+    files: dict[str, int]
+
+
 def export(
     checkpoint: Checkpoint,
     settings: Settings,
@@ -34,8 +53,8 @@ def export(
     adapter: bool = False,
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
-) -> dict[str, Any]:
-    """Writes the folder `to`, whole or not at all, and tells what is in it.
+) -> Exported:
+    """Writes the folder `to`, whole or not at all, and returns what is in it.
 
     Args:
         settings: as `trained.settings_for` gives them. Without a dtype: an adapter keeps the checkpoint's; a model
@@ -68,17 +87,17 @@ def export(
         text = card(checkpoint, settings, history, base=base, kind=kind, dtype=dtype)
         (folder / "README.md").write_text(text, encoding="utf-8")
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-    return {
-        "to": str(to),
-        "kind": kind,
-        "checkpoint": str(checkpoint.path),
-        "step": checkpoint.step,
-        "base_model": base,
-        "dtype": dtype,
-        "lora_alpha": settings.lora_alpha if checkpoint.lora else None,
-        "bytes": sum(files.values()),
-        "files": files,
-    }
+    return Exported(
+        to=str(to),
+        kind=kind,
+        checkpoint=str(checkpoint.path),
+        step=checkpoint.step,
+        base_model=base,
+        dtype=dtype,
+        lora_alpha=settings.lora_alpha if checkpoint.lora else None,
+        bytes=sum(files.values()),
+        files=files,
+    )
 
 
 def _write_model(folder: Path, checkpoint: Checkpoint, settings: Settings, history: History, shard_bytes: int) -> str:
@@ -141,7 +160,7 @@ def _targets(checkpoint: Checkpoint, model: str) -> list[str]:
     except ValueError as error:
         raise unloadable(model, resolve(model), error) from error
     modules = dict(skeleton.named_modules())
-    trained = checkpoint.lora_settings()["lora_targets"]
+    trained = checkpoint.lora_targets
     for name in trained:
         prefix, module = f"base_model.model.{name}.lora_", modules.get(name)
         down, up = (checkpoint.shapes.get(f"{prefix}{part}.default.weight", (0, 0)) for part in "AB")

@@ -1,4 +1,4 @@
-"""How many tokens a model takes, and which prompts of a task have no room in it."""
+"""The tokens that a model takes, and the prompts of a task that do not fit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from ftis_node.errors import UsageError
 
-_BEGINNING = 80  # letters of a question, to know it by
+_BEGINNING = 80  # letters of a question that a message shows
 
 
 @dataclass(frozen=True)
 class Context:
-    """How many tokens a prompt and its completion may have together; `why` says of the model why no more."""
+    """The tokens that a prompt and its completion may have together; `why` says what limits the model."""
 
     tokens: float
     why: str = ""
@@ -24,7 +24,7 @@ def context_of(config: Any) -> Context:
 
     transformers computes the rotary frequencies of `dynamic` and `longrope` anew from the longest sequence of a batch,
     and `dynamic` remembers it. Beyond the length at which they begin to change, a log-prob would depend on what else is
-    computed with it or was computed before, padded or not; so such a model is held to that length.
+    computed with it or was computed before, padded or not; so the context of such a model ends there.
     """
     text = config.get_text_config()
     tokens = getattr(text, "max_position_embeddings", None) or float("inf")
@@ -45,7 +45,7 @@ def _rotaries(parameters: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def refuse_run(name: str, context: Context, completion_tokens: int) -> None:
-    """Refuses what no prompt can change, before any weights are loaded.
+    """Refuse a run whose completions alone fill the context, before any weights are loaded.
 
     Raises:
         UsageError: a completion alone may be as long as the context.
@@ -68,7 +68,7 @@ def refuse_prompts(
     prompt_tokens: float = float("inf"),
     shorter: str = "Use a model with a longer context, or start a run with a smaller completion_tokens.",
 ) -> None:
-    """Refuses prompts that cannot be answered; none is cut or left out, for rows are the same on every node.
+    """Refuse prompts that cannot be answered. None is cut or left out: rows are the same on every node.
 
     Args:
         name, context: of the model.

@@ -1,4 +1,4 @@
-"""How much memory training and generating take. Pure arithmetic: no model, no files, no device.
+"""The memory that training and generating take. Pure arithmetic: no model, no files, no device.
 
 Weights, gradients and optimiser follow from counts of parameters. What a layer keeps for its backward pass was read
 off PyTorch (tensors saved and bytes alive, on the CPU, transformers' Qwen2 and Llama; `tests/test_plan.py` repeats it).
@@ -14,9 +14,9 @@ layer keeps of every token, in bytes:
     LoRA       b rank + b inputs        of each targeted matrix: an input that nothing else keeps, once for all
                                         matrices it enters
 
-With gradient checkpointing a layer keeps bH, and one layer at a time has the above. On the way back one layer holds
-gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula is for
-dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps.
+With gradient checkpointing a layer keeps bH, and one layer at a time has the above. In the backward pass one layer
+holds gradients of 2bI + bH besides (LoRA without targets in the MLP 3bI), or 4bQ (P + C)/C in attention. The formula
+holds for dense decoders with gated MLPs (others keep less); it takes prompts and completions at their caps.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ UPDATE_ELEMENTS = 1 << 26
 # Bytes a parameter of AdamW's two moments; those of 8 bits have one fp32 scale a block of 256.
 MOMENT_BYTES: dict[OptimiserName, float] = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
 
-# Assumed, not measured (there was no GPU to measure on): the CUDA context with kernels and workspaces, the part of
-# memory that the allocator cannot use, and where transformers' modules generate the cache's blocks of many sizes, for
-# it grows by concatenation (alive at a time are 1 + 1/(2 · layers) of it). On the CPU the two processes; one with
-# PyTorch loaded has 0.4 GB.
+# For a GPU these are assumed, not measured: the CUDA context with kernels and workspaces; the part of memory that the
+# allocator cannot use; and the growth of the cache where transformers' modules generate. That cache grows by
+# concatenation (1 + 1/(2 · layers) of it are alive at a time). On the CPU the two processes count; one with PyTorch
+# loaded has 0.4 GB.
 CONTEXT_BYTES: dict[Device, int] = {"cuda": 768 << 20, "cpu": 1 << 30}
 FRAGMENTATION = 0.05
 CACHE_GROWTH: dict[Device, float] = {"cuda": 1.5, "cpu": 1.1}
@@ -108,16 +108,16 @@ class Setup:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. Weights, master (an fp32 copy of them), optimiser (its state) and overhead are there always.
+    """Memory in bytes. Weights, master (their fp32 copy), optimiser (its state) and overhead are always there.
 
     gradients    while training
-    activations  while training: what all layers keep for the way back
-    one_layer    what a single layer adds on the way back: gradients in passing, and what it recomputes
-    logits       what scoring holds beside it, before the way back through the layers begins
-    update       what AdamW needs in passing, after it has ended
+    activations  while training: what all layers keep for the backward pass
+    one_layer    what one layer adds in the backward pass: temporary gradients, and what it recomputes
+    logits       what scoring holds beside the activations, before the backward pass reaches the layers
+    update       temporary memory of AdamW, after the backward pass
     kv_cache     while generating
-    sampling     while generating: drawing a token, or attention, or the pass over the prompts where that needs more
-    overhead     the context, and what the allocator cannot use
+    sampling     while generating: the largest of drawing a token, attention, and the pass over the prompts
+    overhead     the device's context, and what the allocator cannot use
     """
 
     weights: int
@@ -152,7 +152,7 @@ class Memory:
 
 
 def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Device) -> Memory:
-    """What `setup` needs at most, prompts and completions at their caps.
+    """The memory that `setup` needs at most, with prompts and completions at their caps.
 
     Raises:
         UsageError: the model has no module of the LoRA targets.
@@ -182,7 +182,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
 
 
 def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[int, int]:
-    """Bytes that the layers keep of one micro-batch, and bytes that one layer adds on the way back."""
+    """Bytes that the layers keep of one micro-batch, and bytes that one layer adds in the backward pass."""
     g, width = geometry, setup.width
     prompts, completions = workload.split(setup.micro_batch_tokens)
     tokens, reach = prompts + completions, workload.longest

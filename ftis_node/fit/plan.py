@@ -1,8 +1,8 @@
-"""How best to train a model within a given memory. Pure: `memory` says what things take, this chooses.
+"""The best way to train a model within a given memory. Pure: `memory` says what things take, this chooses.
 
 Best comes first, and the first that fits is taken: full training, with gradient checkpointing, with 8-bit AdamW, LoRA,
 LoRA with checkpointing. Only if none fits at full size are micro-batches made smaller, as far as one sequence, and
-generation batches, as far as one group; each phase by itself, for they do not need memory at the same time.
+generation batches, as far as one group; each phase by itself: they do not need memory at the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_TOKENS = 64
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a person has decided; None leaves the choice to the plan."""
+    """A person's decisions; None leaves the choice to the plan."""
 
     lora: bool | None = None
     dtype: Dtype | None = None

@@ -21,7 +21,7 @@ from ftis_node.lab.gradients import source_gradients
 from ftis_node.learner import TrainingGroup
 from ftis_node.learner.batch import Batch
 from ftis_node.worker.engine import Engine, choose_objective
-from ftis_node.worker.messages import OWN
+from ftis_node.worker.messages import OWN, GroupPart, StepGroup
 
 if TYPE_CHECKING:
     from ftis_node.lab.participant import Participant
@@ -66,15 +66,15 @@ def _engine(node: Participant) -> Engine | None:
     return node.compute.engine if isinstance(node.compute, InProcess) and not node.member.script else None
 
 
-def _sampled(engine: Engine, node: Participant, source: str, count: int, which: str) -> list[dict[str, Any]]:
+def _sampled(engine: Engine, node: Participant, source: str, count: int, which: str) -> list[StepGroup]:
     """Groups sampled beside the trial, on prompts that are the same for every cell of a seed."""
     rng = random.Random(f"{node.spec.seed}/{node.name}/{node.stepper.progress.step}/{which}")
-    rows = [rng.randrange(node.facts["rows"]) for _ in range(count)]
+    rows = [rng.randrange(node.facts.rows) for _ in range(count)]
     state = engine.random.get_state()
-    answers = engine.generate(rows)["groups"]
+    answers = engine.generate(rows).groups
     engine.random.set_state(state)
-    parts = [[{"source": source, "completions": answer, "rewards": answer["rewards"]}] for answer in answers]
-    return [{"row": row, "parts": part} for row, part in zip(rows, parts, strict=True)]
+    parts = [[GroupPart(source, answer.packet, answer.rewards)] for answer in answers]
+    return [StepGroup(row, part) for row, part in zip(rows, parts, strict=True)]
 
 
 def _gradient(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import psutil
 
@@ -13,8 +13,10 @@ from ftis_node.config.run import Run
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.experiment import Clock
 from ftis_node.lab.payloads import Watch
+from ftis_node.packet import decode
 from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import Answer, Generate, Generated, Request, Step
 
 
 class Compute(Protocol):
@@ -24,7 +26,7 @@ class Compute(Protocol):
 
     async def start(self) -> None: ...
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]: ...
+    async def call(self, request: Request[Answer]) -> Answer: ...
 
     async def stop(self) -> None: ...
 
@@ -39,9 +41,9 @@ class InProcess:
     async def start(self) -> None:
         pass
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+    async def call(self, request: Request[Answer]) -> Answer:
         began = time.process_time()
-        result: dict[str, Any] = getattr(self.engine, op)(**args)
+        result: Answer = getattr(self.engine, request.op)(**request.arguments())
         self.cpu += time.process_time() - began
         return result
 
@@ -61,12 +63,12 @@ class OwnProcess:
         assert self._worker.pid is not None
         self._process = psutil.Process(self._worker.pid)
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+    async def call(self, request: Request[Answer]) -> Answer:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimulatedLoop)
         began = self._process.cpu_times()
         with loop.working():
-            result = await self._worker.call(op, **args)
+            result = await self._worker.call(request)
         ended = self._process.cpu_times()
         self.cpu += ended.user + ended.system - began.user - began.system
         return result
@@ -89,18 +91,17 @@ class Metered:
         self._clock = clock
         self._speed = speed
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
-        result = await self._compute.call(op, **args)
-        if self.run is not None and op == "generate":
-            sampled = len(args["rows"]) * self.run.completions
-            self.generated += sampled
+    async def call(self, request: Request[Answer]) -> Answer:
+        result = await self._compute.call(request)
+        if self.run is not None and isinstance(request, Generate) and isinstance(result, Generated):
+            self.generated += len(request.rows) * self.run.completions
+            packets = [decode(group.packet) for group in result.groups]
             if self.watch is not None:
-                self.watch.see(args["rows"], result["groups"])
-            lengths = [length for group in result["groups"] for length in group["lengths"]]
-            await self._take(self._clock.generate, lengths)
-        elif self.run is not None and op == "step":
-            parts = [part["completions"] for group in args["groups"] for part in group["parts"]]
-            lengths = [length for part in parts for length in part["lengths"]]
+                self.watch.see(request.rows, packets)
+            await self._take(self._clock.generate, [length for packet in packets for length in packet.lengths])
+        elif self.run is not None and isinstance(request, Step):
+            packets = [decode(part.packet) for group in request.groups for part in group.parts]
+            lengths = [length for packet in packets for length in packet.lengths]
             self.trained += len(lengths)
             await self._take(self._clock.train, lengths)
         return result

@@ -1,9 +1,8 @@
 """What a lab file says: nodes, ways to collaborate, seeds, and the claims to be judged. TOML; see `lab/experiments`.
 
-A *cell* is one way of doing it (a method); a *trial* is one cell with one seed. Every cell starts from what the file
-says at its top, and changes some of it. Three things save writing: a table of lists, `vary`, makes a cell for each
-combination of their values as settings; `methods` makes one for each of the named `[methods]`; and any node, cell or
-claim with a table of lists `each` is written out for each combination, which its texts name in braces.
+A *cell* is one way of doing it; a *trial* is one cell with one seed. Every cell starts from what the file says at its
+top, and changes some of it. Lists span grids, by every combination of their values: `each` of a node, cell or claim,
+whose texts name the values in braces; `methods` of a cell, which are names of `[methods]`; and `vary`, its settings.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from ftis_node.errors import did_you_mean
 from ftis_node.lab.payloads import SCRIPTS
 from ftis_node.lab.recipes import RECIPES
-from ftis_node.lab.reporting.manifest import ALL, ATTACK, HELD_OUT, METHOD, ClaimMeasure
+from ftis_node.lab.reporting import manifest
+from ftis_node.lab.reporting.manifest import ALL, ATTACK, HELD_OUT, METHOD
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
 
@@ -94,7 +94,7 @@ class EvaluationSet(_Table):
 
 
 class Method(_Table):
-    """Settings that several cells share by a name, which becomes a part of theirs and of their labels."""
+    """Settings that several cells share by name; name and label become a part of theirs."""
 
     label: str = ""
     settings: dict[str, Any] = {}
@@ -122,24 +122,13 @@ class CellSpec(_Table):
     gradients: Probe | None = None
 
 
-class Claim(_Table):
-    """Something to be judged by the results; written down before them. See `lab.reporting.claims`.
+class Claim(manifest.Claim):
+    """A claim of a lab file; written down before the results. See `lab.reporting.claims`."""
 
-    factor: what `a` is multiplied by, "2.5 times as fast".
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    text: str
     source: Literal["paper", "ours"] = "ours"
     family: str = ""
-    compare: Literal["greater", "less", "same", "not worse"]
-    a: str
-    b: str
-    contrast: tuple[str, str] | None = None
-    node: str = ALL
-    set: str = HELD_OUT
-    measure: ClaimMeasure = "final"
-    margin: float | None = Field(None, gt=0, allow_inf_nan=False)
-    factor: float = Field(1.0, gt=0, allow_inf_nan=False)
 
 
 class Experiment(_Table):
@@ -203,12 +192,12 @@ class Experiment(_Table):
         cells = self.all_cells()
         if len({cell.name for cell in cells}) < len(cells):
             raise ValueError("two cells have the same name")
+        if not cells:
+            raise ValueError("a list is empty, so there is no cell")
         for cell in cells:
             for name in (*cell.nodes, *cell.node, *cell.speed):
                 if name not in names:
                     raise ValueError(f"cell {cell.name} names node {name!r}, and there is no such node")
-        if not cells:
-            raise ValueError("a list in `vary` is empty, so there is no cell")
         sets = [also.name for also in self.evaluate]
         if len({HELD_OUT, *sets}) <= len(sets):
             raise ValueError(f"every set under `evaluate` needs a name of its own, and not {HELD_OUT!r}")
@@ -216,50 +205,48 @@ class Experiment(_Table):
         for claim in self.claims:
             if claim.node not in (ALL, *names):
                 raise ValueError(f"the claim {claim.text!r} names node {claim.node!r}, and there is no such node")
-            if claim.set not in (HELD_OUT, *sets):
-                raise ValueError(f"the claim {claim.text!r} names set {claim.set!r}, and there is no such set")
-            for name in (claim.a, claim.b, *(claim.contrast or ())):
+            if claim.on not in (HELD_OUT, *sets):
+                raise ValueError(f"the claim {claim.text!r} names set {claim.on!r}, and there is no such set")
+            for name in claim.cells:
                 if name not in known:
                     raise ValueError(f"the claim {claim.text!r} names cell {name!r}, and there is no such cell")
         return self
 
     def all_cells(self) -> list[CellSpec]:
         """The cells, written out: ``name method`` for each method, ``name key=value`` for what `vary` combines."""
-        return [cell for spec in self.cells for one in self._by_method(spec) for cell in _written_out(one)]
+        return [self._cell(spec, chosen) for spec in self.cells for chosen in _combinations(_lists(spec))]
 
-    def _by_method(self, cell: CellSpec) -> list[CellSpec]:
-        attack = {ATTACK: cell.attack} if cell.attack else {}
-        if not cell.methods:
-            return [cell.model_copy(update={"values": {**cell.values, **attack}})]
-        found = []
-        for name in cell.methods:
-            label = self.methods[name].label or name
-            changes = {
-                "name": f"{cell.name} {name}",
-                "label": f"{cell.label or cell.name}: {label}",
-                "settings": {**self.methods[name].settings, **cell.settings},
-                "values": {**cell.values, **attack, METHOD: label},
-                "methods": (),
-            }
-            found.append(cell.model_copy(update=changes))
-        return found
+    def _cell(self, spec: CellSpec, chosen: dict[str, Any]) -> CellSpec:
+        """The cell with these settings, and the settings of its method below its own."""
+        name, label, method = spec.name, spec.label or spec.name, Method()
+        values = {**spec.values, **({ATTACK: spec.attack} if spec.attack else {})}
+        settings = {key: value for key, value in chosen.items() if key != METHOD}
+        if METHOD in chosen:
+            method = self.methods[chosen[METHOD]]
+            values[METHOD] = method.label or chosen[METHOD]
+            name, label = f"{name} {chosen[METHOD]}", f"{label}: {values[METHOD]}"
+        for key, value in settings.items():
+            told = f" {key}={value:g}" if isinstance(value, float) else f" {key}={value}"
+            name, label = name + told, label + told
+        changes = {
+            "name": name,
+            "label": label,
+            "settings": {**method.settings, **spec.settings, **settings},
+            "values": {**values, **settings},
+            "methods": (),
+            "vary": {},
+        }
+        return spec.model_copy(update=changes)
 
 
-def _written_out(cell: CellSpec) -> Iterator[CellSpec]:
-    for combination in itertools.product(*cell.vary.values()):
-        values = dict(zip(cell.vary, combination, strict=True))
-        told = " ".join(
-            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-        )
-        yield cell.model_copy(
-            update={
-                "name": f"{cell.name} {told}".strip(),
-                "label": f"{cell.label or cell.name} {told}".strip(),
-                "settings": {**cell.settings, **values},
-                "values": {**cell.values, **values},
-                "vary": {},
-            }
-        )
+def _lists(spec: CellSpec) -> dict[str, list[Any]]:
+    return {METHOD: list(spec.methods), **spec.vary} if spec.methods else spec.vary
+
+
+def _combinations(lists: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of the lists' values, by the lists' names; one that is empty if there is no list."""
+    for values in itertools.product(*lists.values()):
+        yield dict(zip(lists, values, strict=True))
 
 
 def _each(table: Any) -> Iterator[Any]:
@@ -269,8 +256,8 @@ def _each(table: Any) -> Iterator[Any]:
         yield table  # if `each` is something else, it is an unknown key
         return
     rest = {key: value for key, value in table.items() if key != "each"}
-    for combination in itertools.product(*lists.values()):
-        yield _filled_in(rest, dict(zip(lists, map(str, combination), strict=True)))
+    for chosen in _combinations(lists):
+        yield _filled_in(rest, {name: str(value) for name, value in chosen.items()})
 
 
 def _filled_in(value: Any, words: dict[str, str]) -> Any:

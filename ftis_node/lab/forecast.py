@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftis_node.config.run import RUN_DEFAULTS
-from ftis_node.config.settings import Settings
 from ftis_node.fit.geometry import Geometry
 from ftis_node.fit.memory import Device, Workload
 from ftis_node.fit.plan import Plan, Wishes, plan
@@ -26,6 +25,7 @@ from ftis_node.tasks.task import CAPS
 from ftis_node.text import GB
 
 _MATRIX_SHARE, _BANDWIDTH_SHARE, _LENGTH_SHARE = 0.4, 0.6, 0.5
+_PLANNED = ("dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
 _UNKNOWN_CAPS = (512, 256)  # of a .jsonl task that names none
 # A step of a built-in model on one core, measured with `lab run` (docs/performance.md); overhead, not arithmetic.
 TINY_STEP_SECONDS = 0.2
@@ -59,11 +59,11 @@ def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
                 hours += spec.steps * TINY_STEP_SECONDS / 3600
                 continue
             shape, chosen = _planned(spec, member, machine)
-            together[_settings(spec, member).device] += chosen.memory.total / GB
+            together[spec.settings_of(member).device] += chosen.memory.total / GB
             fits = fits and chosen.fits
             disk += DISK_BYTES * shape.parameters / GB if spec.keep and not chosen.lora else 0.0
             hours += _seconds(spec, member, shape, chosen, machine) / 3600
-            plans[f"{member.name} {member.model} batch {_settings(spec, member).batch_groups}"] = _told(chosen)
+            plans[f"{member.name} {member.model} batch {spec.settings_of(member).batch_groups}"] = _told(chosen)
         largest = max(largest, *together.values(), 0.0)
     return {
         "experiment": experiment.name,
@@ -78,22 +78,17 @@ def forecast(experiment: Experiment, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _settings(spec: TrialSpec, member: Member) -> Settings:
-    return spec.settings_of(member)
-
-
 def _caps(spec: TrialSpec) -> tuple[int, int]:
     prompt, completion = CAPS.get(spec.task, _UNKNOWN_CAPS)
     return spec.run.get("prompt_tokens", prompt), spec.run.get("completion_tokens", completion)
 
 
 def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometry, Plan]:
-    settings = _settings(spec, member)
+    settings = spec.settings_of(member)
     shape = geometry(member.model)
     limit = settings.vram_gb or machine.vram * (settings.vram_share or 1 / len(spec.members))
-    names = ("lora", "dtype", "optimiser", "gradient_checkpointing", "micro_batch_tokens", "generation_batch")
     wishes = Wishes(
-        **{name: getattr(settings, name) for name in (*names, "lora_rank", "lora_targets", "engine")},
+        **{name: getattr(settings, name) for name in ("lora", *_PLANNED, "lora_rank", "lora_targets", "engine")}
     )
     workload = Workload(*_caps(spec), spec.run.get("group", RUN_DEFAULTS["group"]), settings.batch_groups)
     return shape, plan(shape, round(limit * GB), workload, wishes, machine.device, False)
@@ -101,7 +96,7 @@ def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometr
 
 def _seconds(spec: TrialSpec, member: Member, shape: Geometry, chosen: Plan, machine: Machine) -> float:
     """Of a whole trial's work of one node."""
-    settings, (prompt, cap) = _settings(spec, member), _caps(spec)
+    settings, (prompt, cap) = spec.settings_of(member), _caps(spec)
     group = spec.run.get("group", RUN_DEFAULTS["group"])
     share = settings.own_share
     if spec.collaboration == "alone" or settings.objective == "grpo":
@@ -134,11 +129,7 @@ def _sampling(shape: Geometry, chosen: Plan, completions: int, cap: int, machine
 def _told(chosen: Plan) -> dict[str, Any]:
     return {
         "kind": "lora" if chosen.lora else "full",
-        "dtype": chosen.dtype,
-        "optimiser": chosen.optimiser,
-        "gradient_checkpointing": chosen.gradient_checkpointing,
-        "micro_batch_tokens": chosen.micro_batch_tokens,
-        "generation_batch": chosen.generation_batch,
+        **{name: getattr(chosen, name) for name in _PLANNED},
         "memory_gb": round(chosen.memory.total / GB, 1),
         "budget_gb": round(chosen.budget / GB, 1),
         "fits": chosen.fits,

@@ -31,27 +31,6 @@ def source_gradients(learner: Learner, groups: Sequence[TrainingGroup]) -> dict[
     return {source: gradient / divisor for source, gradient in parts.items()}
 
 
-def gradient_shares(parts: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    """What `source_gradients` gave, in figures.
-
-    Returns:
-        Source → ``norm``; ``share``, g_i·g / |g|² of the whole gradient g, which add up to 1 and may be negative; and
-        ``cosine`` to the sum of all others. 0 where a vector is 0.
-    """
-    if not parts:
-        return {}
-    whole = torch.stack(list(parts.values())).sum(0)
-    square = float(whole.square().sum())
-    return {
-        source: {
-            "norm": float(part.norm()),
-            "share": float(part @ whole) / square if square else 0.0,
-            "cosine": float(torch.cosine_similarity(part, whole - part, dim=0)),
-        }
-        for source, part in parts.items()
-    }
-
-
 def _flat(learner: Learner) -> Tensor:
     """The gradient that lies in the parameters, taken out of them."""
     pieces = [

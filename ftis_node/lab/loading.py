@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
+from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, read_toml
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.lab.experiment import CellSpec, Claim, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
 from ftis_node.lab.spec import TrialSpec, trial_of
@@ -40,14 +39,7 @@ def find_experiment(name: str) -> Path:
 
 def load_experiment(path: Path) -> Experiment:
     """Reads a lab file, checking everything that can be checked without a model. Raises UsageError."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"The lab file {path} cannot be read: {error.strerror}.", "Check the path.") from None
-    except RecursionError:  # tomllib descends into nested brackets
-        raise UsageError(f"The lab file {path} nests too deeply.", "Write it flatter.") from None
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of thousands of digits
-        raise UsageError(f"The lab file {path} is not valid TOML: {error}.", "Mend that line.") from None
+    document = read_toml(path, "lab file")
     try:
         experiment = Experiment.model_validate(document)
     except ValidationError as error:
@@ -126,5 +118,5 @@ def _nearest(key: str, place: Sequence[int | str]) -> str:
         **{"clock": Clock, "warm": WarmUp, "gradients": Probe},
     }
     tables = [models[part] for part in place if isinstance(part, str) and part in models]
-    known = (tables[-1] if tables else Experiment).model_fields
+    known = [field.alias or name for name, field in (tables[-1] if tables else Experiment).model_fields.items()]
     return did_you_mean(key, known).rstrip() or f"It may hold: {', '.join(known)}."

@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.config.settings import Settings
@@ -20,6 +22,7 @@ from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import OwnGroup, Stepper
 from ftis_node.policy.load import load_tokenizer
+from ftis_node.step_report import TakenStep
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
@@ -27,6 +30,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import load_task
+from ftis_node.worker.messages import AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
 
 STORE_BYTES = 64 << 20
 
@@ -42,7 +46,7 @@ class Participant:
         self.settings: Settings = spec.settings_of(member).model_copy(
             update={"model": model, "seed": number(spec.seed, member.name, "engine") >> 1}
         )
-        self.facts: dict[str, Any] = {}
+        self.facts: ModelFacts
         self.stepper: Stepper
         self.swarm: MemorySwarm
         self.meter = Metered(compute, spec.clock, member.speed)
@@ -50,39 +54,38 @@ class Participant:
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    async def load(self) -> dict[str, Any]:
+    async def load(self) -> ModelFacts:
         """Loads task and model; returns what a run must know of them."""
         await self.compute.start()
         sizes = {"prompt_tokens", "completion_tokens", "group"}
         self.facts = await self.compute.call(
-            "load",
-            settings=self.settings.model_dump(mode="json"),
-            task=self.spec.task,
-            data=self.spec.data or None,
-            eval_data=self.spec.eval_data or None,
-            caps={key: value for key, value in self.spec.run.items() if key in sizes},
+            Load(
+                settings=self.settings,
+                task=self.spec.task,
+                data=self.spec.data or None,
+                eval_data=self.spec.eval_data or None,
+                caps={key: value for key, value in self.spec.run.items() if key in sizes},
+            )
         )
         return self.facts
 
     async def open(self, run: Run, network: Network, *, first_round: int = 0) -> None:
         """Takes up the run, and a place in the network."""
         try:
-            check_fit(run, self.facts, self.settings.model)
+            check_fit(run, self.facts.shared(), self.settings.model)
         except UsageError as error:
             raise UsageError(
                 f"Node {self.name} shares no run with the first node. {error.what}", "Use models of one family."
             ) from None
-        opened = await self.compute.call("open", run=run.model_dump(mode="json"))
+        opened = await self.compute.call(Open(run))
         for also in self.spec.evaluate:
-            await self.compute.call(
-                "look_at", name=also.name, task=also.task, data=also.data or None, prompts=also.prompts
-            )
-        context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
+            await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
+        context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time
         self.stepper = Stepper(
             context=context,
-            own_only=opened["own_only"] or self.spec.collaboration == "alone",
+            own_only=opened.own_only or self.spec.collaboration == "alone",
             identity=self._identity,
             settings=self.settings,
             store=store,
@@ -165,40 +168,41 @@ class Participant:
 
     async def evaluate(self, also: str | None = None) -> dict[str, Any]:
         """An evaluation event."""
-        result = await self.compute.call("evaluate", also=also)
+        found = await self.compute.call(Evaluate(also))
+        result = msgspec.structs.asdict(found)
         del result["seconds"]
         return {"event": "evaluation", **self.counts(), "set": also or "held-out", **result}
 
-    def told_step(self, last: Mapping[str, Any]) -> dict[str, Any]:
+    def told_step(self, taken: TakenStep) -> dict[str, Any]:
         """A step event; diagnostics of all samples, one's own, and the foreign ones."""
-        diagnostics = last["diagnostics"]
+        last, diagnostics = taken.row(), taken.report.diagnostics
         plain = ("own_groups", "foreign_groups", "own_reward", "foreign_reward", "foreign_age", "loss", "gradient_norm")
         return {
             "event": "step",
             **self.counts(),
             **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
             **{name: last[name] for name in (*plain, "tokens", "skipped", "warnings")},
-            "overall": diagnostics.get("overall", {}),
-            "own": diagnostics.get("sources", {}).get("own", {}),
-            "foreign": diagnostics.get("foreign", {}) if last["foreign_groups"] else {},
+            "overall": diagnostics.overall,
+            "own": diagnostics.sources.get("own", {}),
+            "foreign": diagnostics.foreign if taken.batch.foreign_groups else {},
         }
 
     # --- what outlives an interruption ----------------------------------------------------------------------------
 
     def label(self) -> str:
         """What its checkpoints are of."""
-        return labelled(self.settings.model, self.facts["kind"])
+        return labelled(self.settings.model, self.facts.kind)
 
     async def save(self, directory: Path) -> None:
         """A checkpoint in the daemon's own format."""
         checkpoints = Checkpoints(directory / self.name)
         step = self.stepper.progress.step
         partial = checkpoints.begin(step)
-        await self.compute.call("save", directory=str(partial))
+        await self.compute.call(Save(str(partial)))
         counts = {"generated": self.meter.generated, "trained": self.meter.trained, "cpu": self.compute.cpu}
         facts = {
             "model": self.label(),
-            "optimiser": self.facts["plan"]["optimiser"],
+            "optimiser": self.facts.plan.optimiser,
             "settings": self.settings.model_dump(mode="json"),
             "progress": self.stepper.progress.facts(),
             "lab": {**counts, "round": self.swarm.next_round},
@@ -214,7 +218,7 @@ class Participant:
             raise FtisError(f"The checkpoint of node {self.name} at step {step} is gone.")
         checkpoints.set_aside(after=step)
         path, facts = found
-        await self.compute.call("restore", directory=str(path), steps=step)
+        await self.compute.call(Restore(str(path), step))
         self.stepper.progress = Progress.from_facts(facts["progress"])
         self.stepper.standing.take_up(facts.get("standing", {"authors": {}}))
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
@@ -232,10 +236,10 @@ def generating(spec: TrialSpec) -> int:
     return sum(spec.settings_of(member).own_share != 0 for member in spec.members)
 
 
-def run_of(spec: TrialSpec, facts: Mapping[str, Any]) -> Run:
-    """The run that the trial's members share, for the task and tokenizer that an engine told of."""
+def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
+    """The run that the trial's members share, for the task and tokenizer that an engine loaded."""
     horizontal = {"collaboration": "horizontal", "parts": generating(spec)}
-    return run_for(facts, **(horizontal if spec.collaboration == "horizontal" else {}), **spec.run)
+    return run_for(facts.shared(), **(horizontal if spec.collaboration == "horizontal" else {}), **spec.run)
 
 
 def number(*parts: Any) -> int:

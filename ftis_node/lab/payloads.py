@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from ftis_node.packet import Packet
 from ftis_node.tasks import Example
 from ftis_node.tasks.arithmetic import apply
-from ftis_node.worker.messages import unpack_completions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,10 +109,10 @@ class Watch:
         self._seen: Counter[str] = Counter()
         self._completions = self._tokens = 0
 
-    def see(self, rows: Sequence[int], groups: Sequence[Mapping[str, Any]]) -> None:
-        """Groups as the engine answers them, for these rows."""
-        for row, group in zip(rows, groups, strict=True):
-            for completion in unpack_completions(dict(group)):
+    def see(self, rows: Sequence[int], packets: Sequence[Packet]) -> None:
+        """Counts the payloads of what was sampled for these rows."""
+        for row, packet in zip(rows, packets, strict=True):
+            for completion in packet.completions():
                 ids = completion.token_ids.tolist()
                 text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
                 self._seen.update(shown(self._examples[row], text, len(ids), self._cap))

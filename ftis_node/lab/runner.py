@@ -192,7 +192,7 @@ class Runner:
                 for cell in cells
                 for spec in [trial_of(experiment, cell, seed)]
             ],
-            "claims": [claim.model_dump() for claim in experiment.claims],
+            "claims": [claim.model_dump(by_alias=True) for claim in experiment.claims],
         }
         replace_text(self.out / "manifest.json", json.dumps(manifest, indent=1))
 

@@ -15,18 +15,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.payloads import CAREFUL, COPIED, HIGH, LOW, RANDOM, SCRIPTS, reasoning, true_reasoning
-from ftis_node.packet import Completion
+from ftis_node.packet import Completion, encode, pack_group
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.tasks import Example
-from ftis_node.worker.messages import pack_completions
+from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket
 
 MODEL = "tiny-a"  # whose tokenizer a script writes in, and whose log-probs it copies
 RIGHT = 0.5
@@ -45,21 +45,30 @@ class Scripted(InProcess):
         self._writes, self._claims = SCRIPTS[script]
         self._seed = seed
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
-        if op != "generate":
-            return await super().call(op, **args)
-        return self._generate(args["rows"])
+    async def call(self, request: Request[Answer]) -> Answer:
+        if isinstance(request, Generate):
+            return cast(Answer, self._generate(request))
+        return await super().call(request)
 
-    def _generate(self, rows: Sequence[int]) -> dict[str, Any]:
-        answers, rng = [], random.Random(f"{self._seed}/{rows}")
-        for row in rows:
+    def _generate(self, request: Generate) -> Generated:
+        answers, rng = [], random.Random(f"{self._seed}/{list(request.rows)}")
+        for slot, row in enumerate(request.rows):
             example = self.engine.task.train[row]
             write = self._at_random if self._writes == RANDOM else self._payload
             written = [write(example, rng) for _ in range(self.engine.run.completions)]
-            packed = pack_completions(self._claimed(row, written))
-            rewards = self.engine.score(row, packed)["rewards"]
-            answers.append(packed | {"rewards": rewards, "prompt_ids": self.engine.prompts[row]})
-        return {"groups": answers, "seconds": 0.0, "generation_batch": len(rows)}
+            packet = encode(
+                pack_group(
+                    run_id=self.engine.run.id,
+                    author=request.author,
+                    round=request.round,
+                    slot=slot,
+                    policy_step=request.policy_step,
+                    prompt_ids=self.engine.prompts[row],
+                    completions=self._claimed(row, written),
+                )
+            )
+            answers.append(ScoredPacket(packet, self.engine.score(row, packet)))
+        return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
 
     def _claimed(self, row: int, written: Sequence[tuple[list[int], list[float]]]) -> list[Completion]:
         """Completions with what is claimed of them, of token ids and the log-probs of the rule."""

@@ -4,6 +4,6 @@
 """
 
 from ftis_node.learner.batch import Part, TrainingGroup
-from ftis_node.learner.learner import Learner, StepReport
+from ftis_node.learner.learner import Learner
 
-__all__ = ["Learner", "Part", "StepReport", "TrainingGroup"]
+__all__ = ["Learner", "Part", "TrainingGroup"]

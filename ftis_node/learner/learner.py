@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,33 +23,9 @@ from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, out_of_memory
 from ftis_node.policy.score import completion_logprobs
+from ftis_node.step_report import Figures, StepReport
 
 BAD_STEPS = 5  # in a row without a finite gradient: what was before them is no longer trusted
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did.
-
-    skipped             why the weights were left as they were, if they were
-    bad_steps           how many steps in a row, up to this one, had no finite loss or gradient
-    diverged            so many that an older checkpoint should come back
-    warnings            what a person should know of a peer's samples, in words
-    micro_batch_tokens  the budget that was used in the end
-    memory_retries      how often memory was short, so that the gradient was begun anew
-    """
-
-    loss: float
-    gradient_norm: float
-    tokens: int
-    seconds: float
-    skipped: str | None = None
-    bad_steps: int = 0
-    diverged: bool = False
-    warnings: list[str] = field(default_factory=list)
-    micro_batch_tokens: int = 0
-    memory_retries: int = 0
-    diagnostics: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +126,7 @@ class Learner:
             skipped=skipped,
             bad_steps=self._bad_steps,
             diverged=self._bad_steps >= BAD_STEPS,
-            warnings=self._warnings(summary),
+            warnings=self._warnings(summary.sources),
             micro_batch_tokens=used,
             memory_retries=self._retries - retries,
             diagnostics=summary,
@@ -213,8 +188,8 @@ class Learner:
         )
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
-        told = replace(terms, value=terms.value.detach())
-        return Computed(samples, told, new.detach(), entropy, float(loss.detach()), suspect)
+        detached = replace(terms, value=terms.value.detach())
+        return Computed(samples, detached, new.detach(), entropy, float(loss.detach()), suspect)
 
     def divisor(self, batch: Batch, computed: Sequence[Computed]) -> float:
         """D, which the accumulated loss and gradient must still be divided by: it may hang on what was dropped."""
@@ -252,7 +227,7 @@ class Learner:
         finally:
             self.policy.model.eval()
 
-    # --- what is told ---------------------------------------------------------------------------------------------
+    # --- diagnostics ----------------------------------------------------------------------------------------------
 
     def _tell(self, diagnostics: Diagnostics, computed: Sequence[Computed], inner: int) -> None:
         for part in computed:
@@ -281,8 +256,8 @@ class Learner:
         ]
         return self.objective.next_gate(self.gate, torch.stack(successes) if successes else torch.empty(0))
 
-    def _warnings(self, summary: dict[str, Any]) -> list[str]:
-        return [] if self.objective.threshold is None else self._watch.observe(summary["sources"], own=self.own)
+    def _warnings(self, sources: Mapping[str, Figures]) -> list[str]:
+        return [] if self.objective.threshold is None else self._watch.observe(sources, own=self.own)
 
     # --- what outlives the process --------------------------------------------------------------------------------
 

@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ftis_node.config.run import Run, RunFile, in_short
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.node.checkpointing import Books, Saving
+from ftis_node.node.checkpointing import Saving, StandingFile
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
@@ -35,6 +34,7 @@ from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
+from ftis_node.worker.messages import ModelFacts, OpenedRun, plan_row
 
 CHECKPOINTS = 3  # on disk while the third is written
 LOG_BYTES = 64 << 20  # node.log and output.log with their older files, the present part of metrics.jsonl and one more
@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rooms:
-    """What a node has once it knows its run and has its model. `books` and `saving` outlive the process."""
+    """What a node has once it knows its run and has its model. `standing_file` and `saving` outlive the process."""
 
     run_file: RunFile
     context: AdmissionContext
     store: PacketStore
     metrics: MetricsLog
     saving: Saving
-    books: Books
+    standing_file: StandingFile
     stepper: Stepper
     swarm: Swarm
 
@@ -100,30 +100,26 @@ def furnish(
     home: Home,
     settings: Settings,
     run_file: RunFile,
-    facts: dict[str, Any],
-    opened: dict[str, Any],
+    facts: ModelFacts,
+    opened: OpenedRun,
     *,
     identity: Identity,
     transport: Libp2p,
     worker: Worker,
 ) -> Rooms:
-    """Puts everything in its place. The swarm is not started yet.
-
-    Args:
-        facts: what the compute process said of task and model; opened: and of the run.
-    """
+    """Puts everything in its place. The swarm is not started yet."""
     run = run_file.run
-    quota = quotas(settings, facts["checkpoint_bytes"])
+    quota = quotas(settings, facts.checkpoint_bytes)
     store = PacketStore(home.store, run.id, quota.packets)
     store.skip_round()
     metrics = MetricsLog(home.metrics, quota.older_metrics)
-    model = labelled(lasting(settings.model), facts["kind"])
+    model = labelled(lasting(settings.model), facts.kind)
     standing = Standing(boot_seconds, settings.defences)
-    context = AdmissionContext(run=run, prompt_digests=opened["prompt_digests"])
+    context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
     stepper = Stepper(
         context=context,
         standing=standing,
-        own_only=opened["own_only"],
+        own_only=opened.own_only,
         identity=identity,
         settings=settings,
         store=store,
@@ -149,21 +145,18 @@ def furnish(
         context=context,
         store=store,
         metrics=metrics,
-        saving=Saving(
-            home.checkpoints, model, facts["plan"]["optimiser"], metrics, minutes=settings.checkpoint_minutes
-        ),
-        books=Books(home.standing, standing),
+        saving=Saving(home.checkpoints, model, facts.plan.optimiser, metrics, minutes=settings.checkpoint_minutes),
+        standing_file=StandingFile(home.standing, standing),
         stepper=stepper,
         swarm=swarm,
     )
 
 
-def go_on_from(rooms: Rooms, restored: Progress | None, facts: dict[str, Any], options: JoinOptions) -> None:
+def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, options: JoinOptions) -> None:
     """Takes up a checkpoint's progress, and writes down all that `lab replay` must know of this start.
 
     Args:
         restored: None: with the model's own weights.
-        facts: what the compute process said of task and model.
     """
     rooms.stepper.progress = restored or Progress()
     rooms.metrics.write(
@@ -175,11 +168,11 @@ def go_on_from(rooms: Rooms, restored: Progress | None, facts: dict[str, Any], o
         task=options.task_of(rooms.run_file),
         **options.files(),
         run=rooms.run_file.run.id.hex(),
-        kind=facts["kind"],
-        settings=facts["settings"],
-        plan=facts["plan"],
-        device=facts["device"],
-        threads=facts["threads"],
+        kind=facts.kind,
+        settings=facts.settings.model_dump(mode="json"),
+        plan=plan_row(facts.plan),
+        device=facts.device,
+        threads=facts.threads,
         versions=versions(),
     )
 

@@ -8,7 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import msgspec
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
@@ -16,11 +18,13 @@ from ftis_node.host.files import bytes_under, replace_text
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import lasting, same_model
-from ftis_node.store.checkpoints import Checkpoints, labelled, newest_facts, parse_label
+from ftis_node.step_report import StepReport
+from ftis_node.store.checkpoints import Checkpoints, Facts, labelled, newest_facts, parse_label
 from ftis_node.store.home import Home
 from ftis_node.swarm.standing import Standing
 from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
+from ftis_node.worker.messages import Restore, Snapshot, Write
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 300.0, 3600.0  # between checkpoints, by default
 CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # beyond which they come less often: a disk for 600 TB lasts six years and a half
@@ -49,6 +53,20 @@ def wear(minutes: float | None, size: int) -> str:
     if not seconds:
         return f"a checkpoint of {rounded(size)} after every step"
     return f"a checkpoint of {rounded(size)} every {seconds / 60:.3g} min, {rounded(size * 86400 / seconds)} a day"
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True):
+    """The newest checkpoint; all is None before the first.
+
+    bytes        None: not known yet
+    age_seconds  how many seconds of training it lacks
+    due_seconds  until a step is saved again; None while no step is unsaved
+    """
+
+    step: int | None
+    bytes: int | None
+    age_seconds: float | None
+    due_seconds: float | None
 
 
 class Saving:
@@ -135,22 +153,19 @@ class Saving:
         return progress
 
     async def _load(self, worker: Worker, directory: Path, step: int) -> None:
-        await worker.call("restore", directory=str(directory), steps=step)
+        await worker.call(Restore(str(directory), step))
         self._unsaved = self._tried = False
         self._saved_at = self._clock()
 
-    async def after_step(self, worker: Worker, progress: Progress, report: dict[str, Any]) -> None:
+    async def after_step(self, worker: Worker, progress: Progress, report: StepReport) -> None:
         """Checkpoints if one is due; after too many bad steps in a row, goes back to an older checkpoint.
-
-        Args:
-            report: the learner's `StepReport`, as a dictionary.
 
         Raises:
             UserError: going back was tried before and did not help.
         """
         if self._writing is not None and self._writing.done():
-            await self.settle()  # that it failed must not be found out at the next checkpoint only
-        if report["bad_steps"] == 0:
+            await self.flush()  # that it failed must not be found out at the next checkpoint only
+        if report.bad_steps == 0:
             self._good_step, self._good_at = progress.step, self._clock()
             self._good_steps += 1
             if self._good_steps >= RECOVERED_STEPS:
@@ -159,7 +174,7 @@ class Saving:
             if self._due_in() <= 0:
                 await self.checkpoint(worker, progress)
                 self._tried = True
-        elif report["diverged"]:  # no checkpoint of bad steps: the same weights again would push out older ones
+        elif report.diverged:  # no checkpoint of bad steps: the same weights again would push out older ones
             await self._go_back(worker, progress)
 
     def _due_in(self) -> float:
@@ -172,27 +187,27 @@ class Saving:
         return self._begun_at + seconds - self._clock()
 
     async def save(self, worker: Worker, progress: Progress) -> None:
-        """Checkpoints at once what no checkpoint has yet; `settle` waits until it is on disk.
+        """Checkpoints at once what no checkpoint has yet; `flush` waits until it is on disk.
 
         Steps that were not good left the weights as they were: if only such came, there is nothing to save.
         """
-        await self.settle()
+        await self.flush()
         if self._unsaved:
             await self.checkpoint(worker, progress)
 
     async def checkpoint(self, worker: Worker, progress: Progress) -> None:
         """Has the worker copy its state into main memory; writing it, checksums, fsync and rename go on beside the next
         step."""
-        await self.settle()
+        await self.flush()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await worker.call("snapshot", directory=str(directory))
+        await worker.call(Snapshot(str(directory)))
         self._begun_at, self._unsaved = self._clock(), False
         of = {"model": self._model, "optimiser": self._optimiser, "branch": self.branch}
         facts = {**of, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
 
-    async def _write(self, worker: Worker, directory: Path, step: int, facts: dict[str, Any]) -> None:
-        await worker.call("write", directory=str(directory))
+    async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts) -> None:
+        await worker.call(Write(str(directory)))
         self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
         await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step, self._saved_at = step, self._begun_at
@@ -202,16 +217,12 @@ class Saving:
         """What the next checkpoint takes on disk, as far as known; it is written before an older one goes."""
         return self._saved_bytes
 
-    def status(self) -> dict[str, Any]:
-        """Of the newest checkpoint: its step, bytes (None: not known yet), how many seconds of training it lacks.
-
-        `due_seconds` is how long it is until a step is saved again, None while no step is unsaved; all are None before
-        the first checkpoint.
-        """
+    def status(self) -> CheckpointStatus:
+        """The status of the newest checkpoint."""
         age = None if self._saved_at is None else self._clock() - self._saved_at
         due = max(0.0, self._due_in()) if self._unsaved else None
         step = None if age is None else self.saved_step
-        return {"step": step, "bytes": self._saved_bytes or None, "age_seconds": age, "due_seconds": due}
+        return CheckpointStatus(step, self._saved_bytes or None, age, due)
 
     @property
     def writing(self) -> bool:
@@ -219,11 +230,11 @@ class Saving:
         return self._writing is not None and not self._writing.done()
 
     async def wait(self, seconds: float) -> None:
-        """Gives the checkpoint that is being written so long to be finished; whether it failed, `settle` tells."""
+        """Gives the checkpoint that is being written so long to be finished; whether it failed, `flush` tells."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=seconds)
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Waits until the latest checkpoint is on disk.
 
         Raises:
@@ -244,7 +255,7 @@ class Saving:
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
         """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
         self._count_setback()
-        await self.settle()
+        await self.flush()
         found = await asyncio.to_thread(self._checkpoints.latest, self._good_step)
         if found is None:
             raise self._hopeless()
@@ -288,7 +299,7 @@ def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
         refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
 
 
-def settled(checkpoints: Path, model: str) -> dict[str, Any]:
+def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
     """How the newest checkpoint of `model` was trained, and alone can go on: LoRA or not, and the optimiser."""
     facts = newest_facts(checkpoints)
     of = parse_label(facts["model"]) if facts is not None else None
@@ -361,7 +372,7 @@ class LearnedSizes:
         return isinstance(value, int) and not isinstance(value, bool) and self._LEAST[name] <= value < 1 << 48
 
 
-class Books:
+class StandingFile:
     """What this node thinks of others, on disk: a ban or a record must not end with the process."""
 
     def __init__(self, path: Path, standing: Standing) -> None:

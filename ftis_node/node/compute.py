@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
@@ -16,9 +15,11 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.checkpointing import LearnedSizes, settled
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.status import worker_memory
+from ftis_node.node.status import ComputeStatus, resident_bytes
+from ftis_node.step_report import TakenStep
 from ftis_node.store.home import Home
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
+from ftis_node.worker.messages import Gpu, GpuFigures, Interrupt, Load, ModelFacts
 
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
@@ -34,8 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class ComputeProcess:
-    """One at a time; `worker` is the present one, `facts` what it said of task and model when it was loaded. `options`
-    may change before it is started."""
+    """One at a time; `worker` is the present one. `options` may change before it is started."""
 
     def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
         """
@@ -43,8 +43,8 @@ class ComputeProcess:
             started: called when there is another process.
         """
         self.worker = Worker()
-        self.facts: dict[str, Any] = {}
-        self.gpu: dict[str, Any] | None = None  # what it is at; None where there is none, or it does not tell
+        self.loaded: ModelFacts | None = None
+        self.gpu: GpuFigures | None = None  # None where there is none, or it does not tell
         self.restarts = 0
         self.options = options
         self._home = home
@@ -68,24 +68,35 @@ class ComputeProcess:
         self._started()
         run = run_file.run if run_file is not None else None
         caps = ("prompt_tokens", "completion_tokens", "group") if run is not None else ()
-        self.facts = await self.worker.call(
-            "load",
-            settings=settings.model_dump(mode="json"),
-            task=self.options.task_of(run_file),
-            **self.options.files(),
-            reward=self.options.reward_of(run_file),
-            code=self.options.task is not None,
-            caps={name: getattr(run, name) for name in caps},
-            remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
-            must_fit=not self.facts,  # later ones go on: what others take of a GPU's memory may be gone in a minute
+        self.loaded = facts = await self.worker.call(
+            Load(
+                settings=settings,
+                task=self.options.task_of(run_file),
+                **self.options.files(),
+                reward=self.options.reward_of(run_file),
+                code=self.options.task is not None,
+                caps={name: getattr(run, name) for name in caps},
+                remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
+                must_fit=self.loaded is None,  # later ones go on: what others take of a GPU may be gone in a minute
+            )
         )
-        if self.facts["device"].startswith("cuda"):
+        if facts.device.startswith("cuda"):
             self._watching = asyncio.create_task(self._watch(self.worker))
-        if lost := self.facts["unwritable"]:
-            logger.warning(UNWRITABLE, settings.model, self.facts["task"], lost)
-        plan = self.facts["plan"]
-        for reason in plan["reasons"]:
-            (logger.info if plan["fits"] else logger.warning)("%s", reason)
+        if facts.unwritable:
+            logger.warning(UNWRITABLE, settings.model, facts.task, facts.unwritable)
+        for reason in facts.plan.reasons:
+            (logger.info if facts.plan.fits else logger.warning)("%s", reason)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The facts of the model and task that were loaded last.
+
+        Raises:
+            FtisError: nothing was loaded yet.
+        """
+        if self.loaded is None:
+            raise FtisError("The compute process has not loaded a model yet.")
+        return self.loaded
 
     async def stop(self) -> None:
         """Ends it now, which frees its memory. What should last must have been saved before."""
@@ -94,7 +105,7 @@ class ComputeProcess:
 
     async def interrupt(self, work: asyncio.Task[None]) -> bool:
         """Has generation or a step given up; returns whether `work` has ended by that, and all that it had is there."""
-        asking = asyncio.create_task(self.worker.call("interrupt"))
+        asking = asyncio.create_task(self.worker.call(Interrupt()))
         await asyncio.wait({work}, timeout=INTERRUPT_SECONDS)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -103,7 +114,7 @@ class ComputeProcess:
     async def _watch(self, worker: Worker) -> None:
         with contextlib.suppress(WorkerDied, WorkerFault):
             while True:
-                self.gpu = (await worker.call("gpu"))["gpu"]
+                self.gpu = await worker.call(Gpu())
                 await asyncio.sleep(GPU_SECONDS)
         self.gpu = None
 
@@ -119,15 +130,11 @@ class ComputeProcess:
         if written > self._written:
             self._written, self._failures = written, 0
 
-    def stepped(self, last: dict[str, Any], generation_batch: int) -> None:
-        """A step succeeded; what is smaller than the plan wanted it is remembered, and what has grown again is not.
-
-        Args:
-            last: the step's metrics.
-        """
-        sizes = {"micro_batch_tokens": last["micro_batch_tokens"], "generation_batch": generation_batch}
-        smaller = {name: size for name, size in sizes.items() if size < self.facts["sizes"][name]}
-        self._learned.learn(self.facts["plan"]["budget"], **smaller)
+    def stepped(self, last: TakenStep, generation_batch: int) -> None:
+        """A step succeeded; what is smaller than the plan wanted it is remembered, and what has grown again is not."""
+        sizes = {"micro_batch_tokens": last.report.micro_batch_tokens, "generation_batch": generation_batch}
+        smaller = {name: size for name, size in sizes.items() if size < getattr(self.facts.sizes, name)}
+        self._learned.learn(self.facts.plan.budget, **smaller)
 
     async def failed(self, fault: FtisError) -> bool:
         """Ends what is left of it and lets some time pass; returns whether an older checkpoint should be tried.
@@ -151,14 +158,9 @@ class ComputeProcess:
         await asyncio.sleep(min(2.0**self._failures, LONGEST_PAUSE))
         return self._failures > FAILURES_OF_NEWEST
 
-    def status(self) -> dict[str, Any]:
-        """In plain values, for people."""
-        return {
-            **{name: self.facts.get(name) for name in ("kind", "plan", "parameters")},
-            "worker_restarts": self.restarts,
-            "worker_memory_bytes": worker_memory(self.worker.pid),
-            "gpu": self.gpu,
-        }
+    def status(self) -> ComputeStatus:
+        """What it is doing."""
+        return ComputeStatus(self.loaded, self.restarts, resident_bytes(self.worker.pid), self.gpu)
 
     def owing(self, limit: float) -> float:
         """Seconds for which it has owed an answer, 0 if they are no more than `limit`."""

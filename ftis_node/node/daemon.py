@@ -10,7 +10,8 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+
+from msgspec.structs import asdict
 
 from ftis_node.config.run import CODE, RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.config.settings import Settings
@@ -22,19 +23,20 @@ from ftis_node.host.signals import listen
 from ftis_node.node.assembly import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
 from ftis_node.node.compute import ComputeProcess
 from ftis_node.node.condition import FAULT_SECONDS, Condition, Signs, State, condition
-from ftis_node.node.dashboard import invitation, start_page
-from ftis_node.node.evaluation_schedule import Exams
-from ftis_node.node.migration import remember_files, upgrade, with_remembered
+from ftis_node.node.dashboard import start_api, start_page
+from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.status import StepLog, peers_report, training_status
-from ftis_node.observe.api import Api
+from ftis_node.node.status import NodeStatus, PeersReport, StepLog, peers_report, rows_of, training_status
+from ftis_node.node.task_files import remember_files, with_remembered
+from ftis_node.observe.api import Answer
 from ftis_node.observe.notify import Notifier
-from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.web import Web
+from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
+from ftis_node.worker.messages import Evaluate, Open
 
 logger = logging.getLogger(__name__)
 
@@ -46,18 +48,18 @@ FINISH_SECONDS = 13.0
 class Node:
     """One daemon. `run` returns when it was stopped or has taken its steps."""
 
-    def __init__(self, options: JoinOptions, settle: Callable[[str], Settings]) -> None:
+    def __init__(self, options: JoinOptions, settings_for: Callable[[str], Settings]) -> None:
         """
         Args:
-            settle: the settings for a task; which task that is may only be known once a peer has sent its run.
+            settings_for: the settings for a task; which task that is may only be known once a peer has sent its run.
         """
         self.options = options
-        self.settings = settle(options.task or "arithmetic")
-        self._settle = settle
+        self.settings = settings_for(options.task or "arithmetic")
+        self._settings_for = settings_for
         self.home = options.home  # which may be open already
         # While it does not train; else the condition is what the signs say.
         self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
-        self._told = (State.LOADING, "")  # state and advice that the log has
+        self._logged = (State.LOADING, "")  # state and advice that the log has
         self._stopping = asyncio.Event()
         self._finishing, self._pausing = False, options.paused
         self._called = asyncio.Event()  # while it rests: to resume, finish or stop
@@ -71,7 +73,7 @@ class Node:
         self._addresses: list[str] = []
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._sought = 0
-        self._exams = Exams(self.settings.eval_share)
+        self._evaluations = EvaluationSchedule(self.settings.eval_share)
         self._started = boot_seconds()
         self._steps = StepLog()
 
@@ -132,10 +134,10 @@ class Node:
         if self._rooms is not None:
             (self._rooms.stepper.hurry.set if wanted else self._rooms.stepper.hurry.clear)()
 
-    def _asked(self, what: Callable[[], None]) -> Callable[[], dict[str, Any]]:
+    def _asked(self, what: Callable[[], None]) -> Answer:
         """The same, for the local API; a node that stops already does nothing else."""
 
-        def answer() -> dict[str, Any]:
+        def answer() -> dict[str, object]:
             if not self._stopping.is_set():
                 what()
             return {"state": self.condition().state, "pausing": self._pausing, "finishing": self._finishing}
@@ -158,7 +160,7 @@ class Node:
     async def _start(self) -> None:
         self.home.open()
         self._stack.callback(self.home.close)
-        upgrade(self.home)
+        self.home.mark()
         self.options = self._compute.options = with_remembered(self.options, self.home)
         self._runtime = self.home.make_runtime()
         await self._begin_to_tell()
@@ -168,14 +170,14 @@ class Node:
         identity = Identity.load_or_create(self.home.key)
         transport = await self._open_network(identity, bootstraps)
         self._run_file = await self._find_run(transport, bootstraps)
-        self.settings = self._settle(self.options.task_of(self._run_file))
+        self.settings = self._settings_for(self.options.task_of(self._run_file))
         self._stack.push_async_callback(self._compute.stop)
         await self._load()
         if self._run_file is None:
-            self._run_file = RunFile(run=run_for(self._compute.facts))
+            self._run_file = RunFile(run=run_for(self._compute.facts.shared()))
         run = self._run_file.run
-        check_fit(run, self._compute.facts, self.settings.model)
-        opened = await self._compute.worker.call("open", run=run.model_dump(mode="json"))
+        check_fit(run, self._compute.facts.shared(), self.settings.model)
+        opened = await self._compute.worker.call(Open(run))
         replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the model has room for its rows
         remember_files(self.home, self.options, self.options.task_of(self._run_file))
         self._rooms = rooms = furnish(
@@ -189,7 +191,7 @@ class Node:
             worker=self._compute.worker,
         )
         self._stack.callback(rooms.close)
-        self._exams.recall(self.home.metrics)
+        self._evaluations.recall(self.home.metrics)
         self._hurry(self._pausing or self._finishing)
         go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
         self._set_apart(State.LOADING, "Greeting peers.")
@@ -215,15 +217,12 @@ class Node:
     async def _begin_to_tell(self) -> None:
         """The local API, the page, and what a supervisor hears: they tell from here on what the node is doing."""
         actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
-        api = Api(
-            {"/status": self.status, "/peers": self.peers, "/page": lambda: invitation(self._page)},
-            {f"/{name}": self._asked(what) for name, what in actions.items()},
-            {"/metrics": lambda: exposition(self.status(), self.peers())},
-        )
-        await api.start(self._runtime / "api.sock")
+        asked = {f"/{name}": self._asked(what) for name, what in actions.items()}
+        rows = (rows_of(self.status), rows_of(self.peers))
+        api = await start_api(self._runtime / "api.sock", *rows, lambda: self._page, asked)
         self._stack.push_async_callback(api.close)
         self._page = await start_page(
-            self.home, self.settings, self.status, self.peers, lambda: self._rooms.stepper if self._rooms else None
+            self.home, self.settings, *rows, lambda: self._rooms.stepper if self._rooms else None
         )
         if self._page is not None:
             self._stack.push_async_callback(self._page.close)
@@ -266,17 +265,17 @@ class Node:
             except (OSError, sqlite3.Error) as error:
                 await self._recover(rooms, await wait_for_room(error, self._stopping))
         await self._finish(rooms)
-        rooms.books.write()
+        rooms.standing_file.write()
         await self._compute.stop()  # before its files are closed: it may be scoring still
 
-    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    async def _until_stopped(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Does the work; the task is not done if the node was asked to stop meanwhile."""
         task, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         return task
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
         """Does the work; after a request to stop, what is not done within the grace is given up."""
         task = await self._until_stopped(work)
         if not task.done():
@@ -294,13 +293,13 @@ class Node:
 
     async def _go_on(self, rooms: Rooms) -> None:
         """The first evaluation, or the next step."""
-        self._look_around()
+        self._note_condition()
         if rooms.stepper.progress.pass_at_1 is None:
             await self._evaluate(rooms)
             await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)
             await self._wait_for_peers(rooms)
-        elif await rooms.stepper.step(self._stopping) is not None:
-            await self._after_step(rooms)
+        elif (last := await rooms.stepper.step(self._stopping)) is not None:
+            await self._after_step(rooms, last)
 
     def _done(self, rooms: Rooms) -> bool:
         return self.settings.steps is not None and rooms.stepper.progress.step >= self.settings.steps
@@ -309,14 +308,14 @@ class Node:
         """With `min_peers`, does not take the first steps without them (for swarms that are started all at once)."""
         self._sought, view = self.settings.min_peers, rooms.swarm.membership.view
         while len(view) < self._sought and not (self._stopping.is_set() or self._finishing or self._pausing):
-            self._look_around()
+            self._note_condition()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), 0.2)
         self._sought = 0
 
-    async def _after_step(self, rooms: Rooms) -> None:
-        progress, last = rooms.stepper.progress, rooms.stepper.last
-        for warning in last["warnings"]:
+    async def _after_step(self, rooms: Rooms, last: TakenStep) -> None:
+        progress = rooms.stepper.progress
+        for warning in last.report.warnings:
             logger.info("%s", warning)
         self._compute.stepped(last, rooms.stepper.generation_batch)
         rooms.metrics.write(
@@ -326,21 +325,21 @@ class Node:
             pool=len(rooms.stepper.pool),
             bytes_in=rooms.swarm.traffic.bytes_in,
             bytes_out=rooms.swarm.traffic.bytes_out,
-            **last,
+            **last.row(),
         )
-        self._steps.tell(last)
-        await rooms.saving.after_step(self._compute.worker, progress, last)
+        self._steps.write(last)
+        await rooms.saving.after_step(self._compute.worker, progress, last.report)
         self._compute.saved(rooms.saving.written)
-        rooms.books.after_step()
-        if progress.step % self.settings.eval_every == 0 and self._exams.due():
+        rooms.standing_file.after_step()
+        if progress.step % self.settings.eval_every == 0 and self._evaluations.due():
             await self._evaluate(rooms)
 
     async def _evaluate(self, rooms: Rooms) -> None:
-        result = await self._compute.worker.call("evaluate")
-        progress = rooms.stepper.progress
-        progress.evaluated(result["pass_at_1"])
-        self._exams.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
-        rooms.metrics.write("evaluation", step=progress.step, since_start=boot_seconds() - self._started, **result)
+        result = await self._compute.worker.call(Evaluate())
+        progress, since = rooms.stepper.progress, boot_seconds() - self._started
+        progress.evaluated(result.pass_at_1)
+        self._evaluations.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
+        rooms.metrics.write("evaluation", step=progress.step, since_start=since, **asdict(result))
 
     async def _rest(self, rooms: Rooms) -> None:
         """Paused: without a compute process, so that its memory is free for others; peers are served."""
@@ -370,7 +369,7 @@ class Node:
 
     async def _save_last(self, rooms: Rooms) -> None:
         await rooms.saving.save(self._compute.worker, rooms.stepper.progress)
-        await rooms.saving.settle()
+        await rooms.saving.flush()
 
     async def _finish(self, rooms: Rooms) -> None:
         """The last checkpoint and evaluation. They take as long as they take, unless the node was asked to stop: then
@@ -409,7 +408,7 @@ class Node:
         self._set_apart(State.LOADING, "The compute process failed and is being started again.")
         while not self._stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
-                await rooms.saving.settle()
+                await rooms.saving.flush()
             self._compute.saved(rooms.saving.written)
             older = await self._compute.failed(fault)
             try:
@@ -422,16 +421,16 @@ class Node:
         """Another compute process, with the newest checkpoint (or an older one)."""
         await self._load()
         worker = self._compute.worker
-        await worker.call("open", run=rooms.run_file.run.model_dump(mode="json"))
+        await worker.call(Open(rooms.run_file.run))
         go_on_from(rooms, await rooms.saving.restore(worker, older=older), self._compute.facts, self.options)
-        self._exams.went_back(rooms.stepper.progress.step)
+        self._evaluations.went_back(rooms.stepper.progress.step)
         rooms.stepper.worker = worker  # only now: an engine without a run could score nothing
         rooms.stepper.resting = False
         refill_pool(rooms, self.settings.max_age)
         if not self._stopping.is_set():
             self._apart = None
 
-    # --- looking around -------------------------------------------------------------------------------------------
+    # --- condition ------------------------------------------------------------------------------------------------
 
     def condition(self) -> Condition:
         """What is true now."""
@@ -450,7 +449,7 @@ class Node:
             checkpoint_bytes=self._rooms.saving.next_bytes(),
             faults=self._compute.faults(FAULT_SECONDS),
             stalled=self._stalled(),
-            bad_steps=last.get("bad_steps", 0),
+            bad_steps=last.report.bad_steps if last is not None else 0,
             idle_steps=self._rooms.stepper.idle_steps,
             other_protocol=len(membership.majors),
             own_refused=self._rooms.stepper.own_unsound,
@@ -459,15 +458,15 @@ class Node:
             home=self.home.flag,
         )
 
-    def _look_around(self) -> None:
+    def _note_condition(self) -> None:
         """Says so when the state, or what to do about it, changes."""
         now = self.condition()
-        if (now.state, now.advice) != self._told:
+        if (now.state, now.advice) != self._logged:
             self._say(now)
 
     def _say(self, now: Condition) -> None:
         logger.info("%s: %s%s", now.state, now.reason, f" {now.advice}" if now.advice else "")
-        self._told = (now.state, now.advice)
+        self._logged = (now.state, now.advice)
 
     def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
         """From now on it does not train, for this reason."""
@@ -475,26 +474,27 @@ class Node:
             self._apart = Condition(state, reason, advice)
             self._say(self._apart)
 
-    def status(self) -> dict[str, Any]:
-        """What `ftis-node status --json` shows."""
+    def status(self) -> NodeStatus:
+        """What it is doing; before the swarm is there, without its training."""
         now, rooms = self.condition(), self._rooms
-        return {
-            "name": self.options.name,
-            "state": now.state,
-            "reason": now.reason,
-            "advice": now.advice,
-            "stalled": self._stalled() > 0,
-            "pausing": self._pausing,
-            "finishing": self._finishing,
-            "model": self.settings.model,
-            "addresses": rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
-            "run": self._run_file.run.id.hex() if self._run_file is not None else None,
-            "curve": list(self._exams.curve),
-            "page": self._page.address if self._page is not None else None,
-            "uptime": boot_seconds() - self._started,
-            **self._compute.status(),
-        } | (training_status(rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else {})
+        return NodeStatus(
+            name=self.options.name,
+            state=now.state,
+            reason=now.reason,
+            advice=now.advice,
+            stalled=self._stalled() > 0,
+            pausing=self._pausing,
+            finishing=self._finishing,
+            model=self.settings.model,
+            addresses=rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,
+            run=self._run_file.run.id.hex() if self._run_file is not None else None,
+            curve=list(self._evaluations.curve),
+            page=self._page.address if self._page is not None else None,
+            uptime=boot_seconds() - self._started,
+            compute=self._compute.status(),
+            training=training_status(rooms.stepper, rooms.swarm, rooms.saving.status()) if rooms is not None else None,
+        )
 
-    def peers(self) -> dict[str, Any]:
-        """What `ftis-node peers --json` shows."""
-        return peers_report(self._rooms.stepper, self._rooms.swarm) if self._rooms else {"peers": [], "left_out": []}
+    def peers(self) -> PeersReport:
+        """Its peers, and who was left out."""
+        return peers_report(self._rooms.stepper, self._rooms.swarm) if self._rooms else PeersReport([], [])

@@ -1,36 +1,37 @@
-"""What the page of a running node shows, and where it is served."""
+"""The page and the local API of a running node."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from ftis_node.config.settings import Settings
 from ftis_node.node.stepper import Stepper
-from ftis_node.observe.api import TEXT
+from ftis_node.observe.api import TEXT, Answer, Api
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.recent import Shown
 from ftis_node.observe.web import Handler, Route, Web, json_response, json_route, read_token, to_json
 from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied, WorkerFault
+from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
 
 logger = logging.getLogger(__name__)
 
 TEXT_SECONDS = 5.0
 
-Facts = Callable[[], dict[str, Any]]
-
 
 async def start_page(
     home: Home,
     settings: Settings,
-    status: Facts,
-    peers: Facts,
+    status: Answer,
+    peers: Answer,
     stepper: Callable[[], Stepper | None],
 ) -> Web | None:
     """Starts the page of an open home; None if its owner wants none.
@@ -56,20 +57,30 @@ async def start_page(
     return server
 
 
-def invitation(page: Web | None) -> dict[str, Any]:
+async def start_api(
+    path: Path, status: Answer, peers: Answer, page: Callable[[], Web | None], actions: dict[str, Answer]
+) -> Api:
+    """Starts the local API on a socket; `actions` are the requests of its owner, by route."""
+    routes: dict[str, Answer] = {"/status": status, "/peers": peers, "/page": lambda: invitation(page())}
+    api = Api(routes, actions, {"/metrics": lambda: exposition(status(), peers())})
+    await api.start(path)
+    return api
+
+
+def invitation(page: Web | None) -> dict[str, str | None]:
     """A link that opens once, new for each who asks the local API; null from a node without a page."""
     return {"link": page.invite() if page is not None else None}
 
 
-def _metrics(status: Facts, peers: Facts) -> Handler:
+def _metrics(status: Answer, peers: Answer) -> Handler:
     async def handle(_: web.BaseRequest) -> web.Response:
         return web.Response(body=exposition(status(), peers()), headers={"Content-Type": TEXT})
 
     return handle
 
 
-def _at_once(facts: Facts) -> Callable[[], Any]:
-    async def answer() -> dict[str, Any]:
+def _at_once(facts: Answer) -> Callable[[], Any]:
+    async def answer() -> dict[str, object]:
         return facts()
 
     return answer
@@ -90,13 +101,32 @@ class _Curves:
         return json_response(request, self._body)
 
 
+class ShownCompletion(msgspec.Struct, frozen=True):
+    """A completion as people read it."""
+
+    text: str
+    reward: float
+    tokens: int
+    finished: bool
+
+
+class ShownGroup(msgspec.Struct, frozen=True):
+    """A group that was trained on at `step`; author: a peer id, None for this node."""
+
+    step: int
+    author: str | None
+    question: str
+    answer: str
+    completions: list[ShownCompletion]
+
+
 class _Texts:
     """The latest groups with their texts, which only the compute process can read; each group is asked for once."""
 
     def __init__(self, stepper: Callable[[], Stepper | None]) -> None:
         self._stepper = stepper
         self._lock = asyncio.Lock()
-        self._known: dict[Shown, dict[str, Any]] = {}
+        self._known: dict[Shown, GroupText] = {}
 
     async def answer(self) -> dict[str, Any]:
         stepper = self._stepper()
@@ -107,27 +137,19 @@ class _Texts:
             new = [group for group in groups if group not in self._known]
             self._known = {group: self._known[group] for group in groups if group in self._known}
             if new:
-                asked = [{"row": g.row, "ids": g.ids, "lengths": list(g.lengths)} for g in new]
+                asked = [ReadableGroup(group.row, group.packet, len(group.lengths)) for group in new]
                 try:
                     async with asyncio.timeout(TEXT_SECONDS):
-                        texts = await stepper.worker.call("texts", groups=asked)
+                        texts = await stepper.worker.call(Texts(asked))
                 except (WorkerDied, WorkerFault, TimeoutError):
                     pass  # it is being started again, or very busy: those that are known are shown
                 else:
-                    self._known |= dict(zip(new, texts["groups"], strict=True))
-            shown = [_told(group, self._known[group]) for group in groups if group in self._known]
-        return {"step": step, "groups": shown}
+                    self._known |= dict(zip(new, texts, strict=True))
+            shown = [_group(group, self._known[group]) for group in groups if group in self._known]
+        return {"step": step, "groups": msgspec.to_builtins(shown)}
 
 
-def _told(group: Shown, texts: dict[str, Any]) -> dict[str, Any]:
-    samples = zip(texts["completions"], group.rewards, group.lengths, group.finished, strict=True)
-    return {
-        "step": group.step,
-        "author": group.author,
-        "question": texts["question"],
-        "answer": texts["answer"],
-        "completions": [
-            {"text": text, "reward": reward, "tokens": tokens, "finished": finished}
-            for text, reward, tokens, finished in samples
-        ],
-    }
+def _group(group: Shown, texts: GroupText) -> ShownGroup:
+    samples = zip(texts.completions, group.rewards, group.lengths, group.finished, strict=True)
+    completions = [ShownCompletion(*sample) for sample in samples]
+    return ShownGroup(group.step, group.author, texts.question, texts.answer, completions)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.observe.metrics import read_events
 
 CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations that the status tells, and where they are looked for after a start
@@ -20,7 +20,7 @@ FORMLESS = (
 logger = logging.getLogger(__name__)
 
 
-class Exams:
+class EvaluationSchedule:
     """Keeps the time that evaluations took; an expensive one is put off. curve: step and pass@1 of the latest."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,23 +46,22 @@ class Exams:
         """The training goes on from the checkpoint of this step: evaluations of later ones were of weights now lost."""
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
-    def taken(self, step: int, found: Mapping[str, Any], *, code: bool = False) -> None:
+    def taken(self, step: int, found: Evaluation, *, code: bool = False) -> None:
         """One was taken. The time of the first, before any training, is not counted.
 
         Args:
-            found: the `figures` of its outcome.
             code: whether code of the task's own judged, which may reward other forms, and parts of an answer.
         """
-        logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found["pass_at_1"], found["formatted"])
-        formless = found["prompts"] and not found["formatted"] and not found["correct"]
+        logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)
+        formless = found.prompts and not found.formatted and not found.correct
         if self._began is None and formless and not code:
-            logger.warning(FORMLESS, found["prompts"])
-        self.curve.append((step, found["pass_at_1"]))
+            logger.warning(FORMLESS, found.prompts)
+        self.curve.append((step, found.pass_at_1))
         if self._began is None:
             self._began = self._clock()
         else:
-            self._spent += found["seconds"]
-        self._latest = found["seconds"]
+            self._spent += found.seconds
+        self._latest = found.seconds
 
     def due(self) -> bool:
         """Whether another like the latest fits."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftis_node.packet import Group
+from ftis_node.step_report import StepReport, TakenStep
 from ftis_node.worker.messages import OWN
 from ftis_node.worker.usage import WORK
 
@@ -34,19 +35,18 @@ class Progress:
         total = self.own_weight + self.foreign_weight
         return self.foreign_weight / total if total else 0.0
 
-    def add_step(self, own_groups: int, authors: Mapping[str, int], report: Mapping[str, Any]) -> None:
+    def add_step(self, own_groups: int, authors: Mapping[str, int], report: StepReport) -> None:
         """Counts a step.
 
         Args:
             authors: groups of each, by peer id.
-            report: the learner's `StepReport`, as a dictionary.
         """
         self.step += 1
         self.own_groups_used += own_groups
         self.foreign_groups_used.update(authors)
         self._fold_small_authors()
-        self.skipped += report["skipped"] is not None
-        for source, figures in ({} if report["skipped"] else report["diagnostics"]["sources"]).items():
+        self.skipped += report.skipped is not None
+        for source, figures in ({} if report.skipped else report.diagnostics.sources).items():
             if source == OWN:
                 self.own_weight += figures["loss_weight"]
             else:
@@ -69,7 +69,7 @@ class Progress:
         return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> Progress:
+    def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
         return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
 
 
@@ -98,22 +98,17 @@ class Totals:
         self.generated_completions += sum(len(group.packet.lengths) for group in packets)
         self.generated_tokens += sum(sum(group.packet.lengths) for group in packets)
 
-    def add_step(self, last: Mapping[str, Any]) -> None:
-        """Counts a step.
-
-        Args:
-            last: its metrics, see `Stepper.last`.
-        """
+    def add_step(self, last: TakenStep) -> None:
+        """Counts a step."""
+        report, diagnostics = last.report, last.report.diagnostics
         self.steps += 1
-        self.skipped_steps += last["skipped"] is not None
-        diagnostics = last["diagnostics"]
-        figures = {"own": diagnostics.get("sources", {}).get(OWN, {}), "foreign": diagnostics.get("foreign", {})}
-        for source, of in figures.items():
-            self.groups[source] += last[f"{source}_groups"]
-            if last["skipped"] is None:
-                self.samples[source] += int(of.get("samples", 0))
-                self.tokens[source] += int(of.get("tokens", 0))
-        for kind in ("seconds", "device"):
-            spent = getattr(self, kind)
+        self.skipped_steps += report.skipped is not None
+        self.groups["own"] += last.batch.own_groups
+        self.groups["foreign"] += last.batch.foreign_groups
+        for source, figures in {"own": diagnostics.sources.get(OWN, {}), "foreign": diagnostics.foreign}.items():
+            if report.skipped is None:
+                self.samples[source] += int(figures.get("samples", 0))
+                self.tokens[source] += int(figures.get("tokens", 0))
+        for spent, latest in ((self.seconds, last.seconds), (self.device, report.device)):
             for phase in spent:
-                spent[phase] += last[kind][phase]
+                spent[phase] += getattr(latest, phase)

@@ -1,4 +1,4 @@
-"""What a node says of its training and of its peers, in plain values."""
+"""The status and the peers that a node shows, and its log of steps."""
 
 from __future__ import annotations
 
@@ -6,136 +6,281 @@ import logging
 import math
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import psutil
 
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.node.checkpointing import CheckpointStatus
+from ftis_node.node.progress import Totals
 from ftis_node.node.stepper import Stepper
+from ftis_node.observe.api import Answer
 from ftis_node.observe.view import number
+from ftis_node.step_report import DeviceSeconds, StepSeconds, TakenStep
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.peer_clocks import ClockDifference
+from ftis_node.swarm.standing import PeerStanding
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.wire.transport import Health
+from ftis_node.worker.messages import GpuFigures, ModelFacts, plan_row
 
 STEP_SECONDS = 10.0  # between two lines of the log about steps
 
 logger = logging.getLogger(__name__)
 
 
+class LastStep(msgspec.Struct, frozen=True):
+    """Where the latest step's seconds went, and what came of it; no loss of one that left the weights alone."""
+
+    seconds: StepSeconds
+    device: DeviceSeconds
+    loss: float | None
+    gradient_norm: float | None
+    tokens: int
+    skipped: str | None
+
+
+class PoolStatus(msgspec.Struct, frozen=True):
+    """Groups that wait, and how many had no signal or grew too old since the start."""
+
+    waiting: int
+    no_signal: int
+    expired: int
+
+
+class NetworkStatus(msgspec.Struct, frozen=True):
+    """How this node is reached, and how its p2pd is; None: not known yet."""
+
+    reachability: str
+    p2pd_restarts: int
+    p2pd: Health | None
+    clock: ClockDifference | None
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """The network process: resident bytes, and blocks of Python's allocator, which tell a leak from noise."""
+
+    memory_bytes: int
+    python_blocks: int
+
+
+class ComputeStatus(msgspec.Struct, frozen=True):
+    """The compute process; `loaded` is None before the first model. worker_memory_bytes: resident, not on a GPU."""
+
+    loaded: ModelFacts | None
+    worker_restarts: int
+    worker_memory_bytes: int | None
+    gpu: GpuFigures | None
+
+    def row(self) -> dict[str, Any]:
+        """Its fields of `status --json`."""
+        facts = self.loaded
+        return {
+            "kind": facts.kind if facts is not None else None,
+            "plan": plan_row(facts.plan) if facts is not None else None,
+            "parameters": facts.parameters if facts is not None else None,
+            "worker_restarts": self.worker_restarts,
+            "worker_memory_bytes": self.worker_memory_bytes,
+            "gpu": msgspec.to_builtins(self.gpu),
+        }
+
+
+class TrainingStatus(msgspec.Struct, frozen=True):
+    """How far the training is, what it used, what of it is saved, and what went over the wire (bytes)."""
+
+    step: int
+    checkpoint: CheckpointStatus
+    pass_at_1_before: float | None
+    pass_at_1: float | None
+    pass_at_1_step: int
+    own_groups_used: int
+    foreign_groups_used: dict[str, int]
+    foreign_weight_share: float
+    filtered_fraction: float | None
+    own_reward: float | None
+    foreign_reward: float | None
+    step_seconds: float
+    idle_share: float | None
+    last_step: LastStep | None
+    totals: Totals
+    waiting_for: str | None
+    pool: PoolStatus
+    peers: int
+    bytes_in: int
+    bytes_out: int
+    network: NetworkStatus
+    process: ProcessStatus
+    refused_packets: dict[str, int]
+    announcements: dict[str, int]
+    own_groups_refused: int
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """What a node is doing. curve: step and pass@1 of the latest evaluations. uptime: seconds. training: None before
+    it has joined its run."""
+
+    name: str
+    state: str
+    reason: str
+    advice: str
+    stalled: bool
+    pausing: bool
+    finishing: bool
+    model: str
+    addresses: list[str]
+    run: str | None
+    curve: list[tuple[int, float]]
+    page: str | None
+    uptime: float
+    compute: ComputeStatus
+    training: TrainingStatus | None
+
+    def row(self) -> dict[str, Any]:
+        """The object that `ftis-node status --json` prints."""
+        own = msgspec.structs.asdict(self)
+        del own["compute"], own["training"]
+        return own | self.compute.row() | (msgspec.to_builtins(self.training) or {})
+
+
+class PeerRow(msgspec.Struct, frozen=True):
+    """A peer of the view. used: its groups trained on, in all. bytes_in, bytes_out: since the start."""
+
+    id: str
+    agent: str
+    addresses: list[str]
+    seconds_since_seen: float
+    used: int
+    standing: PeerStanding
+    bytes_in: int
+    bytes_out: int
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A peer that this node does not work with, and why."""
+
+    id: str
+    reason: str
+
+
+class PeersReport(msgspec.Struct, frozen=True):
+    """Every peer of the view, and who was left out."""
+
+    peers: list[PeerRow]
+    left_out: list[LeftOut]
+
+    def row(self) -> dict[str, Any]:
+        """The object that `ftis-node peers --json` prints; a peer's standing is among its fields."""
+        row = msgspec.to_builtins(self)
+        for peer in row["peers"]:
+            standing = peer.pop("standing")
+            traffic = {way: peer.pop(way) for way in ("bytes_in", "bytes_out")}
+            peer |= standing | traffic
+        return dict(row)
+
+
+def rows_of(report: Callable[[], NodeStatus | PeersReport]) -> Answer:
+    """The same report as JSON has it."""
+    return lambda: report().row()
+
+
 class StepLog:
-    """Says in the log what steps came to: of quick ones only some."""
+    """Writes a line about a step into the log; of quick steps only some."""
 
     def __init__(self) -> None:
-        self._told = -math.inf
+        self._written = -math.inf
 
-    def tell(self, last: dict[str, Any]) -> None:
-        """Of the latest step, as `Stepper.last` has it."""
-        if time.monotonic() < self._told + STEP_SECONDS:
+    def write(self, last: TakenStep) -> None:
+        """Logs the latest step, unless another was logged a moment ago."""
+        if time.monotonic() < self._written + STEP_SECONDS:
             return
-        self._told = time.monotonic()
-        reward = {source: number(last[f"{source}_reward"], ".2f") for source in ("own", "foreign")}
+        self._written = time.monotonic()
+        batch = last.batch
         logger.info(
             "Step %d: own groups %d (reward %s), foreign %d (%s), %.1f s",
-            last["step"],
-            last["own_groups"],
-            reward["own"],
-            last["foreign_groups"],
-            reward["foreign"],
-            last["seconds"]["total"],
+            last.step,
+            batch.own_groups,
+            number(batch.own_reward, ".2f"),
+            batch.foreign_groups,
+            number(batch.foreign_reward, ".2f"),
+            last.seconds.total,
         )
 
 
-def training_status(stepper: Stepper, swarm: Swarm, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """How far the training is, what it used, what of it is saved, and what went over the wire."""
+def training_status(stepper: Stepper, swarm: Swarm, checkpoint: CheckpointStatus) -> TrainingStatus:
+    """The status of a node that has joined its run."""
     progress, last, pool = stepper.progress, stepper.last, stepper.pool
-    overall = last.get("diagnostics", {}).get("overall", {})
-    return {
-        "step": progress.step,
-        "checkpoint": checkpoint,
-        "pass_at_1_before": progress.pass_at_1_before,
-        "pass_at_1": progress.pass_at_1,
-        "pass_at_1_step": progress.pass_at_1_step,
-        "own_groups_used": progress.own_groups_used,
-        "foreign_groups_used": dict(progress.foreign_groups_used),
-        "foreign_weight_share": progress.foreign_weight_share,
-        "filtered_fraction": overall.get("filtered_fraction"),
-        "own_reward": last.get("own_reward"),
-        "foreign_reward": last.get("foreign_reward"),
-        "step_seconds": stepper.step_seconds(),
-        "idle_share": stepper.idle_share(),
-        "last_step": last_step(last) if last else None,
-        "totals": asdict(stepper.totals),
-        "waiting_for": stepper.waiting_for or None,
-        "pool": {"waiting": len(pool), "no_signal": pool.no_signal, "expired": pool.expired},
-        "peers": len(swarm.membership.view),
-        "bytes_in": swarm.traffic.bytes_in,
-        "bytes_out": swarm.traffic.bytes_out,
-        "network": network_status(swarm),
-        "process": process_status(),
-        "refused_packets": dict(swarm.pulling.rejections),
-        "announcements": dict(swarm.gossip.counts),
-        "own_groups_refused": stepper.own_refused,
-    }
+    return TrainingStatus(
+        step=progress.step,
+        checkpoint=checkpoint,
+        pass_at_1_before=progress.pass_at_1_before,
+        pass_at_1=progress.pass_at_1,
+        pass_at_1_step=progress.pass_at_1_step,
+        own_groups_used=progress.own_groups_used,
+        foreign_groups_used=dict(progress.foreign_groups_used),
+        foreign_weight_share=progress.foreign_weight_share,
+        filtered_fraction=last.report.diagnostics.overall.get("filtered_fraction") if last else None,
+        own_reward=last.batch.own_reward if last else None,
+        foreign_reward=last.batch.foreign_reward if last else None,
+        step_seconds=stepper.step_seconds(),
+        idle_share=stepper.idle_share(),
+        last_step=last_step(last) if last else None,
+        totals=stepper.totals,
+        waiting_for=stepper.waiting_for or None,
+        pool=PoolStatus(len(pool), pool.no_signal, pool.expired),
+        peers=len(swarm.membership.view),
+        bytes_in=swarm.traffic.bytes_in,
+        bytes_out=swarm.traffic.bytes_out,
+        network=network_status(swarm),
+        process=ProcessStatus(psutil.Process().memory_info().rss, sys.getallocatedblocks()),
+        refused_packets=dict(swarm.pulling.rejections),
+        announcements=dict(swarm.gossip.counts),
+        own_groups_refused=stepper.own_refused,
+    )
 
 
-def last_step(last: dict[str, Any]) -> dict[str, Any]:
-    """Of the latest step: where its seconds went, and what came of it; no loss of one that left the weights alone."""
-    skipped = last["skipped"]
-    loss, norm = (None if skipped or not math.isfinite(last[key]) else last[key] for key in ("loss", "gradient_norm"))
-    return {
-        "seconds": last["seconds"],
-        "device": last["device"],
-        "loss": loss,
-        "gradient_norm": norm,
-        "tokens": last["tokens"],
-        "skipped": skipped,
-    }
+def last_step(last: TakenStep) -> LastStep:
+    """The row of the latest step."""
+    report = last.report
+
+    def shown(value: float) -> float | None:
+        return None if report.skipped or not math.isfinite(value) else value
+
+    loss, norm = shown(report.loss), shown(report.gradient_norm)
+    return LastStep(last.seconds, report.device, loss, norm, report.tokens, report.skipped)
 
 
-def worker_memory(pid: int | None) -> int | None:
-    """Bytes that the compute process has resident (not on a GPU), None where there is none."""
+def resident_bytes(pid: int | None) -> int | None:
+    """Bytes of main memory that a process has, None where there is none."""
     try:
         return int(psutil.Process(pid).memory_info().rss) if pid is not None else None
     except psutil.Error:
         return None
 
 
-def process_status() -> dict[str, int]:
-    """What the network process itself holds: memory, and blocks of Python's allocator, which tell a leak from noise."""
-    return {"memory_bytes": psutil.Process().memory_info().rss, "python_blocks": sys.getallocatedblocks()}
+def network_status(swarm: Swarm) -> NetworkStatus:
+    """The status of the node's network."""
+    membership = swarm.membership
+    clock = membership.clocks.difference(membership.view)
+    return NetworkStatus(str(membership.reachability()), swarm.supervisor.restarts, membership.health, clock)
 
 
-def network_status(swarm: Swarm) -> dict[str, Any]:
-    """How this node is reached, and how its p2pd is."""
-    health = swarm.membership.health
-    clock = swarm.membership.clocks.difference(swarm.membership.view)
-    return {
-        "reachability": str(swarm.membership.reachability()),
-        "p2pd_restarts": swarm.supervisor.restarts,
-        "p2pd": asdict(health) if health is not None else None,
-        "clock": asdict(clock) if clock is not None else None,
-    }
-
-
-def peers_report(stepper: Stepper, swarm: Swarm) -> dict[str, Any]:
-    """Every peer of the view with what came of it, and who was left out and why."""
-    used = stepper.progress.foreign_groups_used
-    return {
-        "peers": [
-            {
-                "id": peer_id(peer.id),
-                "agent": peer.agent,
-                "addresses": peer.addresses,
-                "seconds_since_seen": boot_seconds() - peer.seen,
-                "used": used[peer_id(peer.id)],
-                **swarm.standing.report(peer.id),
-                "bytes_in": swarm.traffic.received[peer.id],
-                "bytes_out": swarm.traffic.sent[peer.id],
-            }
-            for peer in swarm.membership.view.values()
-        ],
-        "left_out": [
-            {"id": peer_id(peer), "reason": reason}
-            for peer, reason in {**swarm.membership.refused, **swarm.standing.left_alone()}.items()
-        ],
-    }
+def peers_report(stepper: Stepper, swarm: Swarm) -> PeersReport:
+    """The rows of all peers."""
+    used, traffic = stepper.progress.foreign_groups_used, swarm.traffic
+    peers = [
+        PeerRow(
+            id=peer_id(peer.id),
+            agent=peer.agent,
+            addresses=peer.addresses,
+            seconds_since_seen=boot_seconds() - peer.seen,
+            used=used[peer_id(peer.id)],
+            standing=swarm.standing.report(peer.id),
+            bytes_in=traffic.received[peer.id],
+            bytes_out=traffic.sent[peer.id],
+        )
+        for peer in swarm.membership.view.values()
+    ]
+    left_out = {**swarm.membership.refused, **swarm.standing.left_alone()}
+    return PeersReport(peers, [LeftOut(peer_id(peer), reason) for peer, reason in left_out.items()])

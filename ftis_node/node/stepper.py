@@ -10,14 +10,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.progress import Progress, Totals
 from ftis_node.observe.recent import KEPT, Recent, Shown
-from ftis_node.packet import Group, encode, pack_group, packet_digest
+from ftis_node.packet import Group
+from ftis_node.step_report import BatchReport, DeviceSeconds, Digests, StepReport, StepSeconds, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef
@@ -26,7 +27,7 @@ from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival
 from ftis_node.worker.client import WorkerDied, WorkerFault
-from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
+from ftis_node.worker.messages import OWN, Answer, Generate, GroupPart, Request, ScoreGroup, Step, StepGroup
 
 # However many peers there are, a node makes at least this part of its batch itself, or strangers would rule it.
 OWN_SHARE_FLOOR = 0.25
@@ -37,13 +38,14 @@ SUPPLY_MEMORY = 0.2  # how much of what is known of others' supply each step rep
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, eq=False)
 class OwnGroup:
-    """A group of one's own with its rewards, in the form the worker takes."""
+    """A group of one's own with its rewards [G]."""
 
     group: Group
-    completions: dict[str, Any]
     rewards: Sequence[float]
 
 
@@ -66,9 +68,9 @@ class Exchange(Protocol):
 
 
 class Compute(Protocol):
-    """Who does the work: the daemon's compute process, or an engine in this one."""
+    """The daemon's compute process, or an engine in this one."""
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+    async def call(self, request: Request[Answer]) -> Answer:
         """As `ftis_node.worker.client.Worker.call`."""
 
 
@@ -107,7 +109,7 @@ class Stepper:
         self.standing = standing
         standing.banned_author.append(lambda author: self.pool.drop(author))
         self.waiting_for = ""
-        self.last: dict[str, Any] = {}
+        self.last: TakenStep | None = None
         self.recent = Recent()  # for people to look at
         self.swarm: Exchange
         self.own_only = own_only  # the objective trains on nobody else's samples
@@ -120,7 +122,6 @@ class Stepper:
         self._clock, self._age_clock = clock or time.monotonic, clock or boot_seconds
         self._context = context
         self.run = context.run
-        self._run_id = context.run.id
         self._identity = identity
         self._settings = settings
         self._store = store
@@ -130,7 +131,7 @@ class Stepper:
         self._counted = 0  # of the groups that ever came into the pool
         self._left = 0  # groups that the latest batch had no room for
         self._step_seconds: deque[float] = deque(maxlen=8)
-        self._device: deque[Mapping[str, float]] = deque(maxlen=8)  # where the compute process's time went
+        self._device: deque[DeviceSeconds] = deque(maxlen=8)  # where the compute process's time went
         self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one group oneself
 
     # --- what the swarm asks and brings ---------------------------------------------------------------------------
@@ -179,9 +180,8 @@ class Stepper:
             await asyncio.gather(*self._scoring)
 
     async def _score(self, group: Group, born: float) -> None:
-        packed = pack_completions(list(group.packet.completions()))
         try:
-            rewards = (await self.worker.call("score", row=group.row, completions=packed))["rewards"]
+            rewards = await self.worker.call(ScoreGroup(group.row, group.data))
         except WorkerDied:
             return  # it stays in the store as admitted and is scored after the worker's restart
         except (WorkerFault, UserError) as fault:
@@ -235,11 +235,11 @@ class Stepper:
 
     def idle_share(self) -> float | None:
         """Part of the time that the latest steps took, one after the other, in which the compute device had no work."""
-        total = sum(spent["total"] for spent in self._device)
-        return sum(spent["idle"] for spent in self._device) / total if total else None
+        total = sum(spent.total for spent in self._device)
+        return sum(spent.idle for spent in self._device) / total if total else None
 
-    async def step(self, stopping: asyncio.Event) -> dict[str, Any] | None:
-        """One step; returns its metrics, or None if `stopping` was set before the batch was there, or `hurry` while
+    async def step(self, stopping: asyncio.Event) -> TakenStep | None:
+        """One step; returns its report, or None if `stopping` was set before the batch was there, or `hurry` while
         there was nothing to train on."""
         began = self._clock()
         own = await self.generate(self.own_quota())
@@ -262,30 +262,30 @@ class Stepper:
 
     async def train(
         self, own: Sequence[OwnGroup], foreign: Sequence[Scored], *, began: float, wait: float = 0.0
-    ) -> dict[str, Any]:
-        """Takes the step on these groups and returns its metrics; it `began` (by the clock) with their generation."""
+    ) -> TakenStep:
+        """Takes the step on these groups and returns its report; it `began` (by the clock) with their generation."""
         trained = self._clock()
         weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
-        groups = messages(own, foreign, weights, horizontal=self.run.parts > 1)
+        groups = step_groups(own, foreign, weights, horizontal=self.run.parts > 1)
         # Written down beside the step and before its checkpoint: a group that a crash took out of a step is lost, none
         # is trained on twice.
         report = await self._beside(
-            self.worker.call("step", groups=groups),
+            self.worker.call(Step(groups)),
             lambda: self._store.settle([scored.group.key for scored in foreign], "trained"),
         )
         ended = self._clock()
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
-        self._device.append(report["device"])
+        self._device.append(report.device)
         self.swarm.interval = exchange_interval(self.step_seconds())
-        spent = {"generate": trained - began - wait, "wait": wait, "train": ended - trained, "total": ended - began}
-        last = self._account(own, foreign, report, spent)
-        self.recent.add(_to_show(self.progress.step, own, foreign))
-        if any(weight != 1.0 for weight in weights.values()):
-            last["weights"] = {peer_id(author): weight for author, weight in weights.items()}
+        spent = StepSeconds(trained - began - wait, wait, ended - trained, ended - began)
+        unequal = any(weight != 1.0 for weight in weights.values())
+        unequal_weights = {peer_id(author): weight for author, weight in weights.items()} if unequal else None
+        last = self._account(own, foreign, report, spent, unequal_weights)
+        self.recent.add(_to_show(last.step, own, foreign))
         return last
 
-    async def _beside(self, call: Coroutine[Any, Any, dict[str, Any]], write: Callable[[], None]) -> dict[str, Any]:
+    async def _beside(self, call: Coroutine[None, None, Result], write: Callable[[], None]) -> Result:
         """What the worker answers; while it works, something is written to disk, for which it need not wait."""
         answer = asyncio.create_task(call)
         try:
@@ -295,9 +295,9 @@ class Stepper:
         finally:
             answer.cancel()  # for nothing, unless writing failed or the step is given up
 
-    def _judge(self, foreign: Sequence[Scored], report: dict[str, Any]) -> None:
+    def _judge(self, foreign: Sequence[Scored], report: StepReport) -> None:
         """What the step showed of the authors of its groups."""
-        sources = {} if report["skipped"] else report["diagnostics"]["sources"]
+        sources = {} if report.skipped else report.diagnostics.sources
         for author, groups in Counter(one.group.author for one in foreign).items():
             if (figures := sources.get(peer_id(author))) is not None:
                 self.standing.trained(author, groups, figures)
@@ -345,94 +345,79 @@ class Stepper:
         number = self._store.upcoming_round()
         author = self._identity.author
         rows = [self._context.row_of(author, number, slot) for slot in range(count)]
-        answer = await self._beside(self.worker.call("generate", rows=rows), lambda: self._store.take_round(number))
-        answers, self.generation_batch = answer["groups"], answer["generation_batch"]
+        request = Generate(rows, author, number, self.progress.step)
+        answer = await self._beside(self.worker.call(request), lambda: self._store.take_round(number))
+        self.generation_batch = answer.generation_batch
         self._group_seconds.append((self._clock() - began) / count)
-        groups, packets, refs = [], [], []
-        for slot, answer in enumerate(answers):
-            packet = pack_group(
-                run_id=self._run_id,
-                author=author,
-                round=number,
-                slot=slot,
-                policy_step=self.progress.step,
-                prompt_ids=answer["prompt_ids"],
-                completions=unpack_completions(answer),
-            )
-            data = encode(packet)
-            digest = packet_digest(data)
-            verdict = admit(self._context, author, data, announced=(number, slot), digest=digest)
+        groups: list[OwnGroup] = []
+        for slot, made in enumerate(answer.groups):
+            verdict = admit(self._context, author, made.packet, announced=(number, slot))
             if isinstance(verdict, Rejection):  # what others would refuse is neither sent nor trained on
                 self.own_refused += 1
                 logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
                 continue
-            groups.append(OwnGroup(verdict, answer, answer["rewards"]))
-            packets.append((verdict, data))
-            refs.append(PacketRef(slot=slot, digest=digest, size=len(data)))
-        self.own_unsound = len(packets) < len(answers)
-        if not packets:
+            groups.append(OwnGroup(verdict, made.rewards))
+        self.own_unsound = len(groups) < len(answer.groups)
+        if not groups:
             raise WorkerFault("Every group that this node generated is unsound; its model may have diverged.")
-        self.totals.add_round([group for group, _ in packets])
-        self._store.add(packets, own=True)
+        sound = [one.group for one in groups]
+        self.totals.add_round(sound)
+        self._store.add([(group, group.data) for group in sound], own=True)
+        refs = [PacketRef(slot=group.packet.slot, digest=group.digest, size=len(group.data)) for group in sound]
         self.swarm.announce(number, self.progress.step, refs)
         return groups
 
     def _account(
-        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], report: dict[str, Any], seconds: dict[str, float]
-    ) -> dict[str, Any]:
-        batch = describe(own, foreign)
-        self.progress.add_step(len(own), batch["authors"], report)
-        self.idle_steps = 0 if report["skipped"] is None else self.idle_steps + 1
-        now = self._age_clock()
-        self.last = {
-            "step": self.progress.step,
-            **batch,
-            "foreign_age": _mean([now - scored.born for scored in foreign]),
-            **report,
-            "seconds": seconds,
-        }
+        self,
+        own: Sequence[OwnGroup],
+        foreign: Sequence[Scored],
+        report: StepReport,
+        seconds: StepSeconds,
+        weights: dict[str, float] | None,
+    ) -> TakenStep:
+        batch, now = describe(own, foreign), self._age_clock()
+        self.progress.add_step(len(own), batch.authors, report)
+        self.idle_steps = 0 if report.skipped is None else self.idle_steps + 1
+        age = _mean([now - scored.born for scored in foreign])
+        self.last = TakenStep(self.progress.step, batch, age, report, seconds, weights)
         self.totals.add_step(self.last)
         return self.last
 
 
-def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> dict[str, Any]:
-    """Of a step's groups: how many, whose, mean rewards, and the packets (hex) in their order, for a replay."""
-    return {
-        "own_groups": len(own),
-        "foreign_groups": len(foreign),
-        "authors": dict(Counter(peer_id(scored.group.author) for scored in foreign)),
-        "own_reward": _mean([r for group in own for r in group.rewards]),
-        "foreign_reward": _mean([r for scored in foreign for r in scored.rewards]),
-        "batch": {
-            "own": [group.group.digest.hex() for group in own],
-            "foreign": [scored.group.digest.hex() for scored in foreign],
-        },
-    }
+def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
+    """The groups of a step, with their packets in their order, for a replay."""
+    return BatchReport(
+        own_groups=len(own),
+        foreign_groups=len(foreign),
+        authors=dict(Counter(peer_id(scored.group.author) for scored in foreign)),
+        own_reward=_mean([r for group in own for r in group.rewards]),
+        foreign_reward=_mean([r for scored in foreign for r in scored.rewards]),
+        batch=Digests(
+            own=[group.group.digest.hex() for group in own],
+            foreign=[scored.group.digest.hex() for scored in foreign],
+        ),
+    )
 
 
-def messages(
+def step_groups(
     own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], *, horizontal: bool
-) -> list[dict[str, Any]]:
+) -> list[StepGroup]:
     """Groups as the engine takes them; horizontal ones are put together of the parts of one round and slot."""
-    parts: list[tuple[Group, dict[str, Any]]] = [
-        (one.group, {"source": OWN, "completions": one.completions, "rewards": one.rewards}) for one in own
-    ]
+    parts = [(one.group, GroupPart(OWN, one.group.data, one.rewards)) for one in own]
     for scored in foreign:
-        completions = pack_completions(list(scored.group.packet.completions()))
-        source = peer_id(scored.group.author)
-        told = {"source": source, "completions": completions, "rewards": scored.rewards}
-        parts.append((scored.group, {**told, "weight": weights[scored.group.author]}))
-    groups: dict[Any, dict[str, Any]] = {}
+        group = scored.group
+        part = GroupPart(peer_id(group.author), group.data, scored.rewards, weights[group.author])
+        parts.append((group, part))
+    groups: dict[tuple[bytes | int, ...], tuple[int, list[GroupPart]]] = {}
     for group, part in parts:
-        key = group.key[1:] if horizontal else group.key
-        groups.setdefault(key, {"row": group.row, "parts": []})["parts"].append(part)
-    return list(groups.values())
+        groups.setdefault(group.key[1:] if horizontal else group.key, (group.row, []))[1].append(part)
+    return [StepGroup(row, together) for row, together in groups.values()]
 
 
 def _to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:
     """A few groups of a step; of one's own those first whose rewards differ, for nothing is learned from the others."""
-    told = sorted(own, key=lambda one: min(one.rewards) == max(one.rewards))[:KEPT]
-    shown = [Shown.of(step, None, one.group.row, one.rewards, one.completions) for one in told]
+    mine = sorted(own, key=lambda one: min(one.rewards) == max(one.rewards))[:KEPT]
+    shown = [Shown.of(step, None, one.group, one.rewards) for one in mine]
     turns: Counter[bytes] = Counter()
 
     def turn(scored: Scored) -> int:
@@ -440,8 +425,7 @@ def _to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> l
         return turns[scored.group.author]
 
     for scored in sorted(foreign, key=turn)[:KEPT]:  # of as many authors as there are
-        packed = pack_completions(list(scored.group.packet.completions()))
-        shown.append(Shown.of(step, peer_id(scored.group.author), scored.group.row, scored.rewards, packed))
+        shown.append(Shown.of(step, peer_id(scored.group.author), scored.group, scored.rewards))
     return shown
 
 

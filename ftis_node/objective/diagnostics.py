@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ftis_node.objective.columns import SourceColumns
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.figures import sample_figures, token_figures
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.packed import owners, segment_sum
-from ftis_node.objective.table import Table
+from ftis_node.step_report import Figures, StepFigures
 
 HONEST_CAP = 2.0  # the bound E[min(ρ, 2)] ≤ 1 of honest claims is checked with this, whatever the objective's C
 SURPRISE = -math.log(1000.0)
@@ -27,7 +28,7 @@ class Diagnostics:
     """Gathers the `Terms` of a step's micro-batches; `summary` may be called at any time."""
 
     def __init__(self) -> None:
-        self._samples, self._tokens, self._clips = Table(), Table(), Table()
+        self._samples, self._tokens, self._clips = SourceColumns(), SourceColumns(), SourceColumns()
         self._numbers: dict[str, int] = {}
         self._idle: Counter[str] = Counter()
         self._own: str | None = None
@@ -89,8 +90,8 @@ class Diagnostics:
         """Count samples of groups whose rewards were all equal: nothing to learn from, so they never become terms."""
         self._idle[source] += samples
 
-    def summary(self) -> dict[str, dict[str, float] | dict[str, dict[str, float]]]:
-        """`{"overall": figures, "foreign": figures, "sources": {source: figures}}`, plain floats (0 of nothing is 0).
+    def summary(self) -> StepFigures:
+        """The figures of everything counted so far, plain floats (0 of nothing is 0).
 
         samples, tokens     that the terms were of; `idle`: samples counted by `add_idle`, in no other figure
         ratio_p1 _p50 _p99 _max   ρ of the tokens at the start of the step, before truncation
@@ -119,7 +120,7 @@ class Diagnostics:
         """
         samples, tokens, clips = self._samples.columns(), self._tokens.columns(), self._clips.columns()
 
-        def figures(names: set[str]) -> dict[str, float]:
+        def figures(names: set[str]) -> Figures:
             numbers = [self._numbers[name] for name in names if name in self._numbers]
             return {
                 "idle": float(sum(self._idle[name] for name in names)),
@@ -128,11 +129,11 @@ class Diagnostics:
             }
 
         everyone = set(self._numbers) | set(self._idle)
-        return {
-            "overall": figures(everyone),
-            "foreign": figures(everyone - {self._own}),
-            "sources": {name: figures({name}) for name in sorted(everyone)},
-        }
+        return StepFigures(
+            overall=figures(everyone),
+            foreign=figures(everyone - {self._own}),
+            sources={name: figures({name}) for name in sorted(everyone)},
+        )
 
     def _rows(self, terms: Terms, lengths: Tensor, sources: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Which tokens count, bool `[T]`; the sample of each that does; the number of each sample's source `[N]`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ftis_node.objective.columns import Columns
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.quantiles import nearest_rank
-from ftis_node.objective.table import Columns
 
 
 def sample_figures(some: Columns, every: Columns) -> dict[str, float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from ftis_node.packet import Group
 
 KEPT = 4  # groups of one's own, and as many of others
 SHOWN = 12  # completions of a group
@@ -13,22 +14,25 @@ SHOWN = 12  # completions of a group
 
 @dataclass(frozen=True)
 class Shown:
-    """A group as ids. author: a peer id, None for this node. row: of the task's data. ids: u32 of all completions."""
+    """A group's packet and its first completions' rewards, tokens and ends [SHOWN at most].
+
+    author: a peer id, None for this node. row: of the task's data.
+    """
 
     step: int
     author: str | None
     row: int
     rewards: tuple[float, ...]
-    ids: bytes
+    packet: bytes
     lengths: tuple[int, ...]
     finished: tuple[bool, ...]
 
     @classmethod
-    def of(cls, step: int, author: str | None, row: int, rewards: Sequence[float], packed: dict[str, Any]) -> Shown:
-        """Takes the first completions of a group in the form that the worker takes."""
-        lengths = tuple(packed["lengths"][:SHOWN])
-        ids = bytes(packed["ids"][: 4 * sum(lengths)])
-        return cls(step, author, row, tuple(rewards[:SHOWN]), ids, lengths, tuple(packed["finished"][:SHOWN]))
+    def of(cls, step: int, author: str | None, group: Group, rewards: Sequence[float]) -> Shown:
+        """The first completions of a group."""
+        packet = group.packet
+        first = (packet.lengths[:SHOWN], packet.finished[:SHOWN])
+        return cls(step, author, group.row, tuple(rewards[:SHOWN]), group.data, *first)
 
 
 class Recent:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from rich.console import Console
-from rich.progress import TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.text import Text
 
 from ftis_node.text import escaped
+
+QUIET_SECONDS = 2.0
 
 
 def words(text: object, style: str = "", *, whole: bool = True) -> Text:
@@ -28,3 +35,25 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
 def column(form: str) -> TextColumn:
     """A column of a progress bar, likewise."""
     return TextColumn(form, markup=False)
+
+
+@contextmanager
+def slow_bar(form: str, total: int, time: ProgressColumn, **fields: Any) -> Iterator[Callable[..., None]]:
+    """A bar on stderr that appears after `QUIET_SECONDS`; call it with how many more are done, and with new fields.
+
+    Args:
+        form: the text before the bar, which may name `fields` as ``{task.fields[NAME]}``.
+        time: the last column.
+    """
+    columns = (column(form), BarColumn(), MofNCompleteColumn(), time)
+    progress = Progress(*columns, console=console(stderr=True), transient=True)
+    bar = progress.add_task("", total=total, **fields)
+    timer = threading.Timer(QUIET_SECONDS, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda count, **new: progress.update(bar, advance=count, **new)
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.stop()

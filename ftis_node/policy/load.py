@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def refuse_unsupported(config: Any, name: str) -> None:
             )
 
 
-def _refuse_gaps(found: dict[str, Any], name: str) -> None:
+def _refuse_gaps(found: Mapping[str, Collection[str]], name: str) -> None:
     """transformers fills what a file of weights lacks with random numbers."""
     if missing := sorted(found["missing_keys"]):
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
@@ -139,7 +140,7 @@ def _refuse_small_embedding(model: Any, tokenizer: PreTrainedTokenizerBase, name
         )
 
 
-def where_to_look(source: str) -> dict[str, Any]:
+def where_to_look(source: str) -> dict[str, bool]:
     """Where transformers may look: for a hub id only into its cache while the hub does not answer.
 
     Left to itself it would ask for every file of a model anew, for 23 seconds each.

@@ -8,7 +8,7 @@ once for a group of G, and its gradient is the sum over the G.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -109,7 +109,7 @@ class Packing:
     owner: Tensor
 
     @property
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self) -> Mapping[str, Any]:
         """What a decoder is called with. A mask of four dimensions is handed on as it is, and nobody looks at it."""
         return {
             "input_ids": self.ids[None],
@@ -187,7 +187,7 @@ class Padded:
     targets: Tensor
 
     @property
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self) -> Mapping[str, Tensor]:
         """What a decoder is called with."""
         return {"input_ids": self.ids, "attention_mask": self.mask}
 

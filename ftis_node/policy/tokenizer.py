@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -31,7 +30,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     state = json.loads(backend.to_str())
     added = {int(entry["id"]): (entry["content"], bool(entry["special"])) for entry in state["added_tokens"]}
     words = {int(index): (token, False) for token, index in state["model"]["vocab"].items()} | added
-    essence: dict[str, Any] = {
+    essence = {
         "words": [[index, *words[index]] for index in sorted(words)],
         "merges": [m if isinstance(m, str) else " ".join(m) for m in state["model"].get("merges") or []],
         "kind": state["model"].get("type"),

@@ -1,4 +1,4 @@
-"""What helps to find a mistake, in one file: facts, findings and logs. No keys, no weights, no packets."""
+"""The bug report: facts, findings and logs in one file, without keys, weights and packets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
-from packaging.requirements import Requirement
 
 from ftis_node.config.settings import ENVIRONMENT_PREFIX
 from ftis_node.errors import UsageError, UserError, brief
@@ -24,18 +21,19 @@ from ftis_node.host.files import bytes_under, end_of
 from ftis_node.observe.api import ask
 from ftis_node.observe.parts import end_of_parts
 from ftis_node.observe.provenance import commit, versions
-from ftis_node.preflight.finding import Case, Finding
-from ftis_node.preflight.machine import memory_limit
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.finding import Finding
+from ftis_node.preflight.machine import installed, memory_limit
 from ftis_node.preflight.place import file_system, standing
 from ftis_node.preflight.redaction import Redactor
 
 TAIL_BYTES = 1 << 20
-# Files of a home whose whole text is a secret: they are never packed, and what they hold is removed from what is.
+# Files of a home that hold secrets: they are never packed, and their text is removed from all other parts.
 _TOKENS = "*.token"
 
 
 def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = False) -> dict[str, str]:
-    """Name → text of all that a report consists of, cleaned."""
+    """Collect the parts of a report: name → text, without secrets and, by default, without addresses."""
     home = case.home
     redactor = Redactor(_key(case), _secrets(case), with_addresses=with_addresses)
     parts: dict[str, Callable[[], str]] = {
@@ -55,7 +53,7 @@ def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = F
     for name, part in parts.items():
         try:
             text = part()
-        except Exception as error:  # whatever is broken here is what the report is for
+        except Exception as error:  # the report may be about just this
             text = f"This could not be collected: {brief(error)}\n"
         if text:
             packed[name] = redactor.clean(text)
@@ -63,7 +61,7 @@ def collect(case: Case, findings: Sequence[Finding], *, with_addresses: bool = F
 
 
 def pack(parts: Mapping[str, str], out: Path) -> None:
-    """Writes them as a .tar.gz that only its owner may read.
+    """Write the parts as a .tar.gz that only its owner may read.
 
     Raises:
         UsageError: there is a file of that name.
@@ -73,7 +71,7 @@ def pack(parts: Mapping[str, str], out: Path) -> None:
     folder = out.name.removesuffix(".tar.gz")
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         for name, text in parts.items():
-            entry = tarfile.TarInfo(f"{folder}/{name}")  # owner and group stay at 0: who sends it is not told
+            entry = tarfile.TarInfo(f"{folder}/{name}")  # owner and group stay at 0: no sender is named
             entry.size, entry.mtime = len(content := text.encode(errors="replace")), int(time.time())
             archive.addfile(entry, io.BytesIO(content))
     try:
@@ -94,7 +92,7 @@ def _key(case: Case) -> bytes | None:
 
 
 def _secrets(case: Case) -> Iterator[str]:
-    """Texts that this machine keeps as secrets: a token of the hub, tokens of the home, the key in its spellings."""
+    """Secrets of this machine: the hub's token, the home's tokens, and its key in several spellings."""
     from huggingface_hub import get_token
 
     yield get_token() or ""
@@ -105,7 +103,7 @@ def _secrets(case: Case) -> Iterator[str]:
     yield key[4:36].hex()
 
 
-def _facts(case: Case) -> dict[str, Any]:
+def _facts(case: Case) -> dict[str, object]:
     import torch
 
     memory, place = psutil.virtual_memory(), standing(case.home.path)
@@ -113,7 +111,7 @@ def _facts(case: Case) -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {**versions(), **_libraries()},
+        "versions": {**versions(), **installed()},
         "commit": commit(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
@@ -130,31 +128,20 @@ def _facts(case: Case) -> dict[str, Any]:
     }
 
 
-def _gpu(index: int) -> dict[str, Any]:
+def _gpu(index: int) -> dict[str, object]:
     import torch
 
     free, total = torch.cuda.mem_get_info(index)
     return {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
 
 
-def _libraries() -> dict[str, str]:
-    found = {}
-    for text in metadata.requires("ftis-node") or ():
-        name = Requirement(text).name
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _settings(case: Case) -> dict[str, Any]:
+def _settings(case: Case) -> dict[str, object]:
     values = case.settings.model_dump(mode="json")
     return {name: {"value": value, "origin": case.origins[name]} for name, value in values.items()}
 
 
-def _manifests(case: Case) -> dict[str, Any]:
-    """What each checkpoint says of itself; of its weights only names and checksums."""
+def _manifests(case: Case) -> dict[str, object]:
+    """The facts of each checkpoint, with names and checksums of its weights."""
     found = {}
     for file in sorted(case.home.checkpoints.glob("*/checkpoint.json")):
         try:
@@ -184,7 +171,7 @@ def _tail(file: Path) -> str:
 
 
 def _last_events(file: Path) -> str:
-    """The last MB, of its older parts too."""
+    """The last MB, older parts of the file included."""
     if not file.is_file() or file.is_symlink():
         return ""
     return end_of_parts(file, TAIL_BYTES).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Python, libraries, torch, the GPU, limits: what a node finds on any machine."""
+"""Checks of the machine: Python, libraries, torch, the GPU, limits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from packaging.specifiers import SpecifierSet
 
 from ftis_node.host.descriptors import raise_limit
 from ftis_node.policy.names import built_in
-from ftis_node.preflight.finding import Case, Finding, Verdict
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.finding import Finding, Verdict
 from ftis_node.text import GB, rounded
 
 _PACKAGE = "ftis-node"
 _NVIDIA = Path("/proc/driver/nvidia/version")
 SMOKE_SECONDS = 60.0
 _TOLD = ("transformers", "peft", "hivemind")
-FEW_FILES = 1024  # what most systems give; p2pd has one for each connection
+FEW_FILES = 1024  # the usual default; p2pd opens one for each connection
 
 
 def python(case: Case) -> Iterator[Finding]:
-    """Version and platform, and whether hivemind's p2pd is there for it."""
+    """Python: its version and platform, and whether hivemind's p2pd is installed."""
     seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     wanted = SpecifierSet(_wanted_python())
     if not wanted.contains(platform.python_version(), prereleases=True):
@@ -57,7 +58,7 @@ def _wanted_python() -> str:
 
 
 def libraries(case: Case) -> Iterator[Finding]:
-    """Versions against the ranges of pyproject.toml. What an extra brings is looked at only if it is there."""
+    """The libraries: whether their versions are in the ranges of pyproject.toml. Extras count only if installed."""
     try:
         requirements = [Requirement(text) for text in metadata.requires(_PACKAGE) or ()]
     except metadata.PackageNotFoundError:
@@ -82,8 +83,14 @@ def libraries(case: Case) -> Iterator[Finding]:
     yield Finding("libraries", "ok", f"{sound} are within their ranges; {versions}".rstrip(", ;") + ".")
 
 
+def installed() -> dict[str, str]:
+    """Name → version of all libraries that ftis-node requires and that are installed, those of extras too."""
+    names = [Requirement(text).name for text in metadata.requires(_PACKAGE) or ()]
+    return {name: version for name in names if (version := _version(name))}
+
+
 def _version(name: str) -> str:
-    """Empty if it is not installed, which is a finding of its own."""
+    """The version of a library; empty if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -91,12 +98,12 @@ def _version(name: str) -> str:
 
 
 def torch_(case: Case) -> Iterator[Finding]:
-    """Which torch, for what; whether it sees the GPU that the machine has."""
+    """PyTorch: its version and build, and whether it can use the machine's GPU."""
     import torch
 
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU"
     seen = f"{torch.__version__}, {build}; {torch.get_num_threads()} thread(s)"
-    with warnings.catch_warnings(record=True) as said:  # torch tells of a driver that is too old in a warning
+    with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that is too old
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
     reason = " ".join(str(one.message).split(" (Triggered")[0] for one in said)[:300]
@@ -116,7 +123,7 @@ def torch_(case: Case) -> Iterator[Finding]:
 
 
 def gpu(case: Case) -> Iterator[Finding]:
-    """A small matrix product in bf16 and a way back, in a process of its own: a broken driver may kill it."""
+    """The GPU: a small product in bf16 and its gradient, in another process, which a broken driver may kill."""
     import torch
 
     if case.settings.device == "cpu" or not torch.cuda.is_available():
@@ -135,15 +142,10 @@ def gpu(case: Case) -> Iterator[Finding]:
 
 
 def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
-    """What `ftis_node.preflight.smoke` finds out about a device, in a process of its own."""
+    """The finding of `ftis_node.preflight.smoke` about a device, in another process."""
     advice = "Look at `nvidia-smi` and the kernel's log; with --device cpu the node does without."
-    line = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ftis_node.preflight.smoke",
-        device,
-    ]  # -P: what lies in this folder is no module
+    # -P: a file in the current folder is no module
+    line = [sys.executable, "-P", "-m", "ftis_node.preflight.smoke", device]
     try:
         ended = subprocess.run(line, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -170,7 +172,7 @@ def _driver() -> str:
 
 
 def limits(case: Case) -> Iterator[Finding]:
-    """Open files, and the memory and disk for temporary files that a container may have."""
+    """Limits: open files, the control group's memory, and the disk for temporary files."""
     files = raise_limit()  # as a node does
     if files < FEW_FILES:
         advice = "Ask for more: a higher hard limit (limits.conf)."
@@ -214,7 +216,7 @@ def memory_limit(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/s
         else:
             continue
         place = root / path.lstrip("/")
-        # What a container sees of the tree may begin at its own group: then the path leads nowhere, and the root is it.
+        # In a container the tree may begin at its own group: then the path leads nowhere, and the root is the group.
         for directory in (place, *place.parents):
             if directory.is_relative_to(root):
                 found += _bytes_in(directory / file)

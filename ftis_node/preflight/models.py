@@ -1,30 +1,33 @@
-"""The model: whether it can be had, whether it fits, whether its tokens are the run's; and the clock, by the hub's."""
+"""Checks of the model: its download, its memory, its home's checkpoints, its tokens; and of the clock, by the hub's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ftis_node.config.run import RUN_DEFAULTS, check_fit, load_run_file
+from ftis_node.config.run import RUN_DEFAULTS, check_fit, run_for
+from ftis_node.errors import UserError
 from ftis_node.fit.memory import Workload
 from ftis_node.policy.names import resolve
-from ftis_node.preflight.finding import Case, Finding
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.finding import Finding, noted
 from ftis_node.preflight.machine import memory_limit
 from ftis_node.tasks.task import CAPS
 
 if TYPE_CHECKING:
     from ftis_node.policy.hub import Hub
 
-CLOCK_SECONDS = 60.0  # of difference, before it is worth a word
+CLOCK_SECONDS = 60.0  # a smaller difference is not mentioned
 
 
 def hub(case: Case) -> Iterator[Finding]:
-    """Whether the model is here, and if not, whether the hub would give it."""
-    from ftis_node.policy.hub import ask_hub, cached, offered
+    """The model: whether it is here, and if not, whether the hub would give it."""
+    from ftis_node.policy.hub import Hub, ask_hub, cached, offered
 
     source = resolve(case.settings.model)
+    case.hub = Hub(False, trouble="it did not answer in time")  # for later checks, if this one hangs
     case.hub = seen = ask_hub()
     why = "HF_HUB_OFFLINE is set" if seen.switched_off else f"the hub does not answer ({seen.trouble})"
     if Path(source).is_dir():
@@ -46,7 +49,7 @@ def hub(case: Case) -> Iterator[Finding]:
 
 
 def clock(case: Case) -> Iterator[Finding]:
-    """This machine's clock beside the hub's: announcements are refused if their author's is hours off."""
+    """The clock, compared with the hub's: peers refuse announcements of an author whose clock is hours off."""
     from ftis_node.swarm.gossip import REPLAY_FENCE
 
     behind = case.hub.behind if case.hub is not None else None
@@ -63,37 +66,39 @@ def clock(case: Case) -> Iterator[Finding]:
     yield Finding("clock", "fail" if far else "warn", text, "Set it, or turn on NTP (`timedatectl set-ntp true`).")
 
 
-def memory(case: Case) -> Iterator[Finding]:
-    """Whether the model can be trained in the memory that there is: the plan that `join` would make."""
+def memory(case: Case) -> Iterator[Finding | UserError]:
+    """The memory: whether the model can be trained in it, by the plan that `join` would make."""
     from ftis_node.fit.context import refuse_run
     from ftis_node.node.checkpointing import LearnedSizes, settled
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import choose_device
     from ftis_node.policy.measure import geometry
     from ftis_node.text import rounded
+    from ftis_node.worker.engine import choose_objective
     from ftis_node.worker.planning import settle
     from ftis_node.worker.shortage import refuse_shortage
 
-    settings, home = case.settings, case.home
-    device = choose_device(settings.device)
+    settings, load = case.settings, workload(case)
     with described(settings.model, _hub(case)) as folder:
-        case.shape = replace(geometry(folder), name=settings.model)
-    refuse_run(settings.model, case.shape.context, workload(case).completion_tokens)
-    remembered = LearnedSizes(home.plan, settings.model).sizes | settled(home.checkpoints, settings.model)
-    _, case.plan = settle(settings, workload(case), remembered, case.shape)
+        case.shape = shape = replace(geometry(folder), name=settings.model)
+    task = case.task.name if case.task is not None else ""
+    yield from noted(lambda: choose_objective(settings, task, load.completion_tokens))
+    yield from noted(lambda: refuse_run(settings.model, shape.context, load.completion_tokens))
+    remembered = LearnedSizes(case.home.plan, settings.model).sizes | settled(case.home.checkpoints, settings.model)
+    _, case.plan = settle(settings, load, remembered, shape)
     chosen = case.plan
-    if case.status and case.status.get("plan"):  # what is free now is what it left
+    if case.status and case.status.get("plan"):  # its own model is no longer free memory
         running = case.status["plan"]
         need, budget = rounded(running["memory_bytes"]), rounded(running["budget"])
         text = f"The running daemon planned with {need} of {budget}."
         yield Finding("memory", "ok" if running["fits"] else "warn", text)
         return
-    what = "LoRA" if chosen.lora else "full training"
+    device, what = choose_device(settings.device), "LoRA" if chosen.lora else "full training"
     need, budget = rounded(chosen.memory.total), rounded(chosen.budget)
     text = f"{settings.model}, {what}: {need} of {budget} on the {device}."
     limit = memory_limit() if device.type == "cpu" else None
     if not chosen.fits:
-        refuse_shortage(settings, workload(case), remembered, chosen, case.shape)
+        refuse_shortage(settings, load, remembered, chosen, shape)
         advice = "Use a smaller model, LoRA or shorter completions: `ftis-node fit` says what fits."
         yield Finding("memory", "warn", f"{text} {chosen.reasons[-1]}", advice)
     elif limit is not None and chosen.memory.total > limit:
@@ -104,44 +109,84 @@ def memory(case: Case) -> Iterator[Finding]:
 
 
 def _hub(case: Case) -> Hub:
-    """What the hub's own check found out."""
-    from ftis_node.policy.hub import Hub
+    """The hub's answers; it is asked once."""
+    from ftis_node.policy.hub import ask_hub
 
-    return case.hub or Hub(False, trouble="it was not asked")
+    case.hub = case.hub or ask_hub()
+    return case.hub
 
 
 def workload(case: Case) -> Workload:
-    """What the plan is for: the caps of the run, if one is known, else of the task."""
-    file = case.home.run_file if case.home.run_file.exists() else case.run
-    if file is not None:
-        run = load_run_file(file).run
-        return Workload(run.prompt_tokens, run.completion_tokens, run.group, case.settings.batch_groups)
-    caps = CAPS.get(case.task, CAPS["gsm8k"])  # a file's caps are its task's, and those are gsm8k's
-    return Workload(*caps, RUN_DEFAULTS["group"], case.settings.batch_groups)
+    """The caps to plan with: those of the run, else of the task; a task that peers are still to name may be long."""
+    batch_groups = case.settings.batch_groups
+    if case.run_file is not None:
+        run = case.run_file.run
+        return Workload(run.prompt_tokens, run.completion_tokens, run.group, batch_groups)
+    name = case.task_name if case.task_known else "gsm8k"
+    caps = CAPS.get(name, CAPS["gsm8k"])  # a file has the caps of gsm8k
+    if case.task is not None:
+        caps = (case.task.prompt_tokens, case.task.completion_tokens)
+    return Workload(*caps, RUN_DEFAULTS["group"], batch_groups)
+
+
+def checkpoints(case: Case) -> None:
+    """The home's checkpoints: whether the planned kind of training can go on from them."""
+    from ftis_node.node.checkpointing import refuse_other_model
+    from ftis_node.store.checkpoints import labelled, newest_facts
+
+    facts = newest_facts(case.home.checkpoints)
+    if facts is not None and case.plan is not None:
+        kind = "lora" if case.plan.lora else "full"
+        refuse_other_model(case.home.checkpoints, facts["model"], labelled(case.settings.model, kind))
 
 
 def tokenizer(case: Case) -> Iterator[Finding]:
-    """Whether the model's token ids mean to others what they mean to it."""
+    """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.policy.tokenizer import end_ids, fingerprint
 
+    if case.starting and case.plan is None:
+        return  # a model that cannot be planned is refused already, and may have no tokenizer of ours
     with described(case.settings.model, _hub(case), tokenizer=True) as folder:
         words = load_tokenizer(folder)
-    mark = fingerprint(words)
-    end_ids(words)  # raises if a completion could never end
-    for origin, file in (("the home", case.home.run_file), ("--run", case.run)):
-        if file is not None and file.exists():
-            case.runs.append((origin, load_run_file(file)))
+    mark, task = fingerprint(words), case.task
+    facts = {"tokenizer": mark, "vocabulary": len(words), "eos": end_ids(words)}  # raises if no completion could end
     if not case.runs:
         yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with.")
+        if task is not None:
+            shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens")
+            case.to_start = run_for(facts | {"task": task.name} | {name: getattr(task, name) for name in shared})
     ids = {}
     for origin, run_file in case.runs:
         run = run_file.run
         ids[run.id] = origin
-        facts = {"tokenizer": mark, "vocabulary": len(words), "data": run.data, "task": run.task}
-        check_fit(run, facts | {"reward": run.reward}, case.settings.model)
+        own = {"task": task.name if task is not None else run.task}
+        own |= {name: getattr(task or run, name) for name in ("data", "reward")}
+        check_fit(run, facts | own, case.settings.model)
         yield Finding("tokenizer", "ok", f"It is that of the run of {origin}, {run.id.hex()}.")
     if len(ids) > 1:
         advice = "A node is in one run: name another --home, or other peers."
         yield Finding("run", "fail", f"{' and '.join(ids.values())} are of different runs.", advice)
+    _refuse_rows(case, words)
+
+
+def _refuse_rows(case: Case, words: Any) -> None:
+    """Raises UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
+    from ftis_node.fit.context import refuse_prompts
+    from ftis_node.policy.tokenizer import prompt_ids
+
+    task, shape, caps = case.task, case.shape, workload(case)
+    if task is None or shape is None:
+        return
+    template = task.template if case.run_file is None else case.run_file.run.template
+    questions = [example.question for example in task.train]
+    refuse_prompts(
+        case.settings.model,
+        shape.context,
+        [prompt_ids(words, template, question) for question in questions],
+        questions,
+        "the training data",
+        completion_tokens=caps.completion_tokens,
+        prompt_tokens=caps.prompt_tokens,
+    )

@@ -1,4 +1,4 @@
-"""What keeps a node from its peers, and what to do about it."""
+"""Checks of the network: addresses, peers, their clocks, and whether peers can dial this node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.swarm.wire.transport import Unreachable
 from ftis_node.text import counted, duration
 
+PATIENCE = 5.0  # seconds for peers to send their run; a node that starts waits for `patience`
 FORWARD = (
     "Forward a port (TCP and UDP) in your router to this machine and start the node with --port; or name with --relay "
     "nodes that can be dialled. It takes full part in any case, over the connections that it opens itself."
@@ -33,7 +35,7 @@ FORWARD = (
 
 
 def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
-    """What a daemon's own status says of its network."""
+    """Findings about the network from the status of a running daemon."""
     found = [_addresses(status["addresses"] or [])]
     network = status.get("network")
     if network is None:
@@ -58,7 +60,7 @@ def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
 def looked_around(
     settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
 ) -> Iterator[Finding]:
-    """`look_around` for who has no event loop: each finding as soon as it is known."""
+    """Yield the findings of `look_around` outside an event loop, each as soon as it is known."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         findings = look_around(settings, peers, patience, met)
 
@@ -72,41 +74,65 @@ def looked_around(
 async def look_around(
     settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
 ) -> AsyncGenerator[Finding, None]:
-    """Starts a network daemon of its own, with a key that it throws away, and tries what a node would do.
+    """Start a network daemon with a temporary key, and try what a node would do.
 
     Args:
         peers: addresses to dial.
         patience: seconds to wait for what peers find out about this node.
-        met: told the run of each peer that answers.
+        met: called with the run of each peer that answers.
 
     Raises:
         UserError: the port is taken, or p2pd does not start.
         UsageError: an address is none.
     """
     targets = [parse_address(text)[0] for text in peers]
+    began = time.monotonic()
+    async with _stranger(settings) as transport:
+        seconds = time.monotonic() - began
+        where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
+        yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
+        yield _addresses(await transport.addresses())
+        answered = 0
+        for text in targets:
+            finding, run_file = await _dial(transport, text)
+            if run_file is not None and met is not None:
+                met(run_file)
+            answered += finding.verdict == "ok"
+            yield finding
+            if run_file is not None and (told := await _time_of(transport, text)):
+                yield _clock(told - time.time(), f"the clock of {text}")
+        if not targets:
+            yield Finding("peers", "warn", "None was named, so none was dialled.", "Name some with --peers.")
+        if answered:
+            yield _reachability(*await _autonat(transport, patience))
+
+
+def run_of_peers(settings: Settings, peers: Sequence[str]) -> RunFile:
+    """The run of the first of the peers that answers.
+
+    Raises:
+        UserError: none gave its run in time.
+        UsageError: an address is none.
+    """
+    dialling = settings.model_copy(update={"listen": False, "announce": (), "port": 0})
+
+    async def ask() -> RunFile:
+        async with _stranger(dialling) as transport:
+            bootstraps = [parse_address(text)[0] for text in peers]
+            return await fetch_run(transport, bootstraps, min(PATIENCE, settings.patience))
+
+    return asyncio.run(ask())
+
+
+@asynccontextmanager
+async def _stranger(settings: Settings) -> AsyncGenerator[Libp2p, None]:
+    """A network daemon with a temporary key."""
     with tempfile.TemporaryDirectory(prefix="ftis-") as scratch:
         key = Path(scratch) / "key"
         Identity(os.urandom(32)).keep(key)
-        began = time.monotonic()
         transport = await Libp2p.start(listening_of(settings, key, Path(scratch)))
         try:
-            seconds = time.monotonic() - began
-            where = f"listens on {settings.host}, port {transport.port}" if settings.listen else "listens nowhere"
-            yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
-            yield _addresses(await transport.addresses())
-            answered = 0
-            for text in targets:
-                finding, run_file = await _dial(transport, text)
-                if run_file is not None and met is not None:
-                    met(run_file)
-                answered += finding.verdict == "ok"
-                yield finding
-                if run_file is not None and (told := await _time_of(transport, text)):
-                    yield _clock(told - time.time(), f"the clock of {text}")
-            if not targets:
-                yield Finding("peers", "warn", "None was named, so none was dialled.", "Name some with --peers.")
-            if answered:
-                yield _reachability(*await _autonat(transport, patience))
+            yield transport
         finally:
             await transport.close()
 
@@ -142,7 +168,7 @@ async def _dial(transport: Libp2p, text: str) -> tuple[Finding, RunFile | None]:
 
 
 async def _time_of(transport: Libp2p, text: str) -> int:
-    """Seconds since 1970 by the clock of the node there; 0 if it does not say."""
+    """The time of the node at an address, in seconds since 1970; 0 if it does not answer."""
     try:
         return int((await shake(transport, parse_address(text)[1], greeting(None, []))).time)
     except Unreachable:
@@ -150,7 +176,7 @@ async def _time_of(transport: Libp2p, text: str) -> int:
 
 
 def _clock(behind: float, whose: str) -> Finding:
-    """This machine's clock beside others'."""
+    """Compare this machine's clock with others'."""
     far = f"{duration(abs(behind))} {'behind' if behind > 0 else 'ahead of'} {whose}"
     if abs(behind) < CLOCK_TOLD:
         return Finding("clock", "ok", f"It agrees with {whose}.")

@@ -1,4 +1,4 @@
-"""The home, its disk, the daemon on it, and the port: what a node takes of this machine."""
+"""Checks of the home, the daemon on it, its disk, its port and its page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,12 @@ import psutil
 
 from ftis_node.config.run import load_run_file
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError, UserError
+from ftis_node.errors import UserError
 from ftis_node.host.files import bytes_under
 from ftis_node.node.checkpointing import refuse_other_settings, wear
-from ftis_node.preflight.finding import Case, Finding
+from ftis_node.node.task_files import with_remembered
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.finding import Finding, noted
 from ftis_node.store.checkpoints import newest_facts, parse_label
 from ftis_node.text import rounded
 
@@ -26,27 +29,46 @@ if TYPE_CHECKING:
     from ftis_node.fit.geometry import Geometry
     from ftis_node.fit.plan import Plan
 
-# SQLite's locks, and the home's own, cannot be relied on there.
+# The locks of SQLite and of the home are not reliable on these.
 NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "beegfs", "gpfs")
 )
 NETWORK_FUSE = frozenset(("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse"))
 
 
-def home(case: Case) -> Iterator[Finding]:
-    """Whether it is new or begun, sound, ours to write, and whether a daemon runs on it."""
+def home(case: Case) -> Iterator[Finding | UserError]:
+    """The home: whether it can be written, is free and of this version; and its key."""
+    place, parent = case.home, standing(case.home.path)
+    if not parent.is_dir() or not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
+        why = "not yours" if parent.is_dir() else "no folder"
+        raise UserError(f"The home {place.path} cannot be used: {parent} is {why}.", "Name another --home.")
+    if not place.path.exists():
+        yield Finding("home", "ok", f"{place.path} is new: `ftis-node join` makes it.")
+        return
+    try:
+        case.options = with_remembered(case.options, place)
+    except UserError as error:
+        yield error
+    facts = newest_facts(place.checkpoints)
+    case.step = facts["progress"]["step"] if facts is not None else None
+    yield from _daemon(case)
+    if place.key.exists():
+        from ftis_node.swarm.identity import Identity
+
+        case.peer_id = Identity.load(place.key).peer_id  # raises if it is damaged
+        if place.key.stat().st_mode & 0o077:
+            text = f"Others on this machine may read the key {place.key}: whoever has it is this node."
+            yield Finding("home", "warn", text, f"Run: chmod 600 {place.key}")
+
+
+def _daemon(case: Case) -> Iterator[Finding | UserError]:
+    """The daemon on the home, which keeps another from starting."""
     from ftis_node.observe.api import ask
 
     place = case.home
-    if not place.path.exists():
-        parent = standing(place.path)
-        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            yield Finding("home", "fail", f"{place.path} cannot be made in {parent}.", "Name another --home.")
-        else:
-            yield Finding("home", "ok", f"{place.path} is new: `ftis-node join` makes it.")
-        return
-    if not place.path.is_dir() or not os.access(place.path, os.R_OK | os.W_OK | os.X_OK):
-        yield Finding("home", "fail", f"{place.path} is no directory that you may write.", "Name another --home.")
+    if case.starting:
+        if place.in_use():
+            yield place.taken()
         return
     with suppress(UserError):
         case.status = ask(place.api_socket(), "/status", timeout=2.0)
@@ -56,41 +78,27 @@ def home(case: Case) -> Iterator[Finding]:
         advice = f"Look into {place.log}; if it hangs, end it: `ftis-node stop`, else kill -9."
         yield Finding("home", "fail", f"A daemon holds {place.path} but does not answer.", advice)
     if place.run_file.exists():
-        try:
-            load_run_file(place.run_file)
-        except UserError as error:
+        for error in noted(lambda: load_run_file(place.run_file)):
             yield Finding("home", "fail", f"{place.run_file}: {error.what}", error.fix)
-    yield from _contents(case)
 
 
-def _contents(case: Case) -> Iterator[Finding]:
-    """Its key, and what it was trained with."""
-    from ftis_node.swarm.identity import Identity
-
-    place, facts = case.home, newest_facts(case.home.checkpoints)
-    if place.key.exists():
-        Identity.load(place.key)  # raises if it is damaged
-        if place.key.stat().st_mode & 0o077:
-            text = f"Others on this machine may read the key {place.key}: whoever has it is this node."
-            yield Finding("home", "warn", text, f"Run: chmod 600 {place.key}")
+def checkpoints(case: Case) -> Iterator[Finding]:
+    """The home's checkpoints: whether they are sound, and of the settings' model."""
+    place = case.home
     damaged = sorted(place.checkpoints.glob("*.damaged"))
     if damaged:
         text = f"{len(damaged)} checkpoints are damaged and set aside, the last is {damaged[-1].name}."
         yield Finding("home", "warn", text, "If that goes on, test the disk and the memory of this machine.")
-    of = parse_label(facts["model"]) if facts is not None else None
-    if facts is None or of is None:
+    refuse_other_settings(place.checkpoints, case.settings)
+    facts = newest_facts(place.checkpoints)
+    if facts is not None and parse_label(facts["model"]) is not None:
+        yield Finding("home", "ok", f"{place.path} goes on from step {facts['progress']['step']} of {facts['model']}.")
+    elif place.path.is_dir():
         yield Finding("home", "ok", f"{place.path} has no checkpoint yet.")
-        return
-    try:
-        refuse_other_settings(place.checkpoints, case.settings)
-    except UsageError as error:
-        yield Finding("home", "fail", error.what, error.fix)
-        return
-    yield Finding("home", "ok", f"{place.path} goes on from step {facts['progress']['step']} of {facts['model']}.")
 
 
 def disk(case: Case) -> Iterator[Finding]:
-    """Room for checkpoints, packets and logs; for the model, if it is still to be downloaded; what kind of disk."""
+    """The disk: its kind, and room for checkpoints, packets, logs and a model to download."""
     from huggingface_hub import constants
 
     from ftis_node.node.assembly import CHECKPOINTS, LOG_BYTES, quotas
@@ -111,25 +119,20 @@ def disk(case: Case) -> Iterator[Finding]:
     parts += f", less {rounded(there)} that are there" if there else ""
     text = f"{rounded(free)} are free on the home's disk; it may grow by {rounded(need)} ({parts})."
     text += f" It gets {wear(case.settings.checkpoint_minutes, one)}." if one else ""
-    if free < need:
-        advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
-        yield Finding("disk", "fail", text, advice)
-    else:
-        yield Finding("disk", "ok", text)
+    advice = "Make room, name a --home on another disk, train LoRA layers, or lower packet_quota_mb with --set."
+    yield Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
     source = resolve(case.settings.model)
     if case.shape is None or Path(source).is_dir() or cached(source) is not None:
         return
     cache = standing(Path(constants.HF_HUB_CACHE))
     free, need = shutil.disk_usage(cache).free, 2 * case.shape.parameters  # hub models are in bf16 as a rule
     text = f"{rounded(free)} are free in {cache}; {case.settings.model} takes about {rounded(need)} there."
-    if free < need:
-        yield Finding("disk", "fail", text, "Make room there, or set HF_HOME to a folder on another disk.")
-    else:
-        yield Finding("disk", "ok", text)
+    advice = "Make room there, or set HF_HOME to a folder on another disk."
+    yield Finding("disk", "ok", text) if need <= free else Finding("disk", "fail", text, advice)
 
 
 def checkpoint_bytes(plan: Plan, shape: Geometry) -> int:
-    """One checkpoint: what is trained in fp32, and the optimiser's state."""
+    """Bytes of one checkpoint: trained weights in fp32, and the optimiser's state."""
     trained = shape.lora_parameters(plan.lora_rank, plan.lora_targets) if plan.lora else shape.parameters
     return 4 * trained + plan.memory.optimiser
 
@@ -147,54 +150,65 @@ def file_system(path: Path) -> str:
     return max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else ""
 
 
-def port(case: Case) -> Iterator[Finding]:
-    """Whether the node could listen where it is told to."""
-    from ftis_node.swarm.addresses import check_port, free_port
-    from ftis_node.swarm.wire.p2pd import listening_of
+def port(case: Case) -> Iterator[Finding | UserError]:
+    """The port: whether the node can listen where the settings say."""
+    from ftis_node.swarm.addresses import check_port, free_port, listening_mistakes
 
     settings = case.settings
-    listening_of(settings, case.home.key, case.home.path)  # raises if addresses in the settings are none
+    yield from listening_mistakes(settings)
     if not settings.listen:
         yield Finding("port", "ok", "This node listens nowhere: it only dials.")
         return
+    if case.starting and case.home.in_use():
+        return  # the port may be that daemon's
     if settings.port == 0:
         free_port(settings.host)
         text = f"Any on {settings.host} will do; a node that others shall find again needs one of its own."
         yield Finding("port", "ok", text)
         return
+    ours = any(f"/{settings.port}/" in text for text in (case.status or {}).get("addresses") or ())
     where = f"{settings.port} on {settings.host}"
-    try:
-        check_port(settings.host, settings.port)
-    except UserError as error:
-        if case.status is not None and any(f"/{settings.port}/" in text for text in case.status["addresses"] or ()):
-            yield Finding("port", "ok", f"{where} is that of the daemon on this home.")
-            return
-        yield Finding("port", "fail", *_why_not(error, case))
-        return
-    yield Finding("port", "ok", f"{where} is free, for TCP and UDP.")
+    check, free = partial(check_port, settings.host, settings.port), f"{where} is free, for TCP and UDP."
+    yield from _bound("port", where, settings.port, check, free, ours=ours)
 
 
-def page(case: Case) -> Iterator[Finding]:
-    """Whether the node's page could be served where it is told to."""
+def page(case: Case) -> Iterator[Finding | UserError]:
+    """The node's page: whether it can be served where the settings say."""
     settings = case.settings
     if not settings.page:
         yield Finding("page", "ok", "It is switched off.")
         return
+    ours = f":{settings.http_port}/" in ((case.status or {}).get("page") or "")
     where = f"{settings.http_host}, port {settings.http_port or 'any'}"
+    free = f"It can be served at {where}."
+    yield from _bound("page", where, settings.http_port, partial(check_page, settings), free, ours=ours)
+
+
+def _bound(
+    subject: str, where: str, port: int, check: Callable[[], None], free: str, *, ours: bool
+) -> Iterator[Finding]:
+    """Find out whether a port can be listened on, and if not, why.
+
+    Args:
+        check: raises UserError, from the OSError, if it cannot.
+        free: the text if it can. ours: the daemon on this home has it.
+    """
     try:
-        check_page(settings)
+        check()
     except UserError as error:
-        if case.status is not None and f":{settings.http_port}/" in (case.status.get("page") or ""):
-            yield Finding("page", "ok", f"{where} is that of the daemon on this home.")
+        if ours:
+            yield Finding(subject, "ok", f"{where} is that of the daemon on this home.")
             return
-        owner = _who_listens(settings.http_port) if settings.http_port else ""
-        yield Finding("page", "fail", error.what, f"{f'{owner} has it. ' if owner else ''}{error.fix}")
-        return
-    yield Finding("page", "ok", f"It can be served at {where}.")
+        cause, owner = error.__cause__, _listener(port)
+        why = f"{owner} has it. " if owner else ""
+        if isinstance(cause, OSError) and cause.errno == errno.EACCES:
+            why = "Only root may listen on ports below 1024. "
+        raise UserError(error.what, f"{why}{error.fix}") from cause
+    yield Finding(subject, "ok", free)
 
 
 def check_page(settings: Settings) -> None:
-    """Raises UserError if the page cannot be served where the settings say; nothing is kept."""
+    """Raise UserError if the page cannot be served where the settings say. The port is free again afterwards."""
     host, port = settings.http_host, settings.http_port
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -207,22 +221,10 @@ def check_page(settings: Settings) -> None:
         ) from error
 
 
-def _why_not(error: UserError, case: Case) -> tuple[str, str]:
-    code = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
-    settings = case.settings
-    where = f"The port {settings.port} on {settings.host}"
-    if "cannot listen on" in error.what:
-        return error.what, error.fix
-    if code == errno.EACCES:
-        return f"{where} may not be listened on by you.", "Choose a --port from 1024."
-    owner = _who_listens(settings.port)
-    return f"{where} is taken{f' by {owner}' if owner else ''}.", f"End that, or choose another --port. {error.fix}"
-
-
-def _who_listens(number: int) -> str:
-    """Name and pid of the process that has the port, as far as this user may know."""
+def _listener(number: int) -> str:
+    """Name and pid of the process that listens on a port, if this user may know; else "", as for port 0."""
     with suppress(psutil.Error, OSError):
         for one in psutil.net_connections("inet"):
-            if one.laddr and one.laddr.port == number and one.pid and one.status in ("LISTEN", "NONE"):
+            if number and one.laddr and one.laddr.port == number and one.pid and one.status in ("LISTEN", "NONE"):
                 return f"{ascii(psutil.Process(one.pid).name())[1:-1]} (pid {one.pid})"
     return ""

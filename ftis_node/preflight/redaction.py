@@ -1,4 +1,4 @@
-"""What is taken out of a text before it leaves this machine: secrets, addresses, the way to a person's home."""
+"""Removes secrets, addresses and the path of the person's home from texts that leave this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUOTE = r"\\*+[\"']?"
 _SECRETS = re.compile(
     rf"{_BEGIN}(?:hf_[A-Za-z0-9]{{8,}}|gh[pousr]_[A-Za-z0-9]{{16,}}|github_pat_\w{{16,}}|sk-[\w-]{{16,}}"
     r"|AKIA[A-Z0-9]{12,})|(?:(?<![\w-])|(?<=\\[nrt]))eyJ[\w-]{8,}+\.[\w-]++\.[\w-]*+"
-    # Of a key in PEM what looks like one: whoever writes its first line into a log must not hide the rest of the log.
+    # Only the lines of a PEM key that look like one: its first line in a log must not hide the rest of the log.
     rf"|-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----"
     rf"(?:{_BREAK}(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{{1,100}})*(?:{_BREAK}[A-Za-z0-9+/=]{{16,}}+)*"
     rf"(?:{_BREAK}[A-Za-z0-9+/=]{{0,76}}+{_BREAK}-----END [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----)?"
@@ -70,7 +70,7 @@ class Redactor:
         self._home = re.compile(rf"(?:{homes})(?![\w.-])") if len(str(Path.home())) > 1 else None
 
     def clean(self, text: str) -> str:
-        """The text without what should not leave this machine."""
+        """Return the text without secrets, addresses (unless they are wanted) and the path of the person's home."""
         for secret in self._secrets:
             text = text.replace(secret, REMOVED)
         text = _SECRETS.sub(REMOVED, text)
@@ -101,13 +101,13 @@ class Redactor:
 
 
 def _spellings(text: str) -> list[str]:
-    """As it is, in JSON, and in JSON within JSON; the longest first."""
+    """A text as it is, in JSON, and in JSON within JSON; the longest first."""
     within = json.dumps(text)[1:-1]
     return sorted({text, within, json.dumps(within)[1:-1]}, key=len, reverse=True)
 
 
 def _without_credentials(found: re.Match[str]) -> str:
-    """Everything up to the last @, for a password may hold one, and slashes."""
+    """Remove everything up to the last @: a password may hold @ and slashes."""
     _, at, rest = found[0].rpartition("@")
     return f"://{REMOVED}@{rest}" if at else found[0]
 

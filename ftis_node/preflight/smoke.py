@@ -1,10 +1,9 @@
-"""``python -m ftis_node.preflight.smoke DEVICE``: a small computation there, compared with the CPU's; one JSON line."""
+"""``python -m ftis_node.preflight.smoke DEVICE``: compares a small computation with the CPU's; prints one JSON line."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ _SIZE = 256
 _TOLERANCE = 0.05  # of the largest value; bf16 has 8 bits, and sums over 256 products
 
 
-def smoke(device: str) -> dict[str, Any]:
+def smoke(device: str) -> dict[str, object]:
     """Name and memory of the device, and which of a product and its gradient in bf16 differ from the CPU's in fp32."""
     place = torch.device(device)
     random = torch.Generator().manual_seed(0)

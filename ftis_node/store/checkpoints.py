@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,13 +30,13 @@ def parse_label(label: object) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def _name_the_optimiser(facts: dict[str, Any]) -> None:
-    """There was but one at first."""
-    facts.setdefault("optimiser", "adamw")
+Facts = dict[str, Any]
+"""The facts in a checkpoint's manifest, as JSON has them: model (`labelled`), optimiser, branch, and `progress`, which
+`node.progress` reads. A trial of the lab adds its own. The store reads the branch alone."""
 
 
-SCHEMA = Schema[dict[str, Any]]({1: _name_the_optimiser})
-"""Of what a manifest says, as it is read: no checkpoint is written a second time."""
+SCHEMA = Schema[Facts](2)
+"""Of what a manifest says. No checkpoint is written a second time: a step would change what was read."""
 
 
 class CheckpointError(FtisError):
@@ -73,7 +74,7 @@ class Checkpoints:
         directory.mkdir()
         return directory
 
-    def commit(self, directory: Path, facts: dict[str, Any]) -> Path:
+    def commit(self, directory: Path, facts: Facts) -> Path:
         """Makes what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.
 
         Args:
@@ -101,7 +102,7 @@ class Checkpoints:
         kinds = {entry.suffix for entry in self.path.iterdir()}
         return 1 + max((_age(found)[0] for kind in kinds for found in _named(self.path, kind)), default=0)
 
-    def latest(self, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
+    def latest(self, before: int | None = None) -> tuple[Path, Facts] | None:
         """The newest sound checkpoint and its facts; damaged ones are set aside as ``*.damaged``.
 
         Args:
@@ -151,7 +152,7 @@ class Checkpoints:
         return sorted(self.path.glob("*.damaged"))
 
 
-def newest_facts(path: Path) -> dict[str, Any] | None:
+def newest_facts(path: Path) -> Facts | None:
     """The facts of the newest checkpoint under `path`, without a look at its files; None if none can be read.
 
     Raises:
@@ -175,7 +176,7 @@ def _named(path: Path, suffix: str) -> list[Path]:
     return sorted(found, key=_step)
 
 
-def verify(directory: Path) -> dict[str, Any]:
+def verify(directory: Path) -> Facts:
     """Checks every file of a checkpoint against its checksum and returns the facts it was committed with.
 
     Raises:
@@ -193,7 +194,7 @@ def verify(directory: Path) -> dict[str, Any]:
     return facts
 
 
-def _facts(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+def _facts(directory: Path, manifest: Mapping[str, Any]) -> Facts:
     """As the newest schema has them."""
     facts = dict(manifest["facts"])
     for step in SCHEMA.pending(f"The checkpoint {directory}", int(manifest["schema"])):

@@ -13,18 +13,30 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+import msgspec
 import psutil
 
 from ftis_node.errors import UserError
 from ftis_node.host.descriptors import limit, ran_out
 from ftis_node.host.files import replace_text
+from ftis_node.store.migrations import Schema
 
 # Sockets lie in a short private directory of their own: a socket's path may have 107 bytes, a home's may have more.
 RUNTIME_PREFIX = "ftis-"
 DEFAULT_HOME = Path("~/.ftis-node")
 LOCK_SECONDS = 0.5  # who asks whether a home is in use holds its lock for a moment
+
+SCHEMA = Schema["Home"](2)
+
+
+class Runtime(msgspec.Struct, frozen=True):
+    """A daemon's record: its process id, the directory of its sockets, when each child began (seconds since 1970)."""
+
+    pid: int
+    directory: str
+    children: dict[str, float] = {}
 
 
 class Home:
@@ -83,13 +95,35 @@ class Home:
         self._lock = lock
         self._reap()
 
+    def check_schema(self) -> None:
+        """Refuse a home whose schema this version does not know; nothing is written.
+
+        Raises:
+            UserError: a newer version wrote it, or one that is too old, or its schema is damaged.
+        """
+        try:
+            found = json.loads(self.schema.read_text(encoding="utf-8"))["schema"]
+        except FileNotFoundError:
+            found = (
+                1 if self.store.exists() else SCHEMA.newest
+            )  # the first homes had no number, a new one has no packets
+        except (ValueError, KeyError, TypeError):
+            found = None
+        SCHEMA.pending(f"The home {self.path}", found)
+
+    def mark(self) -> None:
+        """Write the schema into a new home. Raises UserError as `check_schema` does."""
+        self.check_schema()
+        if not self.schema.exists():
+            replace_text(self.schema, json.dumps({"schema": SCHEMA.newest}), durable=True)
+
     def close(self) -> None:
         """Removes the runtime directory and gives up the lock; a home that is not open is left alone."""
         if self._lock is None:
             return
         runtime = self.runtime()
         if runtime is not None:
-            shutil.rmtree(runtime["directory"], ignore_errors=True)
+            shutil.rmtree(runtime.directory, ignore_errors=True)
             self._runtime_file.unlink(missing_ok=True)
         self._lock.close()
         self._lock = None
@@ -142,42 +176,41 @@ class Home:
     def record_runtime(self, directory: Path, children: tuple[int, ...] = ()) -> None:
         """Writes down the runtime directory and the child processes, for clients and for the next start's reaper."""
         started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
-        record = {"pid": os.getpid(), "directory": str(directory), "children": started}
-        replace_text(self._runtime_file, json.dumps(record))
+        record = Runtime(os.getpid(), str(directory), started)
+        replace_text(self._runtime_file, json.dumps(msgspec.structs.asdict(record)))
 
-    def runtime(self) -> dict[str, Any] | None:
-        """What the running (or last) daemon wrote down, or None."""
+    def runtime(self) -> Runtime | None:
+        """The record of the running (or last) daemon, or None."""
         try:
-            record = json.loads(self._runtime_file.read_text())
+            record = msgspec.json.decode(self._runtime_file.read_bytes(), type=Runtime)
         except (OSError, ValueError):
             return None
-        directory = Path(str(record.get("directory", ""))) if isinstance(record, dict) else Path()
-        return record if directory.name.startswith(RUNTIME_PREFIX) else None
+        return record if Path(record.directory).name.startswith(RUNTIME_PREFIX) else None
 
     @staticmethod
-    def lives(record: dict[str, Any] | None) -> bool:
-        """Whether the daemon that wrote itself down as this `runtime` is there still."""
+    def lives(record: Runtime | None) -> bool:
+        """Whether the daemon of this record is there still."""
         try:
-            return record is not None and psutil.Process(int(record["pid"])).status() != psutil.STATUS_ZOMBIE
-        except (psutil.Error, KeyError, TypeError, ValueError):
+            return record is not None and psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ValueError):
             return False
 
     def api_socket(self) -> Path | None:
         """Where the daemon on this home answers, or None if none was started."""
         record = self.runtime()
-        return Path(record["directory"]) / "api.sock" if record else None
+        return Path(record.directory) / "api.sock" if record else None
 
     def _reap(self) -> None:
         """Ends children of a killed daemon that are still there (by pid and start time), removes its sockets."""
         record = self.runtime()
         if record is None:
             return
-        for pid, started in dict(record.get("children", {})).items():
+        for pid, started in record.children.items():
             with suppress(psutil.Error, ValueError, ProcessLookupError):
                 process = psutil.Process(int(pid))
-                if abs(process.create_time() - float(started)) < 1.0:
+                if abs(process.create_time() - started) < 1.0:
                     process.send_signal(signal.SIGKILL)
-        shutil.rmtree(record["directory"], ignore_errors=True)
+        shutil.rmtree(record.directory, ignore_errors=True)
         self._runtime_file.unlink(missing_ok=True)
 
 

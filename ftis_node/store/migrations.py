@@ -1,12 +1,12 @@
-"""From what an older version wrote to what this one reads, one version at a time.
+"""Migrations: from an older version's schema to this one's, one number at a time.
 
-Homes, databases and checkpoints carry a number each, their schema. Who changes what is written adds the step from the
-number before; what is newer than all steps is refused, and left as it is.
+Homes, databases and checkpoints each carry a number, their schema. A change of what is written adds a step from the
+number before. A number newer than all steps, or older than the first one, is refused; nothing is written then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,15 +17,15 @@ _Thing = TypeVar("_Thing")
 
 @dataclass(frozen=True)
 class Schema(Generic[_Thing]):
-    """steps: from each number, what makes the next one of a thing. Whoever runs them sees to it that all or none of
-    them happen, or that they can be run again."""
+    """The oldest number that is read, and the steps from each number to the next. A caller runs all steps or none."""
 
-    steps: Mapping[int, Callable[[_Thing], None]]
+    oldest: int
+    steps: tuple[Callable[[_Thing], None], ...] = ()
 
     @property
     def newest(self) -> int:
         """What this version writes."""
-        return max(self.steps) + 1
+        return self.oldest + len(self.steps)
 
     def pending(self, what: str, found: object) -> Sequence[Callable[[_Thing], None]]:
         """The steps from the schema that was found to the newest, in their order.
@@ -34,16 +34,18 @@ class Schema(Generic[_Thing]):
             what: begins the sentence of the error: ``The home /x``.
 
         Raises:
-            UserError: a newer version wrote it, or nobody can tell which.
+            UserError: a newer version wrote it, or one that is too old, or nobody can tell which.
         """
-        if not isinstance(found, int) or isinstance(found, bool) or found < min(self.steps):
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
             raise UserError(
                 f"{what} does not say its schema ({found!r}): it is damaged.",
                 "Put back a copy of it from before, or start anew elsewhere.",
             )
-        if found > self.newest:
+        if not self.oldest <= found <= self.newest:
             raise UserError(
-                f"{what} has schema {found!r}, and this version of ftis-node knows {min(self.steps)} to {self.newest}.",
-                "A newer version wrote it: upgrade ftis-node, or use the version that wrote it.",
+                f"{what} has schema {found!r}, and this version of ftis-node knows {self.oldest} to {self.newest}.",
+                "A newer version wrote it: upgrade ftis-node, or use the version that wrote it."
+                if found > self.newest
+                else "A development version before 0.1 wrote it: use that version, or start in a new --home.",
             )
-        return [self.steps[number] for number in range(found, self.newest)]
+        return self.steps[found - self.oldest :]

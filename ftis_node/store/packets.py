@@ -34,13 +34,7 @@ SEEN_SECONDS = 24 * 3600.0
 RECENT_BYTES = 16 << 20  # of packets, kept in memory beside the disk
 
 
-def _index_sizes(db: sqlite3.Connection) -> None:
-    """With sizes in it the index alone tells at a start how much there is; a page of each packet was read for that."""
-    db.execute("DROP INDEX packets_by_age")
-    db.execute("CREATE INDEX packets_by_age ON packets (stored, size)")
-
-
-SCHEMA = Schema[sqlite3.Connection]({1: _index_sizes, 2: keep_intervals})
+SCHEMA = Schema[sqlite3.Connection](2, (keep_intervals,))
 
 
 class PacketStore:
@@ -61,7 +55,7 @@ class PacketStore:
             clock: milliseconds since 1970.
 
         Raises:
-            UserError: the database cannot be opened, is damaged, or was written by a newer version.
+            UserError: the database cannot be opened, is damaged, or its schema is not known.
         """
         self.run_id = run_id
         self._recent: dict[bytes, bytes] = {}
@@ -224,7 +218,7 @@ class StoredPackets:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            UserError: the database cannot be opened, or a newer version wrote it.
+            UserError: the database cannot be opened, or its schema is not known.
         """
         self._copies = tempfile.TemporaryDirectory(prefix="ftis-")
         unfinished = path.with_name(path.name + "-wal")
@@ -277,7 +271,7 @@ class _Timeline:
 
 
 def _pending(db: sqlite3.Connection, path: Path) -> Sequence[Callable[[sqlite3.Connection], None]]:
-    """What makes the newest schema of a database. Raises UserError if a newer version wrote it."""
+    """What makes the newest schema of a database. Raises UserError for a schema that is not known."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     return SCHEMA.pending(f"The database {path}", version) if version else [_make]
 

@@ -140,7 +140,7 @@ def admit(
         or _check_lengths(context.run, packet)
         or _check_tokens(context, packet)
     )
-    return rejection or Group(author, row, packet, actual)
+    return rejection or Group(author, row, packet, actual, data)
 
 
 def _refuse(reason: Reason, detail: str) -> Rejection:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 import ftis_node
-from ftis_node.config.run import Run, RunFile, parse_run_file
+from ftis_node.config.run import Run, RunFile, run_file_from_json
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
@@ -61,7 +61,7 @@ async def _ask_run(transport: Transport, address: str) -> RunFile | str:
         answer = await shake(transport, peer, greeting(None, []))
         if answer.major != PROTOCOL_MAJOR:
             return other_protocol(answer.major)
-        run_file = parse_run_file(answer.run_file)
+        run_file = run_file_from_json(answer.run_file)
     except Unreachable as error:
         return str(error)
     except UsageError as error:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
-from ftis_node.config.run import RunFile, dump_run_file
+from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.files import replace_text
 from ftis_node.swarm import ftis_pb2
@@ -125,7 +125,7 @@ class Membership:
         self._transport = transport
         self._identity = identity
         self._run_file = run_file
-        self._run_text = dump_run_file(run_file)
+        self._run_text = run_file_as_json(run_file)
         self._traffic = traffic
         self._cache = cache
         self._recorded = recorded

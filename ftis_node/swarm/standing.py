@@ -10,7 +10,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftis_node.host.clocks import unix_seconds
@@ -37,6 +37,42 @@ NEWCOMERS_PART = 4  # one part in so many of a batch is for all together who hav
 SIGNAL_GROUPS, ENOUGH_SIGNAL = 32, 0.25
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PeerStanding:
+    """A peer's row, by this node's own evidence.
+
+    standing                         in words
+    accepted, refused, late          packets that it signed; refused by reason
+    no_signal, record                its groups without a signal; groups trained on with sound claims
+    weight                           what its samples count in the loss, 0 to 1
+    mean_importance (_error)         mean of min(ρ, 2) over its tokens, and the standard error
+    surprising_tokens                share of its tokens that it claims a thousand times likelier than the policy does
+    likelihood                       mean log-prob of its tokens under the policy, nats
+    mean_length, mean_reward         tokens of a completion; reward
+    loss_share                       share of the loss, smoothed
+    delivered, fetch_failures, fake_holds, lies   as a holder: packets, failures, packets it lacked, lies by kind
+    """
+
+    standing: str
+    accepted: int
+    refused: dict[str, int]
+    late: int
+    no_signal: int
+    record: int
+    weight: float
+    mean_importance: float | None
+    mean_importance_error: float | None
+    surprising_tokens: float
+    likelihood: float | None
+    mean_length: float | None
+    mean_reward: float | None
+    loss_share: float
+    delivered: int
+    fetch_failures: int
+    fake_holds: int
+    lies: dict[str, int]
 
 
 class Standing:
@@ -228,30 +264,30 @@ class Standing:
 
     # --- what is told and kept ------------------------------------------------------------------------------------
 
-    def report(self, peer: bytes) -> dict[str, Any]:
+    def report(self, peer: bytes) -> PeerStanding:
         """What `ftis-node peers` shows of a peer, as an author and as a holder."""
         author, holder = self.authors.get(peer, Author()), self.holders.get(peer, Holder())
         claims = author.claims
-        return {
-            "standing": self._in_words(peer),
-            "accepted": author.admitted,
-            "refused": dict(author.refused),
-            "late": author.late,
-            "no_signal": author.no_signal,
-            "record": author.sound,
-            "weight": self.weight(peer),
-            "mean_importance": claims.mean_weight,
-            "mean_importance_error": claims.error,
-            "surprising_tokens": claims.surprising / claims.tokens if claims.tokens else 0.0,
-            "likelihood": claims.likelihood / claims.samples if claims.samples else None,
-            "mean_length": author.tokens / author.completions if author.completions else None,
-            "mean_reward": author.reward / author.rewarded if author.rewarded else None,
-            "loss_share": author.loss_share,
-            "delivered": holder.delivered,
-            "fetch_failures": holder.failures,
-            "fake_holds": holder.fakes,
-            "lies": dict(holder.lies),
-        }
+        return PeerStanding(
+            standing=self._in_words(peer),
+            accepted=author.admitted,
+            refused=dict(author.refused),
+            late=author.late,
+            no_signal=author.no_signal,
+            record=author.sound,
+            weight=self.weight(peer),
+            mean_importance=claims.mean_weight,
+            mean_importance_error=claims.error,
+            surprising_tokens=claims.surprising / claims.tokens if claims.tokens else 0.0,
+            likelihood=claims.likelihood / claims.samples if claims.samples else None,
+            mean_length=author.tokens / author.completions if author.completions else None,
+            mean_reward=author.reward / author.rewarded if author.rewarded else None,
+            loss_share=author.loss_share,
+            delivered=holder.delivered,
+            fetch_failures=holder.failures,
+            fake_holds=holder.fakes,
+            lies=dict(holder.lies),
+        )
 
     def left_alone(self) -> dict[bytes, str]:
         """Who is banned, as an author or altogether, and why."""

@@ -10,14 +10,13 @@ import sys
 import threading
 import traceback
 import warnings
-from typing import Any
 
 from huggingface_hub.utils.tqdm import enable_progress_bars
 from transformers.utils.logging import disable_progress_bar
 
 from ftis_node.errors import UserError
 from ftis_node.worker.engine import Engine
-from ftis_node.worker.messages import pack, receive
+from ftis_node.worker.messages import REQUESTS, Call, Fault, Reply, decoded, encoded, pack, receive
 
 # These need no GPU and are wanted while a long step or generation runs. Each set has a thread of its own: scoring must
 # not wait for a checkpoint of gigabytes.
@@ -31,43 +30,44 @@ class _Server:
         self._connection = connection
         self._engine = Engine()
         self._write_lock = threading.Lock()
-        self._main: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._aside: list[queue.Queue[dict[str, Any]]] = [queue.Queue() for _ in _ASIDE]
+        self._main: queue.Queue[Call] = queue.Queue()
+        self._aside: list[queue.Queue[Call]] = [queue.Queue() for _ in _ASIDE]
 
     def serve(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
-        for requests in self._aside:
-            threading.Thread(target=self._work, args=(requests,), daemon=True).start()
+        for calls in self._aside:
+            threading.Thread(target=self._work, args=(calls,), daemon=True).start()
         self._work(self._main)
 
     def _read(self) -> None:
         """The end of the stream means that the network process is gone: then nobody needs this process either."""
         try:
-            while (request := receive(self._connection)) is not None:
-                aside = (queue for queue, ops in zip(self._aside, _ASIDE, strict=True) if request["op"] in ops)
-                next(aside, self._main).put(request)
+            while (call := receive(self._connection, Call)) is not None:
+                aside = (queue for queue, ops in zip(self._aside, _ASIDE, strict=True) if call.op in ops)
+                next(aside, self._main).put(call)
         finally:
             os._exit(0)
 
-    def _work(self, requests: queue.Queue[dict[str, Any]]) -> None:
+    def _work(self, calls: queue.Queue[Call]) -> None:
         try:
             while True:
-                data = self._answer(requests.get())
+                data = self._answer(calls.get())
                 with self._write_lock:
                     self._connection.sendall(data)
         finally:
             os._exit(1)  # a thread that ended alone would leave its callers waiting for good
 
-    def _answer(self, request: dict[str, Any]) -> bytes:
+    def _answer(self, call: Call) -> bytes:
         try:
-            result = getattr(self._engine, request["op"])(**request["args"])
-            return pack({"id": request["id"], "result": result})  # in here: a result that cannot be sent is a fault too
+            request = decoded(call.args, REQUESTS[call.op])
+            result = getattr(self._engine, call.op)(**request.arguments())
+            return pack(Reply(call.id, encoded(result)))  # in here: a result that cannot be sent is a fault too
         except UserError as error:
-            told = {"kind": type(error).__name__, "what": error.what, "fix": error.fix}
+            fault = Fault(type(error).__name__, error.what, error.fix)
         except Exception as error:  # the network process decides what a fault means; here it is only reported
             traceback.print_exc()
-            told = {"kind": type(error).__name__, "what": str(error), "fix": ""}
-        return pack({"id": request["id"], "error": told})
+            fault = Fault(type(error).__name__, str(error))
+        return pack(Reply(call.id, fault=fault))
 
 
 def main() -> None:

@@ -8,10 +8,12 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO
+
+import msgspec
 
 from ftis_node.errors import FtisError, UsageError, UserError
-from ftis_node.worker.messages import HEADER, pack, unpack
+from ftis_node.worker.messages import HEADER, Answer, Call, Fault, Load, Reply, Request, decoded, encoded, pack
 
 
 class WorkerDied(FtisError):
@@ -23,11 +25,11 @@ class WorkerFault(FtisError):
 
 
 class Worker:
-    """Starts the compute process and asks it things. One instance is one process."""
+    """Starts the compute process and sends it requests. One instance is one process."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._asked: dict[int, float] = {}  # when, by the monotonic clock; without `load`
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -58,8 +60,8 @@ class Worker:
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reader_task = asyncio.create_task(self._read(reader))
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
-        """Asks the engine for `op`; as long as it takes, for a step may take minutes.
+    async def call(self, request: Request[Answer]) -> Answer:
+        """Returns the engine's answer. Has no time limit: a step may take minutes.
 
         Raises:
             UserError: the engine refused for a reason that a person can mend.
@@ -69,14 +71,15 @@ class Worker:
         if self._writer is None or self._reader_task is None or self._reader_task.done():
             raise WorkerDied("The compute process is not running.")
         number = next(self._ids)
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        if op != "load":
+        if not isinstance(request, Load):
             self._asked[number] = time.monotonic()
         try:
-            self._writer.write(pack({"id": number, "op": op, "args": args}))
+            self._writer.write(pack(Call(number, request.op, encoded(request))))
             await self._writer.drain()
-            return await future
+            answer: Answer = decoded(await future, request.answer())
+            return answer
         except (ConnectionError, BrokenPipeError) as error:
             raise WorkerDied("The compute process ended.") from error
         finally:
@@ -98,23 +101,22 @@ class Worker:
         try:
             while True:
                 header = await reader.readexactly(HEADER.size)
-                answer = unpack(await reader.readexactly(HEADER.unpack(header)[0]))
-                future = self._waiting.get(answer["id"])
-                if future is not None and not future.done():
-                    _settle(future, answer)
+                reply = decoded(await reader.readexactly(HEADER.unpack(header)[0]), Reply)
+                future = self._waiting.get(reply.id)
+                if future is None or future.done():
+                    continue
+                if reply.fault is None:
+                    future.set_result(reply.result)
+                else:
+                    future.set_exception(error_of(reply.fault))
         except (asyncio.IncompleteReadError, ConnectionError):
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(WorkerDied("The compute process ended while it was working."))
 
 
-def _settle(future: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
-    error = answer.get("error")
-    if error is None:
-        future.set_result(answer["result"])
-    elif error["kind"] == "UsageError":
-        future.set_exception(UsageError(error["what"], error["fix"]))
-    elif error["fix"]:
-        future.set_exception(UserError(error["what"], error["fix"]))
-    else:
-        future.set_exception(WorkerFault(f"{error['kind']}: {error['what']}"))
+def error_of(fault: Fault) -> FtisError:
+    """The error to raise here: the engine's own where a person can mend it, else a `WorkerFault`."""
+    if fault.kind == "UsageError":
+        return UsageError(fault.what, fault.fix)
+    return UserError(fault.what, fault.fix) if fault.fix else WorkerFault(f"{fault.kind}: {fault.what}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+import msgspec
 import psutil
 import torch
 from safetensors.torch import load_file
@@ -20,25 +20,38 @@ from ftis_node.config.run import RUN_DEFAULTS, Run
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.evaluate import greedy
+from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.context import Context, refuse_prompts, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.host.interruption import interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.objective import PRESETS, Objective
-from ftis_node.packet import Completion, prompt_digests
+from ftis_node.packet import Completion, decode, encode, pack_group, prompt_digests
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, out_of_memory
 from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids, unwritable
+from ftis_node.step_report import StepReport
 from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.text import rounded
 from ftis_node.worker.gpu import gpu_figures
-from ftis_node.worker.messages import OWN, pack_completions, unpack_completions
-from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle, told
+from ftis_node.worker.messages import (
+    OWN,
+    Generated,
+    GpuFigures,
+    GroupText,
+    ModelFacts,
+    OpenedRun,
+    ReadableGroup,
+    ScoredPacket,
+    Sizes,
+    StepGroup,
+)
+from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
 
@@ -65,7 +78,8 @@ class _Exam:
 
 
 class Engine:
-    """One model on one device. What the network process calls takes and returns plain values that msgpack can carry.
+    """One model on one device. `worker.messages` has the request and the answer of each method that the network process
+    calls.
 
     The attributes without underscore are for who studies an engine in-process; `random` is what sampling draws from.
     """
@@ -82,29 +96,29 @@ class Engine:
         # Sequences side by side, each with a size of its own: what is too much for evaluation shrinks nothing else.
         self._generating: Room
         self._evaluating: Room
-        self._sizes: dict[str, int] = {}  # see `planning.ceilings`
+        self._sizes: Sizes  # see `planning.ceilings`
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
-        self._told_no_room = False
+        self._warned_no_room = False
         # Of the run's rule, one for each thread: some rules are processes, which can be asked by one at a time.
         self._scorer: Scorer
         self._side_scorer: Scorer
         self._scorers = ExitStack()
-        self._exams: dict[str | None, _Exam] = {}  # by what `look_at` calls them; None: of the run's own task
+        self._exams: dict[str | None, _Exam] = {}  # by what `add_evaluation` calls them; None: of the run's own task
 
     def load(
         self,
-        settings: dict[str, Any],
+        settings: Settings,
         task: str,
-        data: str | None,
-        eval_data: str | None,
-        caps: dict[str, int] | None = None,
-        remembered: dict[str, Any] | None = None,
+        data: str | None = None,
+        eval_data: str | None = None,
+        caps: Mapping[str, int] | None = None,
+        remembered: Mapping[str, bool | int | str] | None = None,
         reward: str | None = None,
         code: bool = False,
         must_fit: bool = False,
-    ) -> dict[str, Any]:
-        """Loads task, then plans, then loads the model; answers what a run must know of task and model, and the plan.
+    ) -> ModelFacts:
+        """Loads the task, then plans, then loads the model.
 
         Args:
             caps: prompt_tokens, completion_tokens and group of the run, where it is known already.
@@ -117,8 +131,7 @@ class Engine:
         """
         files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
         self.task = load_task(task, **files, reward=reward, code=code)
-        asked = Settings(**settings)
-        workload = self._workload(asked, caps or {})
+        asked, workload = settings, self._workload(settings, caps or {})
         # Told before a model is loaded, and before a home belongs to a run.
         choose_objective(asked, self.task.name, workload.completion_tokens)
         shape = geometry(asked.model)
@@ -129,48 +142,47 @@ class Engine:
             refuse_shortage(asked, workload, remembered or {}, plan, shape)
         refuse_unsaveable(plan.optimiser, choose_device(asked.device))
         self._sizes = ceilings(asked, workload, remembered or {}, plan)
-        self._generating = Room(self._sizes["generation_batch"], plan.generation_batch)
-        self._evaluating = Room(self._sizes["generation_batch"], plan.generation_batch)
+        self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
+        self._evaluating = Room(self._sizes.generation_batch, plan.generation_batch)
         self.policy = load_policy(self._settings)
         self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)
         tokenizer = self.policy.tokenizer
-        return {
-            "tokenizer": fingerprint(tokenizer),
-            "vocabulary": self.policy.vocabulary,
-            "eos": list(end_ids(tokenizer)),
-            "unwritable": unwritable(tokenizer, self.task.template.replace("{question}", "") + "".join(TAGS)),
-            "parameters": self.policy.parameters(),
-            "checkpoint_bytes": 4 * self.policy.trainable() + plan.memory.optimiser,
-            "kind": self.policy.kind,
-            "device": str(self.policy.device),
-            "threads": torch.get_num_threads(),
-            "settings": self._settings.model_dump(mode="json"),
-            "task": self.task.name,
-            "data": self.task.data,
-            "template": self.task.template,
-            "reward": self.task.reward,
-            "prompt_tokens": self.task.prompt_tokens,
-            "completion_tokens": self.task.completion_tokens,
-            "rows": len(self.task.train),
-            "held_out": len(self.task.held_out),
-            "plan": {**told(plan), "reasons": [*plan.reasons, self.policy.way]},
-            "sizes": self._sizes,
-        }
+        return ModelFacts(
+            tokenizer=fingerprint(tokenizer),
+            vocabulary=self.policy.vocabulary,
+            eos=list(end_ids(tokenizer)),
+            unwritable=unwritable(tokenizer, self.task.template.replace("{question}", "") + "".join(TAGS)),
+            parameters=self.policy.parameters(),
+            checkpoint_bytes=4 * self.policy.trainable() + plan.memory.optimiser,
+            kind=self.policy.kind,
+            device=str(self.policy.device),
+            threads=torch.get_num_threads(),
+            settings=self._settings,
+            task=self.task.name,
+            data=self.task.data,
+            template=self.task.template,
+            reward=self.task.reward,
+            prompt_tokens=self.task.prompt_tokens,
+            completion_tokens=self.task.completion_tokens,
+            rows=len(self.task.train),
+            held_out=len(self.task.held_out),
+            plan=with_fields(plan, reasons=(*plan.reasons, self.policy.way)),
+            sizes=self._sizes,
+        )
 
-    def _workload(self, settings: Settings, caps: dict[str, int]) -> Workload:
+    def _workload(self, settings: Settings, caps: Mapping[str, int]) -> Workload:
         """What the plan is for: the run's caps, or the task's where no run is known yet."""
         known = {"prompt_tokens": self.task.prompt_tokens, "completion_tokens": self.task.completion_tokens}
         return Workload(**{**known, "group": RUN_DEFAULTS["group"], **caps}, batch_groups=settings.batch_groups)
 
-    def open(self, run: dict[str, Any]) -> dict[str, Any]:
-        """Takes up a run: tokenises every prompt, makes the learner. Answers the prompts' digests (8 bytes a row)
-        and whether the objective trains on the node's own samples only.
+    def open(self, run: Run) -> OpenedRun:
+        """Takes up a run: tokenises every prompt, makes the learner.
 
         Raises:
             UsageError: a prompt has no token, or is longer than the run or the model's context allows; the rule cannot
                 be had; or the objective is unknown.
         """
-        self.run = Run(**run)
+        self.run = run
         self.close()
         self._scorer, self._side_scorer = (
             self._scorers.enter_context(scoring(self.run.reward, self.task.scorer)) for _ in range(2)
@@ -181,54 +193,57 @@ class Engine:
         self._exams[None] = _Exam(prompts, held_out, self.run.reward, self.run.completion_tokens, self.task.scorer)
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         self.learner = Learner(self.policy, objective, self._settings, self.run.temperature, OWN, task=self.run.task)
-        self.learner.room = Room(self._sizes["micro_batch_tokens"], self._settings.micro_batch_tokens)
-        return {
-            "prompt_digests": prompt_digests(self.prompts),
-            "own_only": self.learner.objective.own_only,
-        }
+        self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
+        return OpenedRun(prompt_digests(self.prompts), self.learner.objective.own_only)
 
-    def generate(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Samples a group (in a horizontal run a part of it) for each row of the training data, and scores it."""
+    def generate(self, rows: Sequence[int], author: bytes = b"", round: int = 0, policy_step: int = 0) -> Generated:
+        """Samples a group (in a horizontal run a part of it) for each row of the training data, and scores it.
+
+        Args:
+            author, round, policy_step: as the packets name them; their slots count from 0.
+        """
         began = time.perf_counter()
         with self.usage.of("generate"):
             groups = self._sample([self.prompts[row] for row in rows], self.run.completions)
         with self.usage.of("score"):
             scores = [self._scores(row, group, self._scorer) for row, group in zip(rows, groups, strict=True)]
-        answers = [
-            pack_completions(completions)
-            | {"rewards": [score.reward for score in judged], "prompt_ids": self.prompts[row]}
-            for row, completions, judged in zip(rows, groups, scores, strict=True)
-        ]
-        seconds = time.perf_counter() - began
-        return {"groups": answers, "seconds": seconds, "generation_batch": self._generating.size}
+        answers = []
+        for slot, (row, completions, judged) in enumerate(zip(rows, groups, scores, strict=True)):
+            packet = pack_group(
+                run_id=self.run.id,
+                author=author,
+                round=round,
+                slot=slot,
+                policy_step=policy_step,
+                prompt_ids=self.prompts[row],
+                completions=completions,
+            )
+            answers.append(ScoredPacket(encode(packet), [score.reward for score in judged]))
+        return Generated(answers, time.perf_counter() - began, self._generating.size)
 
-    def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
+    def score(self, row: int, packet: bytes) -> list[float]:
         """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own."""
-        scores = self._scores(row, unpack_completions(completions), self._side_scorer)
-        return {"rewards": [s.reward for s in scores]}
+        return [score.reward for score in self._scores(row, _completions(packet), self._side_scorer)]
 
     def close(self) -> None:
         """Ends the processes that score, if there are some; `open` makes others."""
         self._scorers.close()
 
-    def texts(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Groups ``{row, ids, lengths}`` as people read them; of a very long completion the beginning."""
-        return {"groups": [self._text(**group) for group in groups]}
+    def texts(self, groups: Sequence[ReadableGroup]) -> list[GroupText]:
+        """Groups as people read them; of a very long completion the beginning."""
+        return [self._text(group) for group in groups]
 
-    def _text(self, row: int, ids: bytes, lengths: Sequence[int]) -> dict[str, Any]:
-        example, start, texts = self.task.train[row], 0, []
-        every = np.frombuffer(ids, dtype="<u4").tolist()
-        for length in lengths:
-            some = every[start : start + min(length, TEXT_TOKENS)]
+    def _text(self, group: ReadableGroup) -> GroupText:
+        example, texts = self.task.train[group.row], []
+        for completion in _completions(group.packet)[: group.completions]:
+            some = completion.token_ids[:TEXT_TOKENS].tolist()
             text = str(self.policy.tokenizer.decode(some, skip_special_tokens=True))
-            texts.append(text[:TEXT_LETTERS] + ("…" if length > TEXT_TOKENS or len(text) > TEXT_LETTERS else ""))
-            start += length
-        return {"question": example.question[:TEXT_LETTERS], "answer": example.answer[:200], "completions": texts}
+            cut = len(completion) > TEXT_TOKENS or len(text) > TEXT_LETTERS
+            texts.append(text[:TEXT_LETTERS] + ("…" if cut else ""))
+        return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts)
 
-    def step(self, groups: Sequence[dict[str, Any]], micro_batch_tokens: int | None = None) -> dict[str, Any]:
-        """One optimiser step. A group is ``{row, parts}``, a part ``{source, completions, rewards, weight}``.
-
-        Answers its `StepReport`, and as `device` where the time since the step before went, see `Usage.step_ended`.
+    def step(self, groups: Sequence[StepGroup], micro_batch_tokens: int | None = None) -> StepReport:
+        """One optimiser step.
 
         Args:
             micro_batch_tokens: from now on, in place of the settings'; how a batch is cut shows in the last bits.
@@ -238,26 +253,23 @@ class Engine:
         taken = self.training_groups(groups)
         with self.usage.of("train"):
             report = self.learner.step(taken)
-        return {**asdict(report), "device": self.usage.step_ended()}
+        return msgspec.structs.replace(report, device=self.usage.step_ended())
 
-    def training_groups(self, groups: Sequence[dict[str, Any]]) -> list[TrainingGroup]:
-        """What `step` is given, in the learner's form."""
+    def training_groups(self, groups: Sequence[StepGroup]) -> list[TrainingGroup]:
+        """The same groups in the learner's form."""
         return [
             TrainingGroup(
-                self.prompts[group["row"]],
-                [
-                    Part(p["source"], unpack_completions(p["completions"]), p["rewards"], p.get("weight", 1.0))
-                    for p in group["parts"]
-                ],
+                self.prompts[group.row],
+                [Part(part.source, _completions(part.packet), part.rewards, part.weight) for part in group.parts],
             )
             for group in groups
         ]
 
-    def evaluate(self, also: str | None = None) -> dict[str, Any]:
+    def evaluate(self, also: str | None = None) -> Evaluation:
         """Greedy pass@1 on held-out prompts (strict), with format rate and lenient accuracy beside it.
 
         Args:
-            also: another task that `look_at` was told of, in place of the run's.
+            also: another task, of `add_evaluation`, in place of the run's.
         """
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
@@ -265,8 +277,11 @@ class Engine:
             outcome = greedy.evaluate(self.policy, exam.prompts, exam.examples, scorer, sampling, room=self._evaluating)
         return outcome.figures()
 
-    def look_at(self, name: str, task: str, data: str | None, prompts: int | None) -> dict[str, Any]:
-        """Loads another task, to be evaluated only; it is called `name` from now on. After `open`."""
+    def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
+        """Loads another task, to be evaluated only; it is called `name` from now on. After `open`.
+
+        Returns how many prompts it has.
+        """
         loaded = load_evaluation(task, data=Path(data) if data else None)
         examples = _spread(loaded.held_out, prompts)
         cap = max(loaded.completion_tokens, self.run.completion_tokens)
@@ -274,23 +289,21 @@ class Engine:
         questions = [example.question for example in examples]
         refuse_prompts(self.policy.name, self._context, ids, questions, name, completion_tokens=cap)
         self._exams[name] = _Exam(ids, examples, loaded.reward, cap, loaded.scorer)
-        return {"prompts": len(examples)}
+        return len(examples)
 
-    def interrupt(self) -> dict[str, Any]:
+    def interrupt(self) -> None:
         """Gives up the generation or step that runs, which then fails and has changed no weights; from any thread."""
         interrupt()
-        return {}
 
-    def gpu(self) -> dict[str, Any]:
-        """What the GPU is at, see `gpu_figures`; in a thread of its own."""
-        return {"gpu": gpu_figures(self.policy.device)}
+    def gpu(self) -> GpuFigures | None:
+        """The GPU's figures, see `gpu_figures`; in a thread of its own."""
+        return gpu_figures(self.policy.device)
 
-    def save(self, directory: str) -> dict[str, Any]:
+    def save(self, directory: str) -> None:
         """Writes trainable weights, optimiser and random states into an existing directory."""
         self._write(self._state(live=True), directory)
-        return {"steps": self.learner.steps}
 
-    def snapshot(self, directory: str) -> dict[str, Any]:
+    def snapshot(self, directory: str) -> None:
         """Copies all that `write` writes into main memory; where that has no room for it beside the next step, it is
         written at once and without a copy, while training waits.
 
@@ -300,7 +313,6 @@ class Engine:
         self._snapshot = self._copy()
         if not self._snapshot:
             self.save(directory)
-        return {"steps": self.learner.steps}
 
     def _copy(self) -> dict[str, dict[str, torch.Tensor]]:
         """A copy of the state; nothing where main memory has no room for it."""
@@ -312,8 +324,8 @@ class Engine:
             except (RuntimeError, MemoryError) as error:  # what counts as available is an estimate
                 if not out_of_memory(error):
                     raise
-        if not self._told_no_room:
-            self._told_no_room = True
+        if not self._warned_no_room:
+            self._warned_no_room = True
             logger.warning(
                 "Main memory (%s free) cannot hold a copy of a checkpoint (%s): training waits while it is written.",
                 rounded(free),
@@ -321,7 +333,7 @@ class Engine:
             )
         return {}
 
-    def write(self, directory: str) -> dict[str, Any]:
+    def write(self, directory: str) -> None:
         """Writes the latest snapshot, once, into an existing directory; from any thread.
 
         Raises:
@@ -329,7 +341,6 @@ class Engine:
         """
         snapshot, self._snapshot = self._snapshot, {}
         self._write(snapshot, directory)
-        return {}
 
     def _state(self, *, live: bool = False) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of everything that the next step depends on, by the name of their file; `live`: no copies."""
@@ -338,10 +349,10 @@ class Engine:
         return {WEIGHTS: weights, OPTIMISER: optimiser, _RANDOM: random}
 
     def _write(self, state: dict[str, dict[str, torch.Tensor]], directory: str) -> None:
-        told = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
+        metadata = {ALPHA: str(self._settings.lora_alpha)} if self.policy.kind == "lora" else None
         try:
             for name, tensors in state.items():
-                write_tensors(Path(directory) / name, tensors, told if name == WEIGHTS else None)
+                write_tensors(Path(directory) / name, tensors, metadata if name == WEIGHTS else None)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise UserError(
@@ -350,7 +361,7 @@ class Engine:
                 ) from error
             raise
 
-    def restore(self, directory: str, steps: int) -> dict[str, Any]:
+    def restore(self, directory: str, steps: int) -> None:
         """Puts back what `save` wrote.
 
         Raises:
@@ -366,7 +377,6 @@ class Engine:
         torch.set_rng_state(random["torch"])
         if random["sampling"].shape == self.random.get_state().shape:  # else it is of another kind of device
             self.random.set_state(random["sampling"])
-        return {"steps": steps}
 
     def _prompts(self, template: str, examples: Sequence[Example], data: str) -> list[list[int]]:
         """Token ids of these examples. Raises UsageError as `refuse_prompts` does, which `data` is for."""
@@ -405,6 +415,10 @@ class Engine:
         example = self.task.train[row]
         begin_group(scorer)
         return [greedy.judge(self.policy.tokenizer, c, example, scorer).score for c in completions]
+
+
+def _completions(packet: bytes) -> list[Completion]:
+    return list(decode(packet).completions())
 
 
 def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:

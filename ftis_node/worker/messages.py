@@ -1,6 +1,8 @@
-"""How the two processes talk: length-prefixed msgpack maps over a socket pair, both ends ours.
+"""Messages between the two processes: length-prefixed msgpack over a socket pair, both ends ours.
 
-A request is ``{"id", "op", "args"}``; its answer ``{"id", "result"}`` or ``{"id", "error": {"kind", "what", "fix"}}``.
+A call is ``{"id", "op", "args"}``, its reply ``{"id", "result"}`` or ``{"id", "fault": {"kind", "what", "fix"}}``.
+`args` is a `Request`, `result` the answer that its class names. Completions cross as the bytes of their packet
+(`ftis_node.packet`), in either direction.
 """
 
 from __future__ import annotations
@@ -8,12 +10,17 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
-import msgpack
-import numpy as np
+import msgspec
+from pydantic import BaseModel
 
-from ftis_node.packet import Completion
+from ftis_node.config.run import Run
+from ftis_node.config.settings import Settings
+from ftis_node.evaluate.evaluation import Evaluation
+from ftis_node.fit.plan import Plan
+from ftis_node.step_report import StepReport
 
 HEADER = struct.Struct("<I")
 # A step's groups travel in one message: 4096 groups of 36 KB fit.
@@ -21,26 +28,317 @@ MAX_MESSAGE = 1 << 28
 # The source name of a node's own groups; other sources are peer ids.
 OWN = "own"
 
+Answer = TypeVar("Answer")
 
-def pack(message: dict[str, Any]) -> bytes:
-    """A message with its length in front."""
-    body: bytes = msgpack.packb(message, use_bin_type=True)
+
+def plan_row(plan: Plan) -> dict[str, Any]:
+    """A plan as `status --json`, `metrics.jsonl` and `join --dry-run --json` have it."""
+    return asdict(plan) | {"memory_bytes": plan.memory.total}
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """Batch sizes without what was learned of memory: tokens of a micro-batch, sequences generated side by side."""
+
+    micro_batch_tokens: int
+    generation_batch: int
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a loaded model and task.
+
+    tokenizer         its fingerprint, as a run names it; vocabulary: ids; eos: ids
+    unwritable        characters of the template and of the tags that the tokenizer has no token for
+    parameters        of the whole model; checkpoint_bytes: of one checkpoint
+    kind              `lora` or `full`
+    device            as torch names it; threads: torch's
+    settings          with what the plan filled in
+    task … completion_tokens  as a run has them; rows, held_out: how many examples
+    sizes             the largest that batches may grow to
+    """
+
+    tokenizer: str
+    vocabulary: int
+    eos: list[int]
+    unwritable: str
+    parameters: int
+    checkpoint_bytes: int
+    kind: str
+    device: str
+    threads: int
+    settings: Settings
+    task: str
+    data: str
+    template: str
+    reward: str
+    prompt_tokens: int
+    completion_tokens: int
+    rows: int
+    held_out: int
+    plan: Plan
+    sizes: Sizes
+
+    def shared(self) -> dict[str, object]:
+        """The facts that a run must agree with, see `config.run.run_for`."""
+        names = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens")
+        return {name: getattr(self, name) for name in (*names, "tokenizer", "vocabulary", "eos")}
+
+
+class OpenedRun(msgspec.Struct, frozen=True):
+    """prompt_digests: 8 bytes a row. own_only: the objective trains on the node's own samples only."""
+
+    prompt_digests: bytes
+    own_only: bool
+
+
+class ScoredPacket(msgspec.Struct, frozen=True):
+    """A group as the bytes of its packet, with its rewards [G]."""
+
+    packet: bytes
+    rewards: list[float]
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """One group a row, the seconds they took, and how many sequences were generated side by side."""
+
+    groups: list[ScoredPacket]
+    seconds: float
+    generation_batch: int
+
+
+class GroupText(msgspec.Struct, frozen=True):
+    """A group as people read it; very long texts are cut."""
+
+    question: str
+    answer: str
+    completions: list[str]
+
+
+class GpuFigures(msgspec.Struct, frozen=True):
+    """A GPU: bytes in all, used by all processes, of this one's tensors, held by torch; utilization from 0 to 1."""
+
+    name: str
+    total_bytes: int
+    used_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    utilization: float | None
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+class Request(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_fields=True):
+    """A request for `Answer`. `op` is the method of `worker.engine.Engine` that its fields are the arguments of."""
+
+    op: ClassVar[str]
+
+    @classmethod
+    def answer(cls) -> Any:
+        """The type of its answer."""
+        (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
+        return get_args(base)[0]
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the engine's method."""
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
+
+class Load(Request[ModelFacts], frozen=True, kw_only=True):
+    """Load a task and a model."""
+
+    op = "load"
+    settings: Settings
+    task: str
+    data: str | None = None
+    eval_data: str | None = None
+    caps: dict[str, int] | None = None
+    remembered: dict[str, bool | int | str] | None = None
+    reward: str | None = None
+    code: bool = False
+    must_fit: bool = False
+
+
+class Open(Request[OpenedRun], frozen=True):
+    """Take up a run."""
+
+    op = "open"
+    run: Run
+
+
+class Generate(Request[Generated], frozen=True):
+    """Sample a group for each row, as the packets of one round of `author` (38 bytes), slots from 0 on."""
+
+    op = "generate"
+    rows: Sequence[int]
+    author: bytes = b""
+    round: int = 0
+    policy_step: int = 0
+
+
+class ScoreGroup(Request[list[float]], frozen=True):
+    """Score a foreign group; the answer is its rewards [G]."""
+
+    op = "score"
+    row: int
+    packet: bytes
+
+
+class ReadableGroup(msgspec.Struct, frozen=True):
+    """A group to be read: its row, its packet, and how many of its completions."""
+
+    row: int
+    packet: bytes
+    completions: int
+
+
+class Texts(Request[list[GroupText]], frozen=True):
+    """Read groups as people do."""
+
+    op = "texts"
+    groups: Sequence[ReadableGroup]
+
+
+class GroupPart(msgspec.Struct, frozen=True):
+    """Completions of one source with their rewards [n]; `weight` is what each counts in the loss."""
+
+    source: str
+    packet: bytes
+    rewards: Sequence[float]
+    weight: float = 1.0
+
+
+class StepGroup(msgspec.Struct, frozen=True):
+    """All completions of one row that are trained on: one part, or in a horizontal run a part of each author."""
+
+    row: int
+    parts: Sequence[GroupPart]
+
+
+class Step(Request[StepReport], frozen=True):
+    """Take an optimiser step. micro_batch_tokens: from now on, in place of the settings'."""
+
+    op = "step"
+    groups: Sequence[StepGroup]
+    micro_batch_tokens: int | None = None
+
+
+class Evaluate(Request[Evaluation], frozen=True):
+    """Evaluate on held-out prompts, or on the task that `AddEvaluation` named `also`."""
+
+    op = "evaluate"
+    also: str | None = None
+
+
+class AddEvaluation(Request[int], frozen=True):
+    """Load another task for evaluation only; the answer is how many prompts it has."""
+
+    op = "add_evaluation"
+    name: str
+    task: str
+    data: str | None
+    prompts: int | None
+
+
+class Interrupt(Request[None], frozen=True):
+    """Give up the generation or the step that runs."""
+
+    op = "interrupt"
+
+
+class Gpu(Request[GpuFigures | None], frozen=True):
+    """Measure the GPU; None on a CPU, and where nothing can be known."""
+
+    op = "gpu"
+
+
+class Save(Request[None], frozen=True):
+    """Write a checkpoint's files into an existing directory, while training waits."""
+
+    op = "save"
+    directory: str
+
+
+class Snapshot(Request[None], frozen=True):
+    """Copy a checkpoint into main memory."""
+
+    op = "snapshot"
+    directory: str
+
+
+class Write(Request[None], frozen=True):
+    """Write the latest snapshot into an existing directory."""
+
+    op = "write"
+    directory: str
+
+
+class Restore(Request[None], frozen=True):
+    """Put back what `Save` or `Write` wrote, and count `steps` steps."""
+
+    op = "restore"
+    directory: str
+    steps: int
+
+
+REQUESTS: dict[str, type[Request[Any]]] = {request.op: request for request in Request.__subclasses__()}
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A request on its way; `args` is decoded by the thread that answers it."""
+
+    id: int
+    op: str
+    args: msgspec.Raw
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """An exception: its class, its text, and what a person can do about it, if anything."""
+
+    kind: str
+    what: str
+    fix: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to a call, or why there is none."""
+
+    id: int
+    result: msgspec.Raw = msgspec.Raw(b"\xc0")
+    fault: Fault | None = None
+
+
+Message = TypeVar("Message")
+
+
+def pack(message: Any) -> bytes:
+    """The bytes of a message, with its length in front. Raises ValueError if they are too many."""
+    body = encoded(message)
     if len(body) > MAX_MESSAGE:
         raise ValueError(f"A message of {len(body)} bytes is over the limit of {MAX_MESSAGE}.")
     return HEADER.pack(len(body)) + body
 
 
-def unpack(body: bytes) -> dict[str, Any]:
-    """The message in `body` (without its length)."""
-    message: dict[str, Any] = msgpack.unpackb(body, raw=False, strict_map_key=False)
-    return message
+def encoded(value: Any) -> msgspec.Raw:
+    """The msgpack of structs, dataclasses and pydantic models. Raises TypeError for what cannot be sent."""
+    return msgspec.Raw(msgspec.msgpack.encode(value, enc_hook=_plain))
 
 
-def receive(connection: socket.socket) -> dict[str, Any] | None:
+def decoded(body: bytes | msgspec.Raw, kind: type[Message]) -> Message:
+    """The value of this type in `body` (without its length). Raises msgspec.ValidationError if it is of another."""
+    return msgspec.msgpack.decode(body, type=kind, dec_hook=_model)
+
+
+def receive(connection: socket.socket, kind: type[Message]) -> Message | None:
     """Reads one message, blocking; None at the end of the stream."""
     header = _exactly(connection, HEADER.size)
     body = _exactly(connection, HEADER.unpack(header)[0]) if header else None
-    return unpack(body) if body else None
+    return decoded(body, kind) if body else None
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes | None:
@@ -53,22 +351,11 @@ def _exactly(connection: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
-def pack_completions(completions: Sequence[Completion]) -> dict[str, Any]:
-    """Completions as plain bytes: u32 ids, f32 log-probs, lengths, finished flags."""
-    return {
-        "ids": np.concatenate([c.token_ids for c in completions]).astype("<u4").tobytes(),
-        "logprobs": np.concatenate([c.logprobs for c in completions]).astype("<f4").tobytes(),
-        "lengths": [len(c.token_ids) for c in completions],
-        "finished": [bool(c.finished) for c in completions],
-    }
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
 
 
-def unpack_completions(packed: dict[str, Any]) -> list[Completion]:
-    """What `pack_completions` packed."""
-    ids = np.frombuffer(packed["ids"], dtype="<u4")
-    logprobs = np.frombuffer(packed["logprobs"], dtype="<f4")
-    ends = np.cumsum(packed["lengths"])
-    return [
-        Completion(ids[end - length : end], logprobs[end - length : end], finished)
-        for end, length, finished in zip(ends, packed["lengths"], packed["finished"], strict=True)
-    ]
+def _model(kind: type, value: Any) -> Any:
+    return kind(**value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -18,6 +18,7 @@ from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.policy.load import choose_device
 from ftis_node.policy.measure import geometry
 from ftis_node.text import GB
+from ftis_node.worker.messages import Sizes
 
 # What of the memory that is free now may be planned with, where the settings name no limit.
 CPU_SHARE = 0.8
@@ -54,7 +55,7 @@ def settle(
 
 def ceilings(
     settings: Settings, workload: Workload, remembered: Mapping[str, Any], chosen: Plan, shape: Geometry | None = None
-) -> dict[str, int]:
+) -> Sizes:
     """Sizes that the plan would have without what was learned of memory: to those they may grow again.
 
     Args:
@@ -62,10 +63,10 @@ def ceilings(
     """
     trained = {name: remembered[name] for name in _TRAINED if name in remembered}
     plain = question(settings, workload, trained, shape).answer()
-    return {name: max(getattr(plain, name), getattr(chosen, name)) for name in _LEARNED}
+    return Sizes(**{name: max(getattr(plain, name), getattr(chosen, name)) for name in _LEARNED})
 
 
-def _sensible(remembered: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
+def _sensible(remembered: Mapping[str, Any], workload: Workload) -> Mapping[str, Any]:
     """Sizes below one sequence, or one group, save nothing."""
     least = {"micro_batch_tokens": max(MIN_TOKENS, workload.longest), "generation_batch": workload.group}
     return {name: max(value, least[name]) if name in least else value for name, value in remembered.items()}
@@ -104,12 +105,12 @@ def question(
     """The question that `settle` asks; its arguments."""
     device = choose_device(settings.device)
     budget = memory_budget(settings, device)
-    wanted = {name: getattr(settings, name) for name in _PLANNED} | recalled(settings, remembered, budget)
+    wanted = {**{name: getattr(settings, name) for name in _PLANNED}, **recalled(settings, remembered, budget)}
     wishes = Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets, engine=settings.engine)
     return Question(shape or geometry(settings.model), budget, workload, wishes, device)
 
 
-def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> dict[str, Any]:
+def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> Mapping[str, Any]:
     """Of what a home remembers, that which holds for so many bytes and is nobody's choice in the settings."""
     holds = budget <= remembered.get("budget", 0) * _MORE_MEMORY
     names = (*_TRAINED, *_LEARNED) if holds else _TRAINED
@@ -136,8 +137,3 @@ def memory_limit(settings: Settings, total: int) -> int | None:
     if settings.vram_gb is not None:
         return round(settings.vram_gb * GB)
     return None if settings.vram_share is None else round(settings.vram_share * total)
-
-
-def told(chosen: Plan) -> dict[str, Any]:
-    """A plan in plain values, for the network process."""
-    return asdict(chosen) | {"reasons": list(chosen.reasons), "memory_bytes": chosen.memory.total}

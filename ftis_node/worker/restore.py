@@ -62,12 +62,16 @@ class Checkpoint:
     def lora(self) -> bool:
         return any(_ADAPTER.fullmatch(name) for name in self.shapes)
 
-    def lora_settings(self) -> dict[str, Any]:
+    @property
+    def lora_targets(self) -> tuple[str, ...]:
+        """The modules that have LoRA layers."""
+        return tuple(found["module"] for name in self.shapes if (found := _ADAPTER.fullmatch(name)))
+
+    def lora_settings(self) -> dict[str, int | tuple[str, ...]]:
         """Rank and targets of its LoRA layers, and alpha if it says so."""
-        modules = [found["module"] for name in self.shapes if (found := _ADAPTER.fullmatch(name))]
-        ranks = [shape[0] for name, shape in self.shapes.items() if _ADAPTER.fullmatch(name)]
+        rank = next(shape[0] for name, shape in self.shapes.items() if _ADAPTER.fullmatch(name))
         known = {} if self.alpha is None else {"lora_alpha": self.alpha}
-        return {"lora_rank": ranks[0], "lora_targets": tuple(modules), **known}
+        return {"lora_rank": rank, "lora_targets": self.lora_targets, **known}
 
 
 def find_checkpoint(name: str) -> Checkpoint | None:
@@ -133,7 +137,7 @@ def settings_for(
     Raises:
         UsageError: a setting is unknown or wrong.
     """
-    read: dict[str, Any] = {"lora": False}
+    read: dict[str, bool | int | tuple[str, ...]] = {"lora": False}
     if checkpoint is not None:
         task = checkpoint.task or task
         read["lora"] = checkpoint.lora

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ftis_node.step_report import DeviceSeconds
+
 # What keeps the device busy. All else that the compute process does (scoring text, copying a checkpoint into main
 # memory, waiting for what it is asked next) leaves it idle.
 WORK = ("generate", "train", "evaluate")
@@ -35,13 +37,10 @@ class Usage:
         finally:
             self._spent[part] += self._clock() - began
 
-    def step_ended(self) -> dict[str, float]:
-        """Seconds since the end of the step before: all, of each kind of work, of scoring own text, and idle.
-
-        Scoring is told for it is part of `idle`.
-        """
+    def step_ended(self) -> DeviceSeconds:
+        """Seconds since the end of the step before."""
         now = self._clock()
         total = now - (now if self._since is None else self._since)
-        told = {part: self._spent[part] for part in (*WORK, "score")}
+        parts = {part: self._spent[part] for part in (*WORK, "score")}
         self._since, self._spent = now, defaultdict(float)
-        return {"total": total, **told, "idle": max(0.0, total - sum(told[part] for part in WORK))}
+        return DeviceSeconds(total, **parts, idle=max(0.0, total - sum(parts[part] for part in WORK)))

@@ -26,9 +26,9 @@ from tests.fuzz.world import NOW, PEERS, RUN
 
 Mutator = Callable[[bytes, random.Random], bytes]
 
-_TOML = """
-[run] [[a]] [hints] = { } , # a.a. 'a' \\ \\u0000 \\U0010ffff {question} 1e400 0x1_f inf nan -1
-1979-05-27T07:32:00Z true 99999999999999999999 parts=2 collaboration='horizontal' \u2028 \u202e é 𝒳
+_RUN_JSON = """
+{"run": {"hints": [] {} , : "a" \\ \\u0000 \\ud800 {question} 1e400 0x1 Infinity NaN -1 null true 99999999999999999999
+"parts":2 "collaboration":"horizontal" \u2028 \u202e é 𝒳
 """
 _MULTIADDR = """
 /ip4/ /ip6/ /ip6zone/ /dns4/ /dns/ /dnsaddr/ /tcp/ /udp/ /quic-v1 /p2p/ /ipfs/ /p2p-circuit /unix/ /onion/ /onion3/ /ws
@@ -184,5 +184,5 @@ def _text(tokens: Sequence[str]) -> Mutator:
     return mutate
 
 
-run_file = _text([*_TOML.split(), "\n", " ", "\t", '"""', "'''", '"'])
+run_file = _text([*_RUN_JSON.split(), "\n", " ", "\t", '"'])
 address = _text([*_MULTIADDR.split(), "\n", " ", PEERS[2].peer_id])

@@ -13,7 +13,7 @@ from hivemind.p2p import P2P
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from ftis_node.config.run import Hints, Run, RunFile, dump_run_file
+from ftis_node.config.run import Hints, Run, RunFile, run_file_as_json
 from ftis_node.draw import draw
 from ftis_node.packet import Completion, encode, pack_group
 from ftis_node.swarm import ftis_pb2
@@ -26,7 +26,7 @@ from ftis_node.swarm.wire.records import OwnerSigned, pack_addresses, record_key
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, stopped_clock
-from tests.helpers_swarm import CAP, PROMPTS, ROWS
+from tests.support.swarm import CAP, PROMPTS, ROWS
 
 
 def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
@@ -84,7 +84,7 @@ def _handshakes() -> list[bytes]:
     hello, other = greeting(RUN, ADDRESSES[3:5]), greeting(HORIZONTAL, [])
     told = greeting(RUN, ADDRESSES[2:3])
     told.peers.extend(ADDRESSES)
-    told.run_file = dump_run_file(RunFile(run=RUN))
+    told.run_file = run_file_as_json(RunFile(run=RUN))
     told.limits.CopyFrom(LIMITS.message())
     refusing = ftis_pb2.Handshake(major=2, refusal="you speak \x1b[31manother protocol", agent="\u202eanother/1")
     return [
@@ -128,8 +128,8 @@ def _run_files() -> list[bytes]:
     hints = Hints(name="a run", bootstraps=ADDRESSES[:3], contact="somebody")
     several_lines = RUN.model_copy(update={"template": 'Solve:\n\t"{question}" \\ \x7f'})
     files = [RunFile(run=RUN), RunFile(run=HORIZONTAL, hints=hints), RunFile(run=several_lines, hints=hints)]
-    by_hand = "run.group = 4\n[hints]\nname = '''x'''\nbootstraps = [\n 'a', # a comment\n]\n[[a.'b'.\"c\"]]\n"
-    return [*(dump_run_file(file).encode() for file in files), f"{by_hand}1 = {{x = 0x1f, y = 1e3}}".encode()]
+    by_hand = ' { "hints": {"name": "\\u0041\\n"}, "run": {"group": 4, "eos": [], "temperature": 1e2} }\n'
+    return [*(run_file_as_json(file).encode() for file in files), by_hand.encode()]
 
 
 def _streams() -> list[bytes]:

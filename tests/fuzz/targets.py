@@ -19,7 +19,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
-from ftis_node.config.run import RUN_FILE_CHARACTERS_MAX, dump_run_file, parse_run_file
+from ftis_node.config.run import RUN_FILE_CHARACTERS_MAX, run_file_as_json, run_file_from_json
 from ftis_node.errors import UsageError
 from ftis_node.packet import MAX_PACKET_BYTES, Group, PacketError, decode, encode, packet_digest
 from ftis_node.swarm import ftis_pb2
@@ -168,14 +168,14 @@ def read_run_file(data: bytes) -> None:
     """A run file that somebody sent."""
     text = data.decode("utf-8", "ignore")
     try:
-        run_file = parse_run_file(text)
+        run_file = run_file_from_json(text)
     except UsageError as error:
         require(str(error).isprintable(), "an error does not print")
         return
     require(len(run_file.run.id) == 16, "a run has an id")
-    again = dump_run_file(run_file)
+    again = run_file_as_json(run_file)
     require(len(again) <= RUN_FILE_CHARACTERS_MAX, "nobody else can read this run file once it is passed on")
-    require(parse_run_file(again) == run_file, "a run file does not read back")
+    require(run_file_from_json(again) == run_file, "a run file does not read back")
 
 
 def read_address(data: bytes) -> None:

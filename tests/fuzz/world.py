@@ -14,7 +14,7 @@ from ftis_node.draw import draw
 from ftis_node.packet import prompt_digests
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from tests.helpers_swarm import PROMPTS, ROWS, identity, make_run
+from tests.support.swarm import PROMPTS, ROWS, identity, make_run
 
 NOW = 1_760_000_000
 """Inputs are kept for years, so the time of day at which they are read is always this one."""

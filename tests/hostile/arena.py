@@ -18,9 +18,9 @@ from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity
-from tests.daemons import Daemon, kind_of
 from tests.hostile.heavy import widened
 from tests.hostile.peer import autogroup
+from tests.support.daemons import Daemon, kind_of
 
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
 FLAGS = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=50", "--set", "quic=false")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -14,17 +13,14 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan
-from ftis_node.lab.bench.model import Size, geometry, make_learner, own_work, random_policy, training_groups
-from ftis_node.lab.bench.train import Tell, device_name, held, peak_memory
+from ftis_node.lab.bench.measure import Tell, held, measured_on, peak_memory, timed
+from ftis_node.lab.bench.model import Size, make_learner, own_work, random_policy, training_groups
 from ftis_node.learner import Learner
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.measure import known_config
 from ftis_node.policy.names import resolve
-from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import out_of_memory
 from ftis_node.worker.planning import settle
-
-T = TypeVar("T")
 
 
 def bench_fit(settings: Settings, size: Size, *, random_weights: bool, repeats: int, tell: Tell) -> dict[str, Any]:
@@ -109,28 +105,6 @@ def _measure(
         "generation_batch": chosen.generation_batch,
         **measured_on(policy, size, repeats),
     }
-
-
-def measured_on(policy: Policy, size: Size, repeats: int) -> dict[str, Any]:
-    """What a figure is of, in plain values."""
-    return {
-        "parameters": policy.parameters(),
-        "vocabulary": policy.vocabulary,
-        "repeats": repeats,
-        "threads": torch.get_num_threads(),
-        "model": geometry(policy.causal_lm.config),
-        "batch": size.as_dict(),
-        "device": device_name(policy.device),
-    }
-
-
-def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """What `call` gives, and the seconds until the device was done with it."""
-    began = time.perf_counter()
-    result = call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return result, time.perf_counter() - began
 
 
 def _peak_mb(call: Callable[[], object], learner: Learner) -> float:

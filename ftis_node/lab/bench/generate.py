@@ -13,9 +13,9 @@ import torch
 
 from ftis_node.config.settings import Settings
 from ftis_node.fit.memory import Workload
-from ftis_node.lab.bench.fit import config_of, measured_on, timed
-from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, random_prompts, small_config
-from ftis_node.lab.bench.train import SETTINGS, Tell
+from ftis_node.lab.bench.fit import config_of
+from ftis_node.lab.bench.measure import Tell, measured_on, timed
+from ftis_node.lab.bench.model import SETTINGS, TEMPERATURE, Size, random_policy, random_prompts, small_config
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import load_policy
 from ftis_node.policy.policy import Policy

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ftis_node.lab.bench.measure import Tell, cpu_seconds, held, peak_memory
 from ftis_node.lab.bench.model import Size, small_config
-from ftis_node.lab.bench.train import Tell, cpu_seconds, held, peak_memory
 from ftis_node.lab.bench.whole import WholeNode
 from ftis_node.lab.reporting.figures import PALETTE, WIDTH, drawn, save
 

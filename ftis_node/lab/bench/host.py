@@ -25,12 +25,11 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.lab.bench.packets import make_context, make_packet, make_run
-from ftis_node.packet import Group, author_digest, decode, encode, packet_digest
+from ftis_node.lab.bench.packets import Round, make_context, make_packet, make_round, make_run
+from ftis_node.packet import Group, author_digest, decode, packet_digest
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, admit
-from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers, Want
 from ftis_node.swarm.standing import Standing
@@ -44,12 +43,12 @@ POLL_SECONDS = 0.005
 
 
 class PushedPackets(ServicerBase):  # type: ignore[misc]
-    """The rival of announce-and-pull: whoever made packets sends them to everybody over one stream each."""
+    """The rival of announce-and-pull: an author sends its packets to every peer over one stream each."""
 
     def __init__(self, keep: Callable[[bytes], None]) -> None:
         """
         Args:
-            keep: what is done with each packet where more than its hash is to be looked at.
+            keep: what is done with each packet while `keeps` is set; else only its hash is checked.
         """
         self.received = 0
         self.keeps = False
@@ -81,7 +80,7 @@ class BenchNode:
         self.appetite = 1 << 40  # how many it wants in all
         self.steps = self.short = 0
         self.authors_by_digest: dict[bytes, bytes] = {}
-        self._made: list[tuple[Group, bytes]] = []
+        self._made = Round()
 
     async def start(self, stack: contextlib.AsyncExitStack, context: AdmissionContext, setup: dict[str, Any]) -> str:
         """Starts p2pd; returns its address.
@@ -127,19 +126,19 @@ class BenchNode:
 
     def make(self, groups: int) -> int:
         """Makes a round of packets and stores them; returns their bytes."""
-        self.round = self.store.upcoming_round()
-        self.store.take_round(self.round)
-        bodies = [
-            encode(make_packet(self.run, self.identity.author, self.round, slot, self.random)) for slot in range(groups)
-        ]
-        admitted = [(admit(self.context, self.identity.author, body), body) for body in bodies]
-        self._made = [(group, body) for group, body in admitted if isinstance(group, Group)]
-        self.store.add(self._made, own=True)
-        return sum(map(len, bodies))
+        author = self.identity.author
+        self._made = make_round(
+            self.context,
+            author,
+            self.store,
+            groups,
+            lambda number, slot: make_packet(self.run, author, number, slot, self.random),
+        )
+        return sum(len(body) for _, body in self._made.packets)
 
     def announce(self) -> None:
-        refs = [PacketRef(slot, group.digest, len(body)) for slot, (group, body) in enumerate(self._made)]
-        self.swarm.announce(self.round, policy_step=self.round, packets=refs)
+        number = self._made.number
+        self.swarm.announce(number, policy_step=number, packets=self._made.refs)
 
     async def push(self, others: Sequence[bytes]) -> None:
         """Sends what `make` made to all others, over a stream each."""
@@ -149,13 +148,13 @@ class BenchNode:
         received = asyncio.Event()
 
         async def chunks() -> AsyncIterator[ftis_pb2.FetchChunk]:
-            for group, body in self._made:
+            for group, body in self._made.packets:
                 yield ftis_pb2.FetchChunk(digest=group.digest, packet=body)
             await received.wait()  # whoever called ends the stream, else p2pd drops what is under way
 
         stream = await PushedPackets.get_stub(self.transport.p2p, PeerID(other)).rpc_push(chunks())
         try:
-            for _ in self._made:
+            for _ in self._made.packets:
                 await anext(stream)
         finally:
             received.set()
@@ -179,7 +178,7 @@ class BenchNode:
             self.swarm.poke()
 
     def _keep(self, body: bytes) -> None:
-        """What a pulled packet goes through, for one that was pushed."""
+        """Admit and store a pushed packet, as a pulled one."""
         author = self.authors_by_digest[decode(body).author_digest]
         verdict = admit(self.context, author, body)
         assert isinstance(verdict, Group)
@@ -190,6 +189,12 @@ class BenchNode:
         self.admitted += len(arrived)
         self.authors |= {one.group.author for one in arrived}
         self.ages += [boot_seconds() - one.born for one in arrived]
+
+    def count(self, key: str) -> int:
+        """How many `admitted`, `pushed` or `peers` it has."""
+        if key == "peers":
+            return len(self.swarm.membership.view)
+        return self.pushed.received if key == "pushed" else self.admitted
 
     def figures(self) -> dict[str, Any]:
         """Counted since the start."""
@@ -215,7 +220,7 @@ class BenchNode:
 
 
 class Host:
-    """What the commands do."""
+    """The commands, each for all nodes of this process."""
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack
@@ -257,9 +262,9 @@ class Host:
     async def wait(self, key: str, count: int, seconds: float) -> dict[str, Any]:
         """Until each node has so many of `admitted`, `pushed` or `peers`; `at` is when, on the machine's clock."""
         deadline = time.monotonic() + seconds
-        while self._least(key) < count and time.monotonic() < deadline:  # noqa: ASYNC110 - of many nodes at once
+        while (least := min(n.count(key) for n in self._nodes)) < count and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
-        return {"least": self._least(key), "at": time.monotonic()}
+        return {"least": least, "at": time.monotonic()}
 
     async def pace(self, groups: int, batch: int, seconds: float) -> dict[str, Any]:
         self._paced = [asyncio.create_task(node.pace(groups, batch, seconds)) for node in self._nodes]
@@ -273,15 +278,6 @@ class Host:
             "at": time.monotonic(),
             "nodes": [node.figures() for node in self._nodes],
         }
-
-    def _least(self, key: str) -> int:
-        return min(self._count(node, key) for node in self._nodes)
-
-    @staticmethod
-    def _count(node: BenchNode, key: str) -> int:
-        if key == "peers":
-            return len(node.swarm.membership.view)
-        return node.pushed.received if key == "pushed" else node.admitted
 
 
 async def serve() -> None:

@@ -22,6 +22,7 @@ from ftis_node.policy.policy import Policy
 
 OWN, PEER = "own", "peer"
 TEMPERATURE = 1.0
+SETTINGS = Settings(model="random", device="cpu", learning_rate=1e-6)
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,18 @@ def own_work(policy: Policy, size: Size, batch: int) -> Work:
         generator=torch.Generator(policy.device).manual_seed(0),
         batch=batch,
     )
-    rewards = [[float(index % 3 == 0) for index in range(size.group)] for _ in prompts]
-    return Work(prompts, completions, rewards)
+    return Work(prompts, completions, [rewards(size.group) for _ in prompts])
+
+
+def rewards(count: int) -> list[float]:
+    """Made-up rewards of so many completions of one prompt."""
+    return [float(index % 3 == 0) for index in range(count)]
 
 
 def advantages(work: Work) -> torch.Tensor:
     """fp32 `[groups · G]`, as every objective here has them by default."""
-    rewards = (torch.tensor(group, dtype=torch.float64) for group in work.rewards)
-    return torch.cat([PRESETS["ftis"].advantages(group) for group in rewards]).float()
+    groups = (torch.tensor(group, dtype=torch.float64) for group in work.rewards)
+    return torch.cat([PRESETS["ftis"].advantages(group) for group in groups]).float()
 
 
 def training_groups(work: Work) -> list[TrainingGroup]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Packet, pack_group, prompt_digests
-from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext, admit
+from ftis_node.swarm.announcement import PacketRef
 
 GROUP = 12
 VOCABULARY = 151_665  # Qwen2.5 with its special tokens
@@ -34,7 +39,7 @@ def make_run(tokens: int) -> Run:
 
 
 def make_context(run: Run) -> AdmissionContext:
-    """What admits packets of `make_packet`."""
+    """The admission of packets that `make_packet` makes."""
     return AdmissionContext(run, prompt_digests([row] * 60 for row in range(ROWS)))
 
 
@@ -58,3 +63,40 @@ def make_packet(run: Run, author: bytes, round: int, slot: int, random: np.rando
         prompt_ids=[row] * 60,
         completions=completions,
     )
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of packets that an author made, by slot."""
+
+    number: int = 0
+    packets: tuple[tuple[Group, bytes], ...] = ()
+
+    @property
+    def refs(self) -> list[PacketRef]:
+        """What it is announced with."""
+        return [PacketRef(slot, group.digest, len(body)) for slot, (group, body) in enumerate(self.packets)]
+
+
+def make_round(
+    context: AdmissionContext, author: bytes, store: PacketStore, groups: int, make: Callable[[int, int], Packet]
+) -> Round:
+    """The author's next round, admitted and stored.
+
+    Args:
+        make: the packet of a round and a slot.
+
+    Raises:
+        RuntimeError: admission refuses one.
+    """
+    number = store.upcoming_round()
+    store.take_round(number)
+    made = []
+    for slot in range(groups):
+        body = encode(make(number, slot))
+        verdict = admit(context, author, body)
+        if not isinstance(verdict, Group):
+            raise RuntimeError(f"a packet of the benchmark is unsound: {verdict}")
+        made.append((verdict, body))
+    store.add(made, own=True)
+    return Round(number, tuple(made))

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.bench.model import Size, geometry, small_config
-from ftis_node.lab.bench.train import SETTINGS, Tell, cpu_seconds, device_name, spread
-from ftis_node.lab.bench.trl import WholeTrl
-from ftis_node.lab.bench.whole import WholeNode, questions, rewards
+from ftis_node.lab.bench.measure import Tell, beside, device_name, in_turns
+from ftis_node.lab.bench.model import SETTINGS, Size, geometry, rewards, small_config
+from ftis_node.lab.bench.trl import WholeTrl, fastest
+from ftis_node.lab.bench.whole import WholeNode, questions
 
 PARTS = ("generate", "score", "train")
 
@@ -41,32 +41,31 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
         _check_writable(trace)
     config = small_config()
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(WholeNode(config, size, Path(folder))) as node:
-        trl = _fastest_trl(config, node, Path(folder), tell)
+        prompts = questions(size, node.engine.policy.vocabulary)
+
+        def warm(micro_batch: int) -> WholeTrl:
+            trl = WholeTrl(config, prompts, rewards, size, SETTINGS, micro_batch, Path(folder) / "trl")
+            trl.step()
+            return trl
+
+        trl = fastest(warm, size, 1, tell)
         asyncio.run(node.step())  # to warm up
-        ours_s, trl_s, devices = [], [], []
-        for repeat in range(repeats):
-            tell(f"step {repeat + 1} of {repeats}")
-            ours_s.append(cpu_seconds(lambda: devices.append(asyncio.run(node.step())["device"])))
-            if trl:
-                trl_s.append(cpu_seconds(trl.step))
+        devices: list[dict[str, float]] = []
+        ours_s, trl_s = in_turns(
+            lambda: devices.append(asyncio.run(node.step())["device"]), trl.step if trl else None, repeats, tell
+        )
         if trace is not None:
             tell(f"tracing a step into {trace}")
             _trace(node, trace)
         parameters, device = node.engine.policy.parameters(), device_name(node.engine.policy.device)
-    median = statistics.median(ours_s)
-    trl_median = statistics.median(trl_s) if trl_s else None
     parts = {part: _median(each[f"cpu_{part}"] for each in devices) for part in PARTS}
     return {
-        "ours_cpu_s": median,
-        "trl_cpu_s": trl_median,
-        "ratio": median / trl_median if trl_median else None,
+        **beside(ours_s, trl_s),
         **{f"{part}_cpu_s": spent for part, spent in parts.items()},
-        "rest_cpu_s": median - sum(parts.values()),
+        "rest_cpu_s": statistics.median(ours_s) - sum(parts.values()),
         "idle_share": _median(each["step_idle"] / each["step_total"] for each in devices),
         "parameters": parameters,
         "repeats": repeats,
-        "ours_spread": spread(ours_s),
-        "trl_spread": spread(trl_s),
         "threads": torch.get_num_threads(),
         "trl_micro_batch": trl.micro_batch if trl else None,
         "trace": str(trace) if trace is not None else None,
@@ -74,28 +73,6 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
         "batch": size.as_dict(),
         "device": device,
     }
-
-
-def _fastest_trl(config: Any, node: WholeNode, folder: Path, tell: Tell) -> WholeTrl | None:
-    """TRL with the micro-batch that takes it least CPU time here, warm."""
-    prompts = questions(node.size, node.engine.policy.vocabulary)
-    best: tuple[float, WholeTrl] | None = None
-    for parts in (1, 2, 4, 8):
-        if node.size.completions % parts:
-            continue
-        micro_batch = node.size.completions // parts
-        try:
-            trl = WholeTrl(config, prompts, rewards, node.size, SETTINGS, micro_batch, folder / "trl")
-        except ImportError as error:
-            tell(f"TRL is left out ({error}); to have it: pip install 'ftis-node[dev]'")
-            return None
-        trl.step()
-        seconds = cpu_seconds(trl.step)
-        tell(f"TRL in micro-batches of {micro_batch}: {seconds:.2f} CPU-s")
-        if best is None or seconds < best[0]:
-            best = (seconds, trl)
-    assert best is not None
-    return best[1]
 
 
 def _trace(node: WholeNode, path: Path) -> None:

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +145,8 @@ async def _started(plan: Plan, tell: Callable[[str], None]) -> AsyncIterator[_Sw
             name, address = places[index] if places else ("", "127.0.0.1")
             host = await Host.start(stack, ("ip", "netns", "exec", name) if name else ())
             hosts.append(host)
-            setup = {
-                **{
-                    "host": address,
-                    "quic": plan.quic,
-                    "interval": plan.interval,
-                    "exchange_peers": plan.exchange_peers,
-                },
-                **{"ports": ports, "announce": announce},
-            }
+            setup = {"host": address, "ports": ports, "announce": announce}
+            setup |= {name: getattr(plan, name) for name in ("quic", "interval", "exchange_peers")}
             starting.append(host.do("start", numbers=some, tokens=plan.tokens, setup=setup, limit=MEET_SECONDS))
         addresses = [text for answer in await asyncio.gather(*starting) for text in answer["addresses"]]
         swarm = _Swarm(hosts, plan, [name for name, _ in places], proxies)
@@ -179,25 +172,17 @@ async def _behind_proxies(
     return proxies, ports, announced
 
 
-@dataclass
-class _Phase:
-    """One way of giving everybody everything, over the repetitions."""
+_Phase = list[tuple[float, float, float]]
+"""One way of giving everybody everything: seconds, CPU-seconds and bytes on the wire of each repetition."""
 
-    seconds: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-    wire: list[float] = field(default_factory=list)
 
-    def add(self, before: dict[str, Any], after: dict[str, Any], seconds: float) -> None:
-        self.seconds.append(seconds)
-        self.cpu.append(after["cpu"] - before["cpu"])
-        self.wire.append(after["wire"] - before["wire"])
+def _spent(before: dict[str, Any], after: dict[str, Any], seconds: float) -> tuple[float, float, float]:
+    return seconds, after["cpu"] - before["cpu"], after["wire"] - before["wire"]
 
-    def medians(self, name: str, tokens: int) -> dict[str, float]:
-        return {
-            f"{name}seconds": statistics.median(self.seconds),
-            f"{name}cpu_seconds": statistics.median(self.cpu),
-            f"{name}wire_bytes_per_token": statistics.median(self.wire) / tokens,
-        }
+
+def _medians(phase: _Phase, name: str, tokens: int) -> dict[str, float]:
+    seconds, cpu, wire = (statistics.median(column) for column in zip(*phase, strict=True))
+    return {f"{name}seconds": seconds, f"{name}cpu_seconds": cpu, f"{name}wire_bytes_per_token": wire / tokens}
 
 
 async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -210,7 +195,8 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
     """
     async with _started(plan, tell) as swarm:
         everything = (plan.nodes - 1) * plan.groups
-        pulled, pushed, stored = _Phase(), _Phase(), _Phase()
+        pulled: _Phase = []
+        pushes: dict[str, _Phase] = {"stream_push_": [], "stored_push_": []}
         lost = payload = ideal = count = 0
         for repetition in range(1, plan.repetitions + 1):
             size = sum(answer["bytes"] for answer in await swarm.do("make", groups=plan.groups))
@@ -220,40 +206,40 @@ async def all_gather(plan: Plan, tell: Callable[[str], None] = lambda line: None
             await swarm.do("announce")
             _, at = await swarm.wait("admitted", repetition * everything, plan.timeout)
             after = await swarm.figures()
-            pulled.add(before, after, at - began)
+            pulled.append(_spent(before, after, at - began))
             payload += sum(_total(after, "bytes_in")) - sum(_total(before, "bytes_in"))
             lost = sum(repetition * everything - have for have in _total(after, "admitted"))
             tell(f"{repetition} of {plan.repetitions}: {at - began:.2f} s, {lost} lost so far")
             if plan.proxied:
                 continue  # a push has nothing to go on with after a cut
-            for phase, keeps in ((pushed, False), (stored, True)):
-                await swarm.do("keep", pushed=keeps)
-                if keeps:
+            for name, phase in pushes.items():
+                await swarm.do("keep", pushed=name == "stored_push_")
+                if name == "stored_push_":
                     await swarm.do("make", groups=plan.groups)  # others, which are in no store yet
                 before = await swarm.figures()
                 count += everything
                 began = time.monotonic()
                 await swarm.do("push", others=swarm.authors, limit=plan.timeout + ANSWER_SECONDS)
                 _, at = await swarm.wait("pushed", count, plan.timeout)
-                phase.add(before, await swarm.figures(), at - began)
+                phase.append(_spent(before, await swarm.figures(), at - began))
         tokens = plan.nodes * everything * GROUP * plan.tokens
         result = {
             "nodes": plan.nodes,
             "repetitions": plan.repetitions,
             "packet_bytes": size // (plan.nodes * plan.groups),
-            **pulled.medians("", tokens),
-            "seconds_spread": [min(pulled.seconds), max(pulled.seconds)],
+            **_medians(pulled, "", tokens),
+            "seconds_spread": [min(pulled)[0], max(pulled)[0]],
             "lost": lost,
             "amplification": payload / ideal,
             "rejections": _merged(after),
         }
         if not plan.proxied:
-            for name, phase in (("stream_push_", pushed), ("stored_push_", stored)):
-                ratios = [ours / push for ours, push in zip(pulled.seconds, phase.seconds, strict=True)]
-                result |= phase.medians(name, tokens) | {f"{name}ratio": statistics.median(ratios)}
+            for name, phase in pushes.items():
+                ratios = [ours / push for (ours, *_), (push, *_) in zip(pulled, phase, strict=True)]
+                result |= _medians(phase, name, tokens) | {f"{name}ratio": statistics.median(ratios)}
         if plan.uplink_mbit is not None:
             line = size / plan.nodes * (plan.nodes - 1) * 8 / 1e6 / plan.uplink_mbit
-            result |= {"line_seconds": line, "line_ratio": statistics.median(pulled.seconds) / line}
+            result |= {"line_seconds": line, "line_ratio": result["seconds"] / line}
         if plan.proxied:
             result["cuts"] = sum(proxy.cuts for proxy in swarm.proxies)
         return result

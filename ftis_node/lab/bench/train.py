@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
 import math
-import platform
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ftis_node.config.settings import Settings
+from ftis_node.lab.bench.measure import Tell, beside, held, in_turns, measured_on, peak_memory
 from ftis_node.lab.bench.model import (
+    SETTINGS,
     Size,
     Work,
-    geometry,
     make_learner,
     own_work,
     random_policy,
     small_config,
     training_groups,
 )
-from ftis_node.lab.bench.trl import Trl
-from ftis_node.learner import Learner
+from ftis_node.lab.bench.trl import Trl, fastest
 from ftis_node.policy.policy import Policy
 
 TOLERANCE = 1e-4  # relative, between two gradients of the same work in fp32
-SETTINGS = Settings(model="random", device="cpu", learning_rate=1e-6)
-
-Tell = Callable[[str], None]
 
 
 def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
@@ -66,40 +56,26 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
             raise RuntimeError(f"our step left samples out or took no update: {report}")
 
     with tempfile.TemporaryDirectory() as folder:
-        trl = _fastest_trl(config, work, size, gradient, Path(folder), tell)
-        ours_s, trl_s = _in_turns(ours, trl, repeats, tell)
-    median = statistics.median(ours_s)
-    trl_median = statistics.median(trl_s) if trl_s else None
+
+        def warm(micro_batch: int) -> Trl:
+            trl = Trl(config, work, size, SETTINGS, micro_batch, Path(folder))
+            with caught_gradient(trl.model) as theirs:
+                trl.step()
+            check_same_work(gradient, theirs)
+            return trl
+
+        trl = fastest(warm, size, 2, tell)
+        ours()  # to warm up
+        ours_s, trl_s = in_turns(ours, trl.step if trl else None, repeats, tell)
+    figures = beside(ours_s, trl_s)
+    rates = {side: size.tokens / s if (s := figures[f"{side}_cpu_s"]) else None for side in ("ours", "trl")}
     return {
-        "ours_cpu_s": median,
-        "trl_cpu_s": trl_median,
-        "ratio": median / trl_median if trl_median else None,
-        "ours_tokens_per_s": size.tokens / median,
-        "trl_tokens_per_s": size.tokens / trl_median if trl_median else None,
+        **figures,
+        **{f"{side}_tokens_per_s": rate for side, rate in rates.items()},
         "peak_memory_mb": peak_memory(ours, held(learner)) / 1e6,
-        "parameters": policy.parameters(),
-        "vocabulary": policy.vocabulary,
-        "repeats": repeats,
-        "ours_spread": spread(ours_s),
-        "trl_spread": spread(trl_s),
-        "threads": torch.get_num_threads(),
         "trl_micro_batch": trl.micro_batch if trl else None,
-        "model": geometry(config),
-        "batch": size.as_dict(),
-        "device": device_name(policy.device),
+        **measured_on(policy, size, repeats),
     }
-
-
-def _in_turns(ours: Callable[[], None], trl: Trl | None, repeats: int, tell: Tell) -> tuple[list[float], list[float]]:
-    """CPU-seconds of each step of ours, after one to warm up, and of TRL's, which is warm."""
-    ours()
-    ours_s, trl_s = [], []
-    for repeat in range(repeats):
-        tell(f"step {repeat + 1} of {repeats}")
-        ours_s.append(cpu_seconds(ours))
-        if trl:
-            trl_s.append(cpu_seconds(trl.step))
-    return ours_s, trl_s
 
 
 def our_gradient(policy: Policy, work: Work) -> dict[str, Tensor]:
@@ -138,74 +114,5 @@ def caught_gradient(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         handle.remove()
 
 
-def cpu_seconds(call: Callable[[], object]) -> float:
-    """CPU time of the whole process, user and system, so that other work on the machine does not count."""
-    gc.collect()
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
-def peak_memory(call: Callable[[], object], before: int) -> float:
-    """Bytes that torch's tensors take at most during `call` on the CPU, given that `before` are there before it.
-
-    From the profiler's record of every allocation: exact for tensors, and blind to Python and to the libraries.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            call()
-        profile.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
-    now = peak = before
-    for _, change in changes:
-        now += change
-        peak = max(peak, now)
-    return peak
-
-
-def held(learner: Learner) -> int:
-    """Bytes that are there between steps: weights, their masters where those are others, and the optimiser's state."""
-    masters, optimiser = learner.state(live=True)
-    apart = [master for name, master in masters.items() if master.dtype != learner.trainable[name].dtype]
-    return sum(tensor.nbytes for tensor in [*learner.policy.model.parameters(), *apart, *optimiser.values()])
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"cuda, {torch.cuda.get_device_name(device)}"
-    return f"{device.type}, {platform.machine()}"
-
-
-def _fastest_trl(
-    config: Any, work: Work, size: Size, gradient: dict[str, Tensor], folder: Path, tell: Tell
-) -> Trl | None:
-    """TRL with the micro-batch that takes it least CPU time here, warm; each one's first gradient is compared."""
-    best: tuple[float, Trl] | None = None
-    for parts in (1, 2, 4, 8):
-        if size.completions % parts:
-            continue
-        try:
-            trl = Trl(config, work, size, SETTINGS, size.completions // parts, folder)
-        except ImportError as error:
-            tell(f"TRL is left out ({error}); to have it: pip install 'ftis-node[dev]'")
-            return None
-        with caught_gradient(trl.model) as theirs:
-            trl.step()
-        check_same_work(gradient, theirs)
-        seconds = min(cpu_seconds(trl.step) for _ in range(2))
-        tell(f"TRL in micro-batches of {trl.micro_batch}: {seconds:.2f} CPU-s")
-        if best is None or seconds < best[0]:
-            best = (seconds, trl)
-    assert best is not None
-    return best[1]
-
-
 def _norm(tensors: Sequence[Tensor]) -> float:
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
-
-
-def spread(seconds: Sequence[float]) -> list[float] | None:
-    """Minimum and maximum, if there are any."""
-    return [min(seconds), max(seconds)] if seconds else None

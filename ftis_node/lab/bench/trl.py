@@ -8,28 +8,38 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ftis_node.config.settings import Settings
+from ftis_node.lab.bench.measure import Tell, cpu_seconds
 from ftis_node.lab.bench.model import TEMPERATURE, Size, Work, advantages, random_model, word_tokenizer
 
 
-class Trl:
-    """TRL 1.16's `GRPOTrainer` on a batch whose completions are already there.
+def _no_reward(completions: list[str], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
 
-    In: `training_step` as its training loop calls it (shuffling and splitting the batch, `compute_loss` with the
-    metrics it keeps, backward) for each micro-batch, the clip, AdamW's step, and `zero_grad`. Out: generation,
-    tokenisation, rewards and advantages, the data loader, callbacks, the learning-rate schedule, and logging.
+
+class _Trainer:
+    """TRL 1.16's `GRPOTrainer` around a model of random weights, made ready as its training loop would.
 
     Its fastest setting: fp32 on the CPU as ours, no gradient checkpointing, no reference model (β = 0), fused AdamW,
     and no `old_per_token_logps`: with one update a batch it takes them from the forward pass of the update.
     """
 
-    def __init__(self, config: Any, work: Work, size: Size, settings: Settings, micro_batch: int, folder: Path) -> None:
+    def __init__(
+        self,
+        config: Any,
+        prompts: Sequence[str],
+        size: Size,
+        settings: Settings,
+        micro_batch: int,
+        folder: Path,
+        rewards: Callable[..., list[float]] = _no_reward,
+    ) -> None:
         """
         Args:
             micro_batch: completions in a forward pass; divides the number of completions.
@@ -41,24 +51,82 @@ class Trl:
         self.model = random_model(config, torch.device("cpu"))
         self.micro_batch = micro_batch
         self.passes = size.completions // micro_batch
-        self._trainer = _trainer(self.model, ["w1"] * size.groups, size, settings, micro_batch, folder)
-        self._batch = _batch(work)
-        self._items = self._batch["num_items_in_batch"]
-        self._trainer._generate_and_score_completions = lambda _: dict(self._batch)
-        self._wrapped = _ready(self._trainer, self.model, self.passes)
+        trl = importlib.import_module("trl")
+        datasets = importlib.import_module("datasets")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            arguments = trl.GRPOConfig(
+                output_dir=str(folder),
+                use_cpu=True,
+                bf16=False,
+                gradient_checkpointing=False,
+                beta=0.0,
+                loss_type="grpo",
+                temperature=TEMPERATURE,
+                num_generations=size.group,
+                max_completion_length=size.completion_tokens,
+                per_device_train_batch_size=micro_batch,
+                gradient_accumulation_steps=self.passes,
+                learning_rate=settings.learning_rate,
+                adam_beta1=settings.betas[0],
+                adam_beta2=settings.betas[1],
+                weight_decay=settings.weight_decay,
+                max_grad_norm=settings.gradient_clip,
+                report_to=[],
+                save_strategy="no",
+                disable_tqdm=True,
+            )
+            self.trainer = trl.GRPOTrainer(
+                self.model,
+                reward_funcs=rewards,
+                args=arguments,
+                train_dataset=datasets.Dataset.from_dict({"prompt": list(prompts)}),
+                processing_class=word_tokenizer(self.model.config.vocab_size),
+            )
+        self.trainer.create_optimizer_and_scheduler(num_training_steps=1_000_000)
+        self._wrapped, self.trainer.optimizer = self.trainer.accelerator.prepare(self.model, self.trainer.optimizer)
+        self.trainer.current_gradient_accumulation_steps = self.passes
 
-    def step(self) -> tuple[float, float]:
-        """One update; returns its loss and the norm of its gradient before the clip.
+    def update(self, inputs: Sequence[Any], items: Tensor | None) -> tuple[float, float]:
+        """One optimiser step in so many passes; returns its loss and the norm of its gradient before the clip.
 
         Raises:
             RuntimeError: one of them is not finite.
         """
-        return _step(self._trainer, self._wrapped, self.passes, [], self._items)
+        trainer, loss = self.trainer, 0.0
+        for index in range(self.passes):
+            trainer.accelerator.gradient_state._set_sync_gradients(index + 1 == self.passes)
+            loss += float(trainer.training_step(self._wrapped, inputs, items))
+        norm = float(trainer._clip_grad_norm(self._wrapped))
+        trainer.optimizer.step()
+        self._wrapped.zero_grad()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise RuntimeError(f"TRL's loss is {loss}, the norm of its gradient {norm}")
+        return loss, norm
 
 
-class WholeTrl:
-    """A whole step of it: prompts are tokenised, completions generated by its own means (transformers' `generate`),
-    decoded and rewarded, and the update follows. In and out of the update, and the setting, as in `Trl`.
+class Trl(_Trainer):
+    """TRL on a batch whose completions are already there.
+
+    In: `training_step` as its training loop calls it (shuffling and splitting the batch, `compute_loss` with the
+    metrics it keeps, backward) for each micro-batch, the clip, AdamW's step, and `zero_grad`. Out: generation,
+    tokenisation, rewards and advantages, the data loader, callbacks, the learning-rate schedule, and logging.
+    """
+
+    def __init__(self, config: Any, work: Work, size: Size, settings: Settings, micro_batch: int, folder: Path) -> None:
+        super().__init__(config, ["w1"] * size.groups, size, settings, micro_batch, folder)
+        batch = _batch(work)
+        self._items = batch["num_items_in_batch"]
+        self.trainer._generate_and_score_completions = lambda _: dict(batch)
+
+    def step(self) -> tuple[float, float]:
+        """One update; returns as `update` does."""
+        return self.update([], self._items)
+
+
+class WholeTrl(_Trainer):
+    """A whole step of TRL: prompts are tokenised, completions generated by its own means (transformers' `generate`),
+    decoded and rewarded, and the update follows. In and out of the update as in `Trl`.
     """
 
     def __init__(
@@ -75,102 +143,46 @@ class WholeTrl:
         Args:
             prompts: `size.groups` for each step, one step after the other, from the beginning again after the last.
             reward: the rewards of so many completions of one prompt.
-            micro_batch, folder: as for `Trl`.
-
-        Raises:
-            ImportError: TRL is not installed.
         """
-        self.model = random_model(config, torch.device("cpu"))
-        self.micro_batch = micro_batch
-        self.passes = size.completions // micro_batch
-        self._size = size
-        self._prompts = itertools.cycle(prompts)
 
         def rewards(completions: list[str], **_: Any) -> list[float]:
             return reward(size.group) * (len(completions) // size.group)
 
-        self._trainer = _trainer(self.model, prompts, size, settings, micro_batch, folder, rewards)
-        self._wrapped = _ready(self._trainer, self.model, self.passes)
+        super().__init__(config, prompts, size, settings, micro_batch, folder, rewards)
+        self._size = size
+        self._prompts = itertools.cycle(prompts)
 
     def step(self) -> tuple[float, float]:
-        """A whole step; returns its loss and the norm of its gradient before the clip.
-
-        Raises:
-            RuntimeError: one of them is not finite.
-        """
+        """A whole step; returns as `update` does."""
         rows = [{"prompt": next(self._prompts)} for _ in range(self._size.groups)]
-        inputs = [row for row in rows for _ in range(self._size.group)]
-        return _step(self._trainer, self._wrapped, self.passes, inputs, None)
+        return self.update([row for row in rows for _ in range(self._size.group)], None)
 
 
-def _no_reward(completions: list[str], **_: Any) -> list[float]:
-    return [0.0] * len(completions)
+AnyTrl = TypeVar("AnyTrl", Trl, WholeTrl)
 
 
-def _trainer(
-    model: Any,
-    prompts: Sequence[str],
-    size: Size,
-    settings: Settings,
-    micro_batch: int,
-    folder: Path,
-    rewards: Callable[..., list[float]] = _no_reward,
-) -> Any:
-    """A `GRPOTrainer` in its fastest setting here, see `Trl`."""
-    trl = importlib.import_module("trl")
-    datasets = importlib.import_module("datasets")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        arguments = trl.GRPOConfig(
-            output_dir=str(folder),
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            beta=0.0,
-            loss_type="grpo",
-            temperature=TEMPERATURE,
-            num_generations=size.group,
-            max_completion_length=size.completion_tokens,
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=size.completions // micro_batch,
-            learning_rate=settings.learning_rate,
-            adam_beta1=settings.betas[0],
-            adam_beta2=settings.betas[1],
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.gradient_clip,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        return trl.GRPOTrainer(
-            model,
-            reward_funcs=rewards,
-            args=arguments,
-            train_dataset=datasets.Dataset.from_dict({"prompt": list(prompts)}),
-            processing_class=word_tokenizer(model.config.vocab_size),
-        )
+def fastest(warm: Callable[[int], AnyTrl], size: Size, runs: int, tell: Tell) -> AnyTrl | None:
+    """TRL with the micro-batch that takes it least CPU time here; None if it is not installed.
 
-
-def _ready(trainer: Any, model: Any, passes: int) -> Any:
-    """Prepares it as its training loop would; returns the model as that wraps it."""
-    trainer.create_optimizer_and_scheduler(num_training_steps=1_000_000)
-    wrapped, trainer.optimizer = trainer.accelerator.prepare(model, trainer.optimizer)
-    trainer.current_gradient_accumulation_steps = passes
-    return wrapped
-
-
-def _step(trainer: Any, wrapped: Any, passes: int, inputs: Sequence[Any], items: Tensor | None) -> tuple[float, float]:
-    """One optimiser step in so many passes; returns its loss and the norm of its gradient before the clip."""
-    loss = 0.0
-    for index in range(passes):
-        trainer.accelerator.gradient_state._set_sync_gradients(index + 1 == passes)
-        loss += float(trainer.training_step(wrapped, inputs, items))
-    norm = float(trainer._clip_grad_norm(wrapped))
-    trainer.optimizer.step()
-    wrapped.zero_grad()
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise RuntimeError(f"TRL's loss is {loss}, the norm of its gradient {norm}")
-    return loss, norm
+    Args:
+        warm: makes it for a micro-batch, and takes a first step.
+        runs: timed steps of each, of which the fastest counts.
+    """
+    best: tuple[float, AnyTrl] | None = None
+    for parts in (1, 2, 4, 8):
+        if size.completions % parts:
+            continue
+        try:
+            trl = warm(size.completions // parts)
+        except ImportError as error:
+            tell(f"TRL is left out ({error}); to have it: pip install 'ftis-node[dev]'")
+            return None
+        seconds = min(cpu_seconds(trl.step) for _ in range(runs))
+        tell(f"TRL in micro-batches of {trl.micro_batch}: {seconds:.2f} CPU-s")
+        if best is None or seconds < best[0]:
+            best = (seconds, trl)
+    assert best is not None
+    return best[1]
 
 
 def _batch(work: Work) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from torch.profiler import record_function
 
@@ -23,19 +24,21 @@ from ftis_node.config.settings import Settings
 from ftis_node.draw import draw
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy
+from ftis_node.lab.bench.model import TEMPERATURE, Size, random_policy, rewards
+from ftis_node.lab.bench.packets import Round, make_round
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.node.stepper import Stepper
-from ftis_node.packet import Completion, Group, encode, pack_group
+from ftis_node.packet import Completion, Packet, pack_group
 from ftis_node.policy.tokenizer import end_ids, fingerprint
+from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
-from ftis_node.swarm.admission import AdmissionContext, admit
-from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import Example, Task
 from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import Generated, ScoredPacket
 from ftis_node.worker.usage import Usage
 
 ROWS = 512
@@ -48,15 +51,17 @@ class Stopwatch(Usage):
     def __init__(self) -> None:
         super().__init__()
         self.cpu = Usage(time.process_time)
+        self.cpu_seconds = DeviceSeconds()
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
         with record_function(part), self.cpu.of(part), super().of(part):
             yield
 
-    def step_ended(self) -> dict[str, float]:
-        """As for every engine; with its figures in CPU-seconds as `cpu_…`."""
-        return super().step_ended() | {f"cpu_{part}": spent for part, spent in self.cpu.step_ended().items()}
+    def step_ended(self) -> DeviceSeconds:
+        """As for every engine; `cpu_seconds` are the same in CPU-seconds."""
+        self.cpu_seconds = self.cpu.step_ended()
+        return super().step_ended()
 
 
 class RandomEngine(Engine):
@@ -65,13 +70,13 @@ class RandomEngine(Engine):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.usage = Stopwatch()
+        self.usage: Stopwatch = Stopwatch()
         self._config = config
 
     def start(self, settings: Settings, size: Size) -> tuple[Run, bytes]:
         """Loads and opens; returns the run of made-up questions and the digests of their prompts."""
         caps = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens, "group": size.group}
-        self.load(settings.model_dump(mode="json"), "arithmetic", None, None, caps)
+        self.load(settings, "arithmetic", caps=caps)
         self.policy = random_policy(self._config, settings)
         rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
         self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", size.completion_tokens, 0)
@@ -90,19 +95,15 @@ class RandomEngine(Engine):
             tokenizer=fingerprint(tokenizer),
             vocabulary=self.policy.vocabulary,
         )
-        return run, self.open(run.model_dump(mode="json"))["prompt_digests"]
+        return run, self.open(run).prompt_digests
 
-    def generate(self, rows: Sequence[int]) -> dict[str, Any]:
-        answer = super().generate(rows)
-        return answer | {"groups": [group | {"rewards": rewards(len(group["rewards"]))} for group in answer["groups"]]}
+    def generate(self, rows: Sequence[int], author: bytes = b"", round: int = 0, policy_step: int = 0) -> Generated:
+        made = super().generate(rows, author, round, policy_step)
+        groups = [ScoredPacket(group.packet, rewards(len(group.rewards))) for group in made.groups]
+        return Generated(groups, made.seconds, made.generation_batch)
 
-    def score(self, row: int, completions: dict[str, Any]) -> dict[str, Any]:
-        return {"rewards": rewards(len(super().score(row, completions)["rewards"]))}
-
-
-def rewards(count: int) -> list[float]:
-    """Of the completions of one prompt."""
-    return [float(index % 3 == 0) for index in range(count)]
+    def score(self, row: int, packet: bytes) -> list[float]:
+        return rewards(len(super().score(row, packet)))
 
 
 def questions(size: Size, words: int) -> list[str]:
@@ -175,11 +176,15 @@ class WholeNode:
             other.announce()
         await asyncio.sleep(0)
         last = await self.stepper.step(asyncio.Event())
-        if last is None or last["skipped"]:
+        if last is None or last.report.skipped:
             raise RuntimeError(f"the step took no update: {last}")
-        total = last["seconds"]["total"]
-        idle = max(0.0, total - last["device"]["generate"] - last["device"]["train"])
-        return last | {"device": last["device"] | {"step_total": total, "step_idle": idle}}
+        device = msgspec.structs.asdict(last.report.device)
+        device |= {
+            f"cpu_{part}": spent for part, spent in msgspec.structs.asdict(self.engine.usage.cpu_seconds).items()
+        }
+        total = last.seconds.total
+        device |= {"step_total": total, "step_idle": max(0.0, total - device["generate"] - device["train"])}
+        return last.row() | {"device": device}
 
     def close(self) -> None:
         self.engine.close()
@@ -194,37 +199,26 @@ class Author:
         self._store = PacketStore(Path(":memory:"), node.run.id, STORE_BYTES, first_round=0)
         self._swarm = node._member(network, self.author, context, self._store, on_demand=False)
         self._random = np.random.default_rng(number)
-        self._made: tuple[int, list[PacketRef]] = (0, [])
+        self._made = Round()
 
     def make(self, groups: int) -> None:
         """A round of so many packets."""
-        run, number = self._node.run, self._store.upcoming_round()
-        self._store.take_round(number)
-        packets, refs = [], []
-        for slot in range(groups):
-            row = draw(run.id, self.author, number, slot, len(self._node.engine.prompts))
-            body = encode(
-                pack_group(
-                    run_id=run.id,
-                    author=self.author,
-                    round=number,
-                    slot=slot,
-                    policy_step=number,
-                    prompt_ids=self._node.engine.prompts[row],
-                    completions=[self._completion(run) for _ in range(run.group)],
-                )
-            )
-            verdict = admit(self._context, self.author, body)
-            if not isinstance(verdict, Group):
-                raise RuntimeError(f"a packet of the benchmark is unsound: {verdict}")
-            packets.append((verdict, body))
-            refs.append(PacketRef(slot, verdict.digest, len(body)))
-        self._store.add(packets, own=True)
-        self._made = (number, refs)
+        self._made = make_round(self._context, self.author, self._store, groups, self._packet)
 
     def announce(self) -> None:
-        number, refs = self._made
-        self._swarm.announce(number, number, refs)
+        self._swarm.announce(self._made.number, self._made.number, self._made.refs)
+
+    def _packet(self, number: int, slot: int) -> Packet:
+        run, prompts = self._node.run, self._node.engine.prompts
+        return pack_group(
+            run_id=run.id,
+            author=self.author,
+            round=number,
+            slot=slot,
+            policy_step=number,
+            prompt_ids=prompts[draw(run.id, self.author, number, slot, len(prompts))],
+            completions=[self._completion(run) for _ in range(run.group)],
+        )
 
     def _completion(self, run: Run) -> Completion:
         ids = self._random.integers(len(run.eos), run.vocabulary, run.completion_tokens).astype(np.uint32)

@@ -8,26 +8,28 @@ from __future__ import annotations
 import fcntl
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 from safetensors.torch import load_file
 
 from ftis_node.config.run import CODE, Run, load_run_file
+from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.node.progress import Progress as Taken
-from ftis_node.node.stepper import OwnGroup, describe, messages
+from ftis_node.node.stepper import OwnGroup, describe, step_groups
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions
-from ftis_node.observe.terminal import column, console
+from ftis_node.observe.terminal import slow_bar
 from ftis_node.packet import Group
 from ftis_node.store.checkpoints import CheckpointError, Checkpoints, verify
 from ftis_node.store.home import Home
@@ -36,9 +38,6 @@ from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.pool import Scored
 from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
-from ftis_node.worker.messages import pack_completions
-
-SILENT_SECONDS = 2.0
 
 NO_GPU_IS_EXACT = (
     "A GPU adds up in another order each time: expect losses and norms to agree to three or four digits in fp32 and "
@@ -143,13 +142,14 @@ class _Replay:
             self._load(links[0].start)
             self._taken.step = links[0].step
             self._compare_checkpoint(links[0].step)
-            with _progress(sum(link.logged is not None for link in links), began) as tell:
+            steps = sum(link.logged is not None for link in links)
+            with slow_bar("replaying, step {task.fields[step]}", steps, TimeRemainingColumn(), step="-") as tell:
                 for link in links[1:]:
                     if link.logged is None:
                         self._go_over(link)
                     else:
                         self._step(link.logged, log)
-                        tell(link.step)
+                        tell(1, step=link.step)
                     self._compare_checkpoint(link.step)
             if self._out is not None:
                 self._save(self._out)
@@ -181,15 +181,17 @@ class _Replay:
         reward = None if self._run.reward.startswith(CODE) else self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
         code = self._task is not None
-        facts = self._engine.load(settings, start.task, data, start.eval_data, caps=caps, reward=reward, code=code)
-        if any(facts[name] != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
+        facts = self._engine.load(
+            Settings(**settings), start.task, data, start.eval_data, caps=caps, reward=reward, code=code
+        )
+        if any(getattr(facts, name) != getattr(self._run, name) for name in ("data", "reward", "tokenizer")):
             raise UserError(
                 f"The data or the code of {start.task}, or the tokenizer of {start.settings.model}, are not what they "
                 "were.",
                 "Put back the file, the code or the model that the daemon was started with.",
             )
-        opened = self._engine.open(self._run.model_dump(mode="json"))
-        self._context = AdmissionContext(run=self._run, prompt_digests=opened["prompt_digests"])
+        opened = self._engine.open(self._run)
+        self._context = AdmissionContext(run=self._run, prompt_digests=opened.prompt_digests)
         self._start, self._updates = start, 0
 
     def _device(self, start: Start) -> str:
@@ -220,17 +222,17 @@ class _Replay:
         own, foreign = [], []
         for digest in logged.batch.own:
             group = self._group(bytes.fromhex(digest))
-            own.append(OwnGroup(group, pack_completions(list(group.packet.completions())), self._rewards(group)))
+            own.append(OwnGroup(group, self._rewards(group)))
         for digest in logged.batch.foreign:
             group = self._group(bytes.fromhex(digest))
             foreign.append(Scored(group, self._rewards(group), born=0.0))
         weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
-        groups = messages(own, foreign, weights, horizontal=self._run.parts > 1)
+        groups = step_groups(own, foreign, weights, horizontal=self._run.parts > 1)
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
         batch = describe(own, foreign)
-        self._taken.add_step(len(own), batch["authors"], report)
+        self._taken.add_step(len(own), batch.authors, report)
         self._updates += 1
-        line = {"step": logged.step, **batch, **report}
+        line = {"step": logged.step, **msgspec.to_builtins(batch), **msgspec.to_builtins(report)}
         same = self._differences.compare(logged, line)
         if log is not None:
             log.write("step", **line, logged={name: getattr(logged, name) for name in FIGURES}, identical=same)
@@ -248,8 +250,7 @@ class _Replay:
 
     def _rewards(self, group: Group) -> tuple[float, ...]:
         """By the packet's own text; what the daemon once gave is not asked for."""
-        completions = pack_completions(list(group.packet.completions()))
-        return tuple(self._engine.score(group.row, completions)["rewards"])
+        return tuple(self._engine.score(group.row, group.data))
 
     # --- weights --------------------------------------------------------------------------------------------------
 
@@ -385,25 +386,3 @@ def _log(out: Path | None) -> MetricsLog | None:
 def _made_of(start: Start) -> tuple[Any, ...]:
     """What an engine is made of."""
     return start.task, start.data, start.eval_data, start.settings, start.device
-
-
-@contextmanager
-def _progress(total: int, began: float) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, once it has taken over two seconds; call it with the step that was taken."""
-    columns = (column("replaying, step {task.fields[step]}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True)
-    task = bar.add_task("", total=total, step="-")
-
-    def show() -> None:
-        if time.monotonic() - began > SILENT_SECONDS and not bar.live.is_started:
-            bar.start()
-
-    def tell(step: int) -> None:
-        bar.update(task, advance=1, step=step)
-        show()
-
-    show()
-    try:
-        yield tell
-    finally:
-        bar.stop()

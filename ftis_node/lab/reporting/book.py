@@ -17,6 +17,7 @@ from ftis_node.lab.reporting.figures import save
 from ftis_node.lab.reporting.statistics import Interval
 
 NONE = "–"
+PICTURES = 2  # of a small report
 
 
 class Book:
@@ -25,12 +26,18 @@ class Book:
     def __init__(self, directory: Path, *, small: bool = False) -> None:
         """
         Args:
-            small: for a repository: pictures as PNG only, and no table of single steps.
+            small: for a repository: the first `PICTURES` pictures, as PNG only, and of the tables `seeds` only.
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.small = small
+        self._drawn = 0
         self._page: list[str] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether a small report has all its pictures."""
+        return self.small and self._drawn >= PICTURES
 
     def write(self, *paragraphs: str) -> None:
         """Appends paragraphs (or headings, or tables) with an empty line after each."""
@@ -44,6 +51,8 @@ class Book:
 
     def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Writes `name`.csv; what is nan or None is empty, and floats have six figures."""
+        if self.small and name != "seeds":
+            return
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
@@ -52,6 +61,9 @@ class Book:
 
     def picture(self, name: str, figure: Any, caption: str) -> None:
         """Writes the figure as `name`.png and .svg and appends it with its caption."""
+        if self.full:
+            return
+        self._drawn += 1
         save(figure, self.directory / name, small=self.small)
         self.write(f"![{name}]({name}.png)", f"*{caption}*" + ("" if self.small else f" ([SVG]({name}.svg))"))
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+
+from ftis_node.lab.reporting.statistics import Interval
 
 PALETTE = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#8C564B")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
@@ -57,6 +59,12 @@ class Line:
     grey: bool = False
 
 
+def banded(label: str, x: Sequence[float], around: Sequence[Interval], look: int) -> Line:
+    """A line of means with a band, of the interval at each x."""
+    mean, low, high = ([getattr(i, side) for i in around] for side in ("mean", "low", "high"))
+    return Line(label, x, mean, look, low, high)
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One pair of axes with its lines.
@@ -73,22 +81,16 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The values of one method, a dot a seed, and their mean between its limits (nan for none)."""
+    """The values of one method, a dot a seed, and their mean with its interval."""
 
     label: str
     values: Sequence[float]
-    mean: float
-    low: float
-    high: float
+    around: Interval
     look: int
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
-    """One line of a sweep: (value, mean, low, high) in order; value may be inf, limits may be nan."""
-
-    label: str
-    points: Sequence[tuple[float, float, float, float]] = field(default_factory=tuple)
+Swept: TypeAlias = tuple[str, Sequence[tuple[float, str, Interval]]]
+"""One line of a sweep: its label, and (value, cell, interval of its effect) in order; a value may be inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +177,9 @@ def dots(parts: Mapping[str, Sequence[Row]], *, x: str, bounded: bool = True) ->
             colour = PALETTE[row.look % len(PALETTE)]
             spread = y + 0.18 + 0.05 * (np.arange(len(row.values)) % 3)  # below the bar, so that neither hides
             axes.plot(row.values, spread, "o", color=colour, alpha=0.55, markersize=3, markeredgewidth=0)
-            if not math.isnan(row.low):
-                axes.plot([row.low, row.high], [y, y], color=colour, linewidth=2)
-            axes.plot([row.mean], [y], "D", color=colour, markersize=5)
+            if not math.isnan(row.around.low):
+                axes.plot([row.around.low, row.around.high], [y, y], color=colour, linewidth=2)
+            axes.plot([row.around.mean], [y], "D", color=colour, markersize=5)
         as_left = place % columns and labels[place] == labels[place - 1]
         axes.set_yticks(range(len(rows)), [""] * len(rows) if as_left else labels[place])
         axes.set_ylim(len(rows) - 0.4, -0.5)
@@ -210,13 +212,19 @@ def heats(parts: Sequence[Heat]) -> Any:
 
 @drawn
 def sweep(
-    parts: Mapping[str, Sequence[Points]], *, x: str, y: str, log: bool, level: Mapping[str, float], named: str
+    parts: Mapping[str, Sequence[Swept]],
+    *,
+    x: str,
+    y: str,
+    log: bool,
+    level: Mapping[str, float],
+    named: str,
 ) -> Any:
-    """A panel a node: the effect against a value, a line a group of cells; see `axis_places` for inf and 0.
+    """A panel a node: the effect against a value, a labelled line a group of cells; `axis_places` has inf and 0.
 
     level: per panel, a level to compare with, drawn as a dashed line; named: what it is.
     """
-    values = sorted({value for lines in parts.values() for line in lines for value, *_ in line.points})
+    values = sorted({value for lines in parts.values() for _, points in lines for value, *_ in points})
     places = axis_places(values, log=log)
     reach = max(places.values()) - min(places.values()) or 1.0
     columns = min(len(parts), 2)
@@ -224,12 +232,12 @@ def sweep(
     for place, (axes, (title, lines)) in enumerate(zip(grid, parts.items(), strict=True)):
         if title in level:
             axes.axhline(level[title], color="#777777", linestyle="--", linewidth=1, label=named)
-        for number, line in enumerate(lines):
+        for number, (label, points) in enumerate(lines):
             shift = 0.012 * reach * (number - (len(lines) - 1) / 2)  # so that the bars do not hide one another
-            xs = [places[value] + shift for value, *_ in line.points]
-            means, low, high = (np.array([point[i] for point in line.points]) for i in (1, 2, 3))
+            xs = [places[value] + shift for value, *_ in points]
+            means, low, high = (np.array([getattr(i, side) for *_, i in points]) for side in ("mean", "low", "high"))
             colour, dash = look(number)
-            axes.plot(xs, means, marker="o", markersize=4, color=colour, linestyle=dash, label=line.label or None)
+            axes.plot(xs, means, marker="o", markersize=4, color=colour, linestyle=dash, label=label or None)
             axes.vlines(xs, low, high, color=colour, linewidth=1.2)
         axes.set_xticks([places[value] for value in values], [_tick(value) for value in values])
         axes.set_xlim(min(places.values()) - 0.06 * reach, max(places.values()) + 0.06 * reach)

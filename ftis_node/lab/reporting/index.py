@@ -1,7 +1,6 @@
-"""One table of all claims: `python -m ftis_node.lab.reporting.index DIR` rewrites it in DIR/README.md.
+"""The table of all claims: `python -m ftis_node.lab.reporting.index DIR` rewrites it in DIR/README.md.
 
 DIR holds a report's folder for each experiment. The table stands between two marks; what is around them is a person's.
-Of reports with a whole grid of claims each family has one line.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from ftis_node.host.files import replace_text
 from ftis_node.lab.reporting.book import limits, signed
 
 BEGIN, END = "<!-- claims: written by `make evidence` -->", "<!-- end of the claims -->"
-_SOURCES = {"paper": "Claims of the paper", "ours": "Claims of ours"}
 
 
 def write_index(directory: Path) -> Path:
@@ -41,29 +39,20 @@ def write_index(directory: Path) -> Path:
 
 
 def _tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line for each claim of the paper, and for each report's own claims their number by verdict."""
+    every = [(name, claim) for name, report in reports.items() for claim in report["claims"]]
     lines: list[str] = []
-    for source, title in _SOURCES.items():
-        claims = [(name, c) for name, report in reports.items() for c in report["claims"] if c["source"] == source]
-        if not claims:
-            continue
-        lines += [
-            f"**{title}**",
-            "",
-            "| claim | verdict | difference [95 %] | seeds | report |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [_line(name, claim) for name, claim in claims if not reports[name].get("grid")]
-        families = {(name, c["family"]): None for name, c in claims if reports[name].get("grid")}
-        for name, family in families:
-            verdicts = [c["verdict"] for other, c in claims if (other, c["family"]) == (name, family)]
-            lines.append(_family_line(name, family, verdicts))
+    if paper := [(name, claim) for name, claim in every if claim["source"] == "paper"]:
+        lines += ["**Claims of the paper**", "", "| claim | verdict | difference [95 %] | seeds | report |"]
+        lines += ["|---|---|---|---|---|", *(_line(name, claim) for name, claim in paper), ""]
+    if ours := [(name, claim["verdict"]) for name, claim in every if claim["source"] == "ours"]:
+        lines += ["**Claims of ours**", "", "| report | claims | verdicts |", "|---|---|---|"]
+        for name in dict.fromkeys(name for name, _ in ours):
+            verdicts = [verdict for other, verdict in ours if other == name]
+            told = ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).most_common())
+            lines.append(f"| [{name}]({name}/report.md) | {len(verdicts)} | {told} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def _family_line(name: str, family: str, verdicts: Sequence[str]) -> str:
-    told = ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).most_common())
-    return f"| {family}: {len(verdicts)} claims | {told} | | | [{name}]({name}/report.md) |"
 
 
 def _line(name: str, claim: Mapping[str, Any]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,9 @@ class Gain:
 
 
 def curves(results: Results, book: Book) -> None:
-    """Section: pass@1 over steps."""
+    """Section: pass@1 over steps; nothing where a small report has no room for its picture."""
+    if book.full:
+        return
     book.write("## Validation curves")
     look = figures.looks(results.cells)
     lines = {
@@ -66,7 +69,7 @@ def curves(results: Results, book: Book) -> None:
     figure = figures.panels(parts, columns=min(2, len(parts)), x="step of the node", share=True, height=2.8)
     caption = "Greedy pass@1 on held-out prompts, mean over seeds; bands: 95 % of the mean, at each step by itself."
     book.picture("validation", figure, caption)
-    for node in results.nodes() if len(results.cells) > MANY else ():
+    for node in results.nodes() if len(results.cells) > MANY and not book.small else ():
         level = lines[node, results.cells[0]]
         grey = [replace(level, grey=True)] if level else []
         parts = [
@@ -97,31 +100,32 @@ def _over_time(results: Results, book: Book, look: Mapping[str, int]) -> None:
                 xs = np.linspace(0.0, min(curve[-1].time for curve in seeds), TIMES)
                 found = [np.interp(xs, [e.time for e in curve], [e.pass_at_1 for e in curve]) for curve in seeds]
                 ys = bands([list(values) for values in found])
-                low, high = [y.low for y in ys], [y.high for y in ys]
-                lines.append(Line(results.label(cell), list(xs), [y.mean for y in ys], look[cell], low, high))
+                lines.append(figures.banded(results.label(cell), list(xs), ys, look[cell]))
         parts.append(Panel(results.node_label(node), lines, "pass@1", "pass"))
     figure = figures.panels(parts, columns=min(2, len(parts)), x="simulated seconds", share=True, height=2.8)
     caption = "The same over simulated time, on straight lines between evaluations, as far as every seed went."
     book.picture("validation-time", figure, caption)
 
 
+def _finals(results: Results) -> Iterator[tuple[str, str, str, dict[int, float]]]:
+    """(set, node, cell, seed → final value), without those that have none."""
+    for on, node, cell in itertools.product(results.sets(), results.nodes(), results.cells):
+        if values := results.values(cell, node, on=on):
+            yield on, node, cell, values
+
+
 def final_values(results: Results) -> list[dict[str, Any]]:
     """Per cell, node and set: start (mean at step 0), mean, limits and n of the final value; nan for none."""
     rows = []
-    for on in results.sets():
-        for node in results.nodes():
-            for cell in results.cells:
-                values = results.values(cell, node, on=on)
-                if values:
-                    starts = [
-                        curve[0].pass_at_1
-                        for trial in results.of(cell).values()
-                        if (curve := trial.evaluations.get((node, on))) and curve[0].step == 0
-                    ]
-                    start = statistics.fmean(starts) if starts else math.nan
-                    mean, low, high, n = astuple(mean_interval(list(values.values())))
-                    facts = {"set": on, "node": node, "cell": cell, "start": start}
-                    rows.append({**facts, "mean": mean, "low": low, "high": high, "n": n})
+    for on, node, cell, values in _finals(results):
+        starts = [
+            curve[0].pass_at_1
+            for trial in results.of(cell).values()
+            if (curve := trial.evaluations.get((node, on))) and curve[0].step == 0
+        ]
+        start = statistics.fmean(starts) if starts else math.nan
+        facts = {"set": on, "node": node, "cell": cell, "start": start}
+        rows.append({**facts, **asdict(mean_interval(list(values.values())))})
     return rows
 
 
@@ -134,13 +138,7 @@ def finals(results: Results, book: Book, *, drawn: bool = True) -> None:
         "In brackets the 95 % interval of the mean over seeds (Student).",
     )
     book.csv("final", tuple(rows[0]) if rows else ("set",), [tuple(row.values()) for row in rows])
-    every = [
-        (on, node, cell, seed, value)
-        for on in results.sets()
-        for node in results.nodes()
-        for cell in results.cells
-        for seed, value in results.values(cell, node, on=on).items()
-    ]
+    every = ((*where, seed, value) for *where, values in _finals(results) for seed, value in values.items())
     book.csv("seeds", ("set", "node", "cell", "seed", "final"), every)
     for on in results.sets():
         here = {(row["node"], row["cell"]): row for row in rows if row["set"] == on}
@@ -167,9 +165,7 @@ def differences(results: Results, book: Book) -> None:
     base = results.cells[0]
     compared = [
         (on, node, cell, found)
-        for on in results.sets()
-        for node in results.nodes()
-        for cell in results.cells[1:]
+        for on, node, cell in itertools.product(results.sets(), results.nodes(), results.cells[1:])
         if (found := _paired(results, cell, base, node, on)) is not None
     ]
     book.write(
@@ -212,8 +208,7 @@ def gains(results: Results, book: Book) -> None:
     for on in results.sets():
         found = {
             (base, node): gained
-            for base in baselines
-            for node in results.nodes()
+            for base, node in itertools.product(baselines, results.nodes())
             if (gained := _gained(results, base, node, on, others))
         }
         _gain_table(results, book, on, found)
@@ -234,18 +229,17 @@ def costs(results: Results, book: Book) -> None:
         "how many seeds did, the median of those, and the mean with its 95 % interval only where all did.",
     )
     table, rows = [], []
-    for node in results.nodes():
-        for cell in results.cells:
-            found = {measure: list(results.values(cell, node, measure).values()) for measure in COSTS}
-            if not found["time"]:
-                continue
-            reached = [value for value in found["time"] if math.isfinite(value)]
-            texts = []
-            for measure, values in found.items():
-                median, mean = _cost(values)
-                texts.append(_cost_text(median, mean))
-                rows.append((node, cell, measure, len(values), len(reached), median, mean.mean, mean.low, mean.high))
-            table.append((node, results.label(cell), f"{len(reached)} of {len(found['time'])}", *texts))
+    for node, cell in itertools.product(results.nodes(), results.cells):
+        found = {measure: list(results.values(cell, node, measure).values()) for measure in COSTS}
+        if not found["time"]:
+            continue
+        reached = [value for value in found["time"] if math.isfinite(value)]
+        texts = []
+        for measure, values in found.items():
+            median, mean = _cost(values)
+            texts.append(_cost_text(median, mean))
+            rows.append((node, cell, measure, len(values), len(reached), median, mean.mean, mean.low, mean.high))
+        table.append((node, results.label(cell), f"{len(reached)} of {len(found['time'])}", *texts))
     header = ("node", "cell", "cost", "seeds", "reached", "median", "mean", "low95", "high95")
     book.csv("target", header, rows)
     book.table(["node", "cell", "reached", *COSTS.values()], table)
@@ -259,8 +253,7 @@ def _curve(results: Results, cell: str, node: str, look: int) -> Line | None:
     if not steps:
         return None
     around = bands([[curve[step] for step in steps] for curve in by_step])
-    low, high = ([getattr(i, side) for i in around] for side in ("low", "high"))
-    return Line(results.label(cell), steps, [i.mean for i in around], look, low, high)
+    return figures.banded(results.label(cell), steps, around, look)
 
 
 def _points(line: Line) -> Iterator[tuple[float, ...]]:
@@ -272,13 +265,9 @@ def _final(row: dict[str, Any]) -> str:
 
 
 def _final_rows(results: Results, node: str, on: str) -> list[Row]:
-    look, rows = figures.looks(results.cells), []
-    for cell in results.cells:
-        values = list(results.values(cell, node, on=on).values())
-        if values:
-            mean, low, high, _ = astuple(mean_interval(values))
-            rows.append(Row(results.label(cell), values, mean, low, high, look[cell]))
-    return rows
+    look = figures.looks(results.cells)
+    seeds = {cell: list(results.values(cell, node, on=on).values()) for cell in results.cells}
+    return [Row(results.label(cell), s, mean_interval(s), look[cell]) for cell, s in seeds.items() if s]
 
 
 def _paired(results: Results, a: str, b: str, node: str, on: str) -> tuple[Interval, float] | None:

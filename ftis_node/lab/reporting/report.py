@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import LEVEL, Finding, judge
 from ftis_node.lab.reporting.results import Results, read_results
 from ftis_node.lab.reporting.statistics import MARGIN
+
+MANY_CLAIMS = 30  # beyond which a small report counts verdicts by family
 
 RULE = f"""\
 How a claim is decided. d is the difference a − b of a seed, or (a − b) − (c − d) for a claim about two differences; a
@@ -39,7 +41,8 @@ turns the sign of d, and there is no margin but one that the claim names."""
 def write_report(out: Path, destination: Path | None = None, *, small: bool = False) -> Path:
     """Writes report.md, its figures (PNG, SVG), tables (CSV) and summary.json; returns the path of report.md.
 
-    Works on the trials that have finished and names the others. The same trials give the same bytes.
+    Works on the trials that have finished and names the others. The same trials give the same bytes. Sections that say
+    most come first: a small report (see `Book`) keeps those that its two pictures belong to, and the final values.
 
     Args:
         out: the experiment's directory, with `manifest.json`.
@@ -59,16 +62,17 @@ def write_report(out: Path, destination: Path | None = None, *, small: bool = Fa
         outcomes.finals(results, book, drawn=False)
     else:
         speed.sooner(results, book)
+        training.gradients(results, book)
+        sweeps.swept(results, book)
         outcomes.curves(results, book)
         outcomes.finals(results, book, drawn=True)
+    if not (grid or small):
         outcomes.differences(results, book)
         outcomes.gains(results, book)
         foreign = training.Foreign(results)
         training.weights(foreign, book)
         training.divergence(foreign, book)
-        training.gradients(results, book)
         outcomes.costs(results, book)
-        sweeps.swept(results, book)
     _summary(findings, results, book, grid=grid)
     return book.close()
 
@@ -87,7 +91,13 @@ def _head(results: Results, book: Book) -> None:
         f"seeds {', '.join(map(str, manifest.seeds))}."
     )
     book.write(f"Nodes: {'; '.join(results.node_label(node) for node in results.nodes())}.")
-    rows = []
+    if not book.small:
+        _cells(results, book)
+    _missing(results, book)
+
+
+def _cells(results: Results, book: Book) -> None:
+    manifest, rows = results.manifest, []
     for cell in manifest.cells:
         values = ", ".join(f"{key} {value}" for key, value in cell.values.items())
         nodes, steps = " ".join(results.nodes(cell.name)), results.steps(cell.name)
@@ -96,7 +106,6 @@ def _head(results: Results, book: Book) -> None:
         how = ", ".join(part for part in (cell.collaboration, cell.pace) if part)
         rows.append((cell.name, results.label(cell.name), how, values or say.NONE, *done, seeds))
     book.table(["name", "cell", "collaboration, pace", "values", "nodes", "steps", "seeds finished"], rows)
-    _missing(results, book)
 
 
 def _missing(results: Results, book: Book) -> None:
@@ -120,6 +129,9 @@ def _claims(findings: list[Finding], results: Results, book: Book) -> None:
     verdicts = [finding.verdict for finding in findings]
     counts = [f"{verdicts.count(v)} {v}" for v in ("reproduced", "not reproduced", "inconclusive") if v in verdicts]
     book.write(f"Of {len(findings)} claims: {say.sentence_list(counts)}.")
+    if book.small:
+        _short_claims(findings, book)
+        return
     header = [
         "",
         "claim",
@@ -147,9 +159,30 @@ def _claims(findings: list[Finding], results: Results, book: Book) -> None:
     book.csv("claims", tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
+def _short_claims(findings: list[Finding], book: Book) -> None:
+    """A line a claim, or a line a family where there are more than `MANY_CLAIMS`; summary.json has all tests."""
+    if len(findings) > MANY_CLAIMS:
+        families: dict[str, list[str]] = defaultdict(list)
+        for finding in findings:
+            families[finding.claim.family or finding.claim.source].append(finding.verdict)
+        counted = {
+            family: ", ".join(f"{n} {verdict}" for verdict, n in Counter(verdicts).most_common())
+            for family, verdicts in families.items()
+        }
+        book.table(["family", "claims", "verdicts"], [(f, str(len(families[f])), counted[f]) for f in families])
+        return
+    rows = []
+    for finding in findings:
+        claim, evidence = finding.claim, finding.evidence
+        text = f"{claim.text} ({claim.source})"
+        difference = say.difference(evidence.difference, _digits(finding)) if not math.isnan(evidence.p) else say.NONE
+        rows.append((text, finding.verdict, difference, str(evidence.difference.n), say.probability(evidence.p)))
+    book.table(["claim", "verdict", "difference [95 %]", "seeds", "p"], rows)
+
+
 def _claim_row(place: int, finding: Finding, results: Results) -> list[str]:
     claim, evidence = finding.claim, finding.evidence
-    digits = 3 if claim.measure == "final" else 1
+    digits = _digits(finding)
     test = (f"{claim.family}: " if claim.family else "") + _formula(finding, results)
     same = evidence.sameness
     sameness = f"{say.probability(same.p)} {say.limits(same.low, same.high)}" if not math.isnan(same.p) else say.NONE
@@ -166,6 +199,10 @@ def _claim_row(place: int, finding: Finding, results: Results) -> list[str]:
         say.probability(finding.adjusted_against) if tested else say.NONE,
         sameness,
     ]
+
+
+def _digits(finding: Finding) -> int:
+    return 3 if finding.claim.measure == "final" else 1
 
 
 def _formula(finding: Finding, results: Results) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -162,14 +162,14 @@ class Results:
     def values(self, cell: str, node: str, measure: Measure = "final", on: str = HELD_OUT) -> dict[int, float]:
         """Seed → value of `Trial.measure`, without the seeds that have none."""
         tail, target = self.manifest.tail, self.manifest.target
-        found = {
-            seed: trial.measure(node, measure, on, tail=tail, target=target) for seed, trial in self.of(cell).items()
-        }
-        return {seed: value for seed, value in found.items() if value is not None}
+        return self._by_seed(cell, lambda trial: trial.measure(node, measure, on, tail=tail, target=target))
 
     def said(self, cell: str, node: str, what: str) -> dict[int, float]:
         """Seed → `Trial.said`, without the seeds that have none."""
-        found = {seed: trial.said(node, what) for seed, trial in self.of(cell).items()}
+        return self._by_seed(cell, lambda trial: trial.said(node, what))
+
+    def _by_seed(self, cell: str, of: Callable[[Trial], float | None]) -> dict[int, float]:
+        found = {seed: of(trial) for seed, trial in self.of(cell).items()}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def payload(self, cell: str) -> str | None:

@@ -86,12 +86,9 @@ def _draw(results: Results, book: Book, found: dict[str, Speed]) -> None:
     for cell, speed in found.items():
         finite = [time for time in speed.times.values() if math.isfinite(time)]
         if finite:
-            mean = mean_interval(finite)
-            seconds.append(Row(results.label(cell), finite, mean.mean, mean.low, mean.high, look[cell]))
+            seconds.append(Row(results.label(cell), finite, mean_interval(finite), look[cell]))
         if cell != BASELINE and speed.gains:
-            gain = speed.gain()
-            values = list(speed.gains.values())
-            gains.append(Row(results.label(cell), values, gain.mean, gain.low, gain.high, look[cell]))
+            gains.append(Row(results.label(cell), list(speed.gains.values()), speed.gain(), look[cell]))
     parts = {"simulated seconds to the target": seconds, "times as soon as alone": gains}
     shown = {title: rows for title, rows in parts.items() if rows}
     if not shown:

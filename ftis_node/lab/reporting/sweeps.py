@@ -13,9 +13,9 @@ from typing import Any
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting import figures
 from ftis_node.lab.reporting.book import Book
-from ftis_node.lab.reporting.figures import Points
+from ftis_node.lab.reporting.figures import Swept
 from ftis_node.lab.reporting.results import Results
-from ftis_node.lab.reporting.statistics import Interval, mean_interval
+from ftis_node.lab.reporting.statistics import mean_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,14 @@ def swept(results: Results, book: Book) -> None:
     rows: list[tuple[Any, ...]] = []
     base = results.cells[0]
     for one in sweeps(results):
-        parts: dict[str, list[Points]] = {}
+        parts: dict[str, list[Swept]] = {}
         level = {}
         for node in results.nodes():
             lines = _lines(results, one, node)
             if max((len(points) for _, points in lines), default=0) < 2:
                 continue  # a node that only one value knows says nothing of the value
             named = results.node_label(node)
-            parts[named] = [
-                Points(label, [(v, i.mean, i.low, i.high) for v, _, i in points]) for label, points in lines
-            ]
+            parts[named] = lines
             rows += [(one.key, label, v, node, cell, *astuple(i)) for label, points in lines for v, cell, i in points]
             outside = all(base != cell for cells in one.groups.values() for _, cell in cells)
             if outside and (values := results.values(base, node)):
@@ -99,9 +97,9 @@ def swept(results: Results, book: Book) -> None:
         book.csv("sweep", ("key", "group", "value", "node", "cell", "mean", "low95", "high95", "n"), rows)
 
 
-def _lines(results: Results, sweep: Sweep, node: str) -> list[tuple[str, list[tuple[float, str, Interval]]]]:
+def _lines(results: Results, sweep: Sweep, node: str) -> list[Swept]:
     """Group label and (value, cell, interval of the final value) of the node, without groups that lack it."""
-    lines = []
+    lines: list[Swept] = []
     for label, cells in sweep.groups.items():
         seeds = [(value, cell, list(results.values(cell, node).values())) for value, cell in cells]
         points = [(value, cell, mean_interval(finals)) for value, cell, finals in seeds if finals]

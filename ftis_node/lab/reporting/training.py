@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -78,8 +79,7 @@ def weights(foreign: Foreign, book: Book) -> None:
     if not foreign.cells:
         book.write("No cell trained on foreign samples.")
         return
-    if not book.small:
-        book.csv("foreign", ("cell", "node", "step", *FOREIGN), foreign.rows())
+    book.csv("foreign", ("cell", "node", "step", *FOREIGN), foreign.rows())
     names = {"p1": "1st percentile", "p50": "median", "p99": "99th percentile", "max": "maximum"}
     for place, cells in enumerate(foreign.chunks()):
         parts = []
@@ -154,9 +154,12 @@ def gradients(results: Results, book: Book) -> None:
     for cell in dict.fromkeys(cell for cell, _ in measured):
         parts = []
         for node in (node for name, node in measured if name == cell):
-            found = {name: _gradient_lines(results, cell, node, name) for name in GRADIENT_NAMES}
-            parts += [Panel(f"{node}: {GRADIENT_NAMES[name]}", lines) for name, lines in found.items()]
-            for label, means in _gradient_means(results, cell, node).items():
+            found = _gradients(results, cell, node)
+            for name, title in GRADIENT_NAMES.items():
+                lines = [_gradient_line(label, seeds, name, look) for look, (label, seeds) in enumerate(found.items())]
+                parts.append(Panel(f"{node}: {title}", lines))
+            for label, seeds in found.items():
+                means = {name: _over_seeds(seeds, name) for name in GRADIENT_NAMES}
                 table.append([results.label(cell), node, label, *(say.level(means[name]) for name in GRADIENT_NAMES)])
                 rows.append((cell, node, label, *astuple(means["cosine"]), *astuple(means["norm_ratio"])[:3]))
         figure = figures.panels(parts, columns=2, x="step of the node")
@@ -212,48 +215,32 @@ def _binned(values: NDArray[np.float64], bins: NDArray[np.int64], kept: NDArray[
     return np.asarray(means[kept], dtype=np.float64)
 
 
-def _gradient_lines(results: Results, cell: str, node: str, name: str) -> list[Line]:
-    by_step: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    labels = _gradient_labels(results, cell, node)
-    for trial in results.of(cell).values():
-        for gradient in trial.gradients.get(node, ()):
-            value = getattr(gradient, name)
-            if math.isfinite(value):
-                by_step[labels[gradient.objective, gradient.source]][gradient.step].append(value)
-    lines = []
-    for look, label in enumerate(dict.fromkeys(labels.values())):
-        around = {step: mean_interval(values) for step, values in sorted(by_step[label].items())}
-        middle, low, high = ([getattr(i, side) for i in around.values()] for side in ("mean", "low", "high"))
-        lines.append(Line(label, list(around), middle, look, low, high))
-    return lines
+def _gradients(results: Results, cell: str, node: str) -> dict[str, list[list[Gradient]]]:
+    """Label → the gradients of each seed; the label is the objective, with the source if that is not foreign."""
+    seeds = [trial.gradients.get(node, []) for trial in results.of(cell).values()]
+    labels = dict.fromkeys(_label(gradient) for seed in seeds for gradient in seed)
+    return {label: [[gradient for gradient in seed if _label(gradient) == label] for seed in seeds] for label in labels}
 
 
-def _gradient_means(results: Results, cell: str, node: str) -> dict[str, dict[str, Interval]]:
-    """Label → the interval over seeds of each figure's mean over training."""
-    found: dict[str, dict[str, Interval]] = {}
-    for pair, label in _gradient_labels(results, cell, node).items():
-        trials = [trial.gradients.get(node, []) for trial in results.of(cell).values()]
-        found[label] = {name: _over_seeds(trials, pair, name) for name in GRADIENT_NAMES}
-    return found
+def _label(gradient: Gradient) -> str:
+    source = gradient.source
+    return gradient.objective if source == "foreign" else f"{gradient.objective}, {source} samples"
 
 
-def _over_seeds(trials: list[list[Gradient]], pair: tuple[str, str], name: str) -> Interval:
-    means = [
-        _mean(np.array([getattr(g, name) for g in trial if (g.objective, g.source) == pair], dtype=np.float64))
-        for trial in trials
-    ]
+def _gradient_line(label: str, seeds: list[list[Gradient]], name: str, look: int) -> Line:
+    by_step: dict[int, list[float]] = defaultdict(list)
+    for gradient in itertools.chain(*seeds):
+        if math.isfinite(value := getattr(gradient, name)):
+            by_step[gradient.step].append(value)
+    around = {step: mean_interval(values) for step, values in sorted(by_step.items())}
+    return figures.banded(label, list(around), list(around.values()), look)
+
+
+def _over_seeds(seeds: list[list[Gradient]], name: str) -> Interval:
+    """The interval over seeds of a figure's mean over training."""
+    means = [_mean(np.array([getattr(gradient, name) for gradient in seed], dtype=np.float64)) for seed in seeds]
     finite = [mean for mean in means if math.isfinite(mean)]
     return mean_interval(finite) if finite else Interval(math.nan, math.nan, math.nan, 0)
-
-
-def _gradient_labels(results: Results, cell: str, node: str) -> dict[tuple[str, str], str]:
-    """(objective, source) → the objective's name, with the source if the samples are not foreign."""
-    pairs = dict.fromkeys(
-        (gradient.objective, gradient.source)
-        for trial in results.of(cell).values()
-        for gradient in trial.gradients.get(node, ())
-    )
-    return {pair: pair[0] if pair[1] == "foreign" else f"{pair[0]}, {pair[1]} samples" for pair in pairs}
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -62,13 +62,14 @@ class SimulatedNode:
         self._counted = Counter[str]()  # of the swarm's gossip, before the figures count
         self._life: asyncio.Task[None] | None = None
 
-    def start(self, bootstraps: Sequence[str], *, midway: bool) -> None:
-        """Greets the bootstraps; when they have answered, the first step begins.
+    def start(self, bootstraps: Sequence[str], *, midway: bool) -> asyncio.Task[None]:
+        """Greets the bootstraps; when they have answered, the first step begins. Returns the task that does so.
 
         Args:
             midway: the node has trained before and is in the middle of a step.
         """
         self._life = asyncio.create_task(self._live(bootstraps, midway))
+        return self._life
 
     async def leave(self) -> None:
         """Is gone at once; its own tasks end too."""

@@ -1,40 +1,75 @@
-"""A node's steps: the daemon's `Stepper`, whose generating, scoring and training are times and no models."""
+"""A node's steps: the daemon's `Stepper` over a compute process that has no model."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
 from ftis_node.config.settings import Settings
-from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.simulation.scenario import Machine
-from ftis_node.lab.simulation.store import CONTEXT, SimulatedStore, make_packet, packet_ref, rewards
+from ftis_node.lab.simulation.store import CONTEXT, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
 from ftis_node.node.stepper import OWN_SHARE_FLOOR, OwnGroup, Stepper, exchange_interval
+from ftis_node.packet import decode
+from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
-from ftis_node.swarm.table import Arrival
+from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket, ScoreGroup
+from ftis_node.worker.messages import Step as TrainingStep
 
-COMPLETIONS = CONTEXT.run.completions
 # The figures that training on an honest author's samples shows: its claims hold. See `swarm.claims`.
 _HONEST = {"tokens": 400.0, "excess": 0.0, "excess_squares": 1.0, "surprising": 0.0, "likelihood": -1.0}
+_FIGURES = {"loss_share": 0.0, "loss_weight": 0.0, **_HONEST}
 
 
-class NoCompute:
-    """There is no model in here."""
+class ModelledCompute:
+    """A compute process whose work only takes time. Scoring takes none."""
 
-    async def call(self, op: str, **args: Any) -> dict[str, Any]:
-        raise NotImplementedError(op)
+    def __init__(self, machine: Machine, rng: random.Random, signal: float) -> None:
+        """
+        Args:
+            signal: part of the groups whose rewards differ.
+        """
+        self._machine = machine
+        self._rng = rng
+        self._signal = signal
+
+    async def call(self, request: Request[Answer]) -> Answer:
+        """As `worker.client.Worker.call`, for what a stepper asks."""
+        return cast(Answer, await self._answer(request))
+
+    async def _answer(self, request: Request[Any]) -> Generated | StepReport | list[float]:
+        if isinstance(request, Generate):
+            seconds = len(request.rows) * self._machine.group_seconds
+            await asyncio.sleep(seconds)
+            return Generated([self._made(request, slot) for slot in range(len(request.rows))], seconds, sys.maxsize)
+        if isinstance(request, TrainingStep):
+            await asyncio.sleep(self._machine.train_seconds)
+            samples = Counter[str]()
+            for part in (part for group in request.groups for part in group.parts):
+                samples[part.source] += len(part.rewards)
+            sources = {source: {"samples": float(count), **_FIGURES} for source, count in samples.items()}
+            return StepReport(0.0, 0.0, 0, self._machine.train_seconds, diagnostics=StepFigures(sources=sources))
+        if isinstance(request, ScoreGroup):
+            return rewards(decode(request.packet))
+        raise NotImplementedError(request.op)
+
+    def _made(self, request: Generate, slot: int) -> ScoredPacket:
+        signal = self._rng.random() < self._signal
+        packet, body = make_packet(request.author, request.round, slot, request.policy_step, signal=signal)
+        return ScoredPacket(body, rewards(packet))
 
 
 class Rhythm(Stepper):
-    """Generates, gathers, trains, again and again. Scoring takes no time."""
+    """Takes one step after the other, and notes each for the figures."""
 
     def __init__(
         self,
@@ -54,17 +89,15 @@ class Rhythm(Stepper):
             identity=identity,
             settings=settings,
             store=cast(PacketStore, store),
-            worker=NoCompute(),
+            worker=ModelledCompute(machine, rng, signal),
             standing=standing,
             clock=boot_seconds,
             pool=Pool(settings.max_age, boot_seconds, rng),
         )
-        self._held = store
         self._machine = machine
         self._tally = tally
         self._rng = rng
-        self._signal = signal
-        self._round = int(1000 * unix_seconds())
+        self._planned = 0
 
     async def live(self, *, midway: bool) -> None:
         """Takes steps for ever.
@@ -75,38 +108,21 @@ class Rhythm(Stepper):
         if midway:
             quota = math.ceil(OWN_SHARE_FLOOR * self._settings.batch_groups)
             seconds = quota * self._machine.group_seconds + self._machine.train_seconds
-            self._paced(seconds)
+            self._step_seconds.append(seconds)
+            self.swarm.interval = exchange_interval(seconds)
             await self.generate(quota)
             await asyncio.sleep(self._rng.random() * seconds)
         stopping = asyncio.Event()
         while True:
             await self.step(stopping)
 
-    async def on_groups(self, arrived: Sequence[Arrival]) -> None:
-        self._held.arrive(arrived)
-        for one in arrived:
-            scored = Scored(one.group, rewards(one.group.packet), one.born)
-            self.standing.scored(one.group.author, scored.rewards, signal=scored.has_signal)
-            if self.standing.banned(one.group.author) is None and self.pool.add(scored):
-                self._pool_grew.set()
-
-    async def _generate_round(self, count: int) -> list[OwnGroup]:
-        await asyncio.sleep(count * self._machine.group_seconds)
-        self._group_seconds.append(self._machine.group_seconds)
-        author, number = self._identity.author, self._round
-        self._round += 1
-        made = [
-            make_packet(author, number, slot, self.progress.step, signal=self._rng.random() < self._signal)
-            for slot in range(count)
-        ]
-        self._held.add(made)
-        refs = [packet_ref(slot, body) for slot, (_, body) in enumerate(made)]
-        self.swarm.announce(number, self.progress.step, refs)
-        return [OwnGroup(group, {}, rewards(group.packet)) for group, _ in made]
+    def own_quota(self) -> int:
+        self._planned = super().own_quota()
+        return self._planned
 
     async def train(
         self, own: Sequence[OwnGroup], foreign: Sequence[Scored], *, began: float, wait: float = 0.0
-    ) -> dict[str, Any]:
+    ) -> TakenStep:
         now = self._clock()
         step = Step(
             wanted=self._settings.batch_groups - self._planned,
@@ -114,21 +130,6 @@ class Rhythm(Stepper):
             ages=[now - scored.born for scored in foreign],
             waited=wait,
         )
-        await asyncio.sleep(self._machine.train_seconds)
-        for author, groups in Counter(scored.group.author for scored in foreign).items():
-            samples = groups * COMPLETIONS
-            self.standing.trained(author, groups, {"samples": samples, "loss_share": 0.0, **_HONEST})
-        seconds = self._clock() - began
-        self._paced(seconds)
-        self.progress.step += 1
-        self._tally.add_step(self._machine, step, seconds)
-        return {}
-
-    def own_quota(self) -> int:
-        self._planned = super().own_quota()
-        return self._planned
-
-    def _paced(self, seconds: float) -> None:
-        """As `Stepper.train` notes a step's duration."""
-        self._step_seconds.append(seconds)
-        self.swarm.interval = exchange_interval(self.step_seconds())
+        taken = await super().train(own, foreign, began=began, wait=wait)
+        self._tally.add_step(self._machine, step, taken.seconds.total)
+        return taken

@@ -40,6 +40,7 @@ class Simulation:
         self.first: list[Machine] = []
         self._rng = random.Random(scenario.seed)
         self._reader = Reader()
+        self._failed: list[BaseException] = []
         self._leaving: set[asyncio.Task[None]] = set()
 
     def run(self, progress: Progress = lambda now: None) -> dict[str, Any]:
@@ -64,6 +65,8 @@ class Simulation:
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
                 progress(loop.time())
+            if self._failed:
+                raise self._failed[0]
             if loop.time() - collected >= COLLECT_SECONDS:
                 collected = loop.time()
                 gc.collect()
@@ -80,7 +83,12 @@ class Simulation:
 
     def _start(self, node: SimulatedNode, midway: bool) -> None:
         if node.transport.alive:
-            node.start(self.network.some_dialable(self.scenario.bootstraps, self._rng), midway=midway)
+            bootstraps = self.network.some_dialable(self.scenario.bootstraps, self._rng)
+            node.start(bootstraps, midway=midway).add_done_callback(self._ended)
+
+    def _ended(self, life: asyncio.Task[None]) -> None:
+        if not life.cancelled() and (error := life.exception()) is not None:
+            self._failed.append(error)
 
     def _leave(self, node: SimulatedNode) -> None:
         del self.nodes[node.transport.author]

@@ -6,15 +6,14 @@ network counts it as if it had a real packet's bytes, see `Network.packet_scale`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ftis_node.config.run import Run
-from ftis_node.packet import Completion, Group, Packet, encode, pack_group, packet_digest, prompt_digests
+from ftis_node.host.clocks import unix_seconds
+from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext
-from ftis_node.swarm.announcement import PacketRef
-from ftis_node.swarm.table import Arrival
 
 EOS = 3
 PROMPT = [0]
@@ -33,11 +32,10 @@ RUN = Run(
     vocabulary=4,
 )
 CONTEXT = AdmissionContext(RUN, prompt_digests([PROMPT]))
-_LOGPROBS = np.zeros(1, np.float32)
 _WRONG, _RIGHT = 0, 1  # token ids of an answer
 
 
-def make_packet(author: bytes, round: int, slot: int, policy_step: int, *, signal: bool) -> tuple[Group, bytes]:
+def make_packet(author: bytes, round: int, slot: int, policy_step: int, *, signal: bool) -> tuple[Packet, bytes]:
     """A group of two answers, one of them wrong if the rewards are to differ."""
     answers = (_RIGHT, _WRONG if signal else _RIGHT)
     completions = [Completion(np.array([answer, EOS], np.uint32), np.zeros(2, np.float32), True) for answer in answers]
@@ -50,18 +48,12 @@ def make_packet(author: bytes, round: int, slot: int, policy_step: int, *, signa
         prompt_ids=PROMPT,
         completions=completions,
     )
-    body = encode(packet)
-    return Group(author, 0, packet, packet_digest(body)), body
+    return packet, encode(packet)
 
 
-def rewards(packet: Packet) -> tuple[float, ...]:
+def rewards(packet: Packet) -> list[float]:
     """1 for a right answer, 0 for a wrong one."""
-    return tuple(float(completion.token_ids[0] == _RIGHT) for completion in packet.completions())
-
-
-def packet_ref(slot: int, body: bytes) -> PacketRef:
-    """What an announcement says of a packet."""
-    return PacketRef(slot=slot, digest=packet_digest(body), size=len(body))
+    return [float(completion.token_ids[0] == _RIGHT) for completion in packet.completions()]
 
 
 PACKET_BYTES = len(make_packet(bytes(38), 1_700_000_000_000, 0, 1, signal=True)[1])
@@ -73,14 +65,18 @@ class SimulatedStore:
     def __init__(self) -> None:
         self._bodies: dict[bytes, bytes] = {}
         self._seen: set[tuple[bytes, int, int]] = set()
+        self._round = int(1000 * unix_seconds())
 
-    def add(self, groups: Iterable[tuple[Group, bytes]]) -> None:
+    def upcoming_round(self) -> int:
+        return self._round
+
+    def take_round(self, number: int) -> None:
+        self._round = number + 1
+
+    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
         for group, body in groups:
             self._bodies[group.digest] = body
             self._seen.add(group.key)
-
-    def arrive(self, arrived: Iterable[Arrival]) -> None:
-        self.add((one.group, one.body) for one in arrived)
 
     def body(self, digest: bytes) -> bytes | None:
         return self._bodies.get(digest)

@@ -6,6 +6,7 @@ Models that `decoder` understands are decoded by it, others by transformers' mod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, Protocol
 
@@ -86,17 +87,13 @@ def _complete(
         start: reads the prompts and gives logits `[prompts, ≥ V]` of what follows them.
     """
     device, vocabulary = policy.device, policy.vocabulary
-    kwargs: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "greedy": sampling.greedy,
-        "generator": generator,
-    }
+    drawing = partial(draw, temperature=sampling.temperature, greedy=sampling.greedy, generator=generator)
     ends = torch.zeros(vocabulary, dtype=torch.bool, device=device)
     ends[[end for end in sampling.eos if end < vocabulary]] = True
     there = np.arange(len(prompts) * group)  # which rows are left
     finished = torch.zeros(len(there), dtype=torch.bool, device=device)
     logits, rows = start(policy, prompts, group, sampling.max_new_tokens)
-    token, logprob = (part.flatten() for part in draw(logits[:, :vocabulary], group, **kwargs))
+    token, logprob = (part.flatten() for part in drawing(logits[:, :vocabulary], group))
     del logits  # before the next ones are made
     drawn: list[tuple[Ids, Tensor, Tensor]] = [(there, token, logprob)]
     while len(drawn) < sampling.max_new_tokens:
@@ -111,7 +108,7 @@ def _complete(
                 left = torch.from_numpy(order).to(device)
                 rows.keep(order)
                 there, token, finished = there[order], token[left], finished[left]
-        token, logprob = (part.flatten() for part in draw(rows.step(token)[:, :vocabulary], 1, **kwargs))
+        token, logprob = (part.flatten() for part in drawing(rows.step(token)[:, :vocabulary], 1))
         drawn.append((there, token, logprob))
     return to_completions(*_table(drawn, sampling.max_new_tokens), sampling.eos, group)
 

@@ -1,0 +1,99 @@
+"""Options that give settings: the flags that settings declare (`config.settings.Flag`), --settings and --set."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from ftis_node.cli.common import parse_pairs
+from ftis_node.config.settings import FLAGS, Flag, Settings, collect
+from ftis_node.store.home import Home
+
+if TYPE_CHECKING:
+    from ftis_node.preflight.case import Layers
+
+Command = Callable[..., None]
+_FILE = Annotated[Path | None, typer.Option("--settings", help="A TOML file of settings.")]
+_PAIRS = Annotated[list[str] | None, typer.Option("--set", help="Any setting: --set KEY=VALUE, repeatable.")]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The settings of a command line: values by name, of any type that the settings read; and a TOML file."""
+
+    values: Mapping[str, object] = field(default_factory=dict)
+    file: Path | None = None
+
+    def with_values(self, **values: object) -> Given:
+        """The same with further values; None: not given."""
+        return Given({**self.values, **{name: value for name, value in values.items() if value is not None}}, self.file)
+
+    def on(self, home: Home, environment: Mapping[str, str] | None = None) -> Layers:
+        """Return a function from a task's name to its settings; the home gives values that nobody set.
+
+        Args:
+            environment: by default the process's own.
+
+        The function raises UsageError for wrong settings, or a file that cannot be read.
+        """
+        from ftis_node.node.checkpointing import with_begun
+
+        def settled(task: str) -> tuple[Settings, dict[str, str]]:
+            settings, origins = collect(task=task, flags=self.values, file=self.file, environment=environment)
+            with suppress(OSError):  # the check of the home says that it cannot be read
+                settings, origins = with_begun(home, settings, origins)
+            return settings, origins
+
+        return settled
+
+
+def with_settings(*names: str) -> Callable[[Command], Command]:
+    """Give a command options for settings, in place of its parameter `given`.
+
+    Args:
+        names: the settings that get their flags, of `FLAGS`. Each command gets --settings and --set besides.
+
+    The options are collected in a `Given`. A flag counts for more than --set.
+    """
+
+    def decorate(command: Command) -> Command:
+        parameters = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.name == "given":
+                options = {name: _option(name, FLAGS[name]) for name in FLAGS if name in names}
+                options |= {"settings": _FILE, "set_": _PAIRS}
+                parameters += [parameter.replace(name=n, annotation=a, default=None) for n, a in options.items()]
+            else:
+                parameters.append(parameter)
+
+        @functools.wraps(command)
+        def run(*, settings: Path | None, set_: list[str] | None, **arguments: Any) -> None:
+            flags = {name: value for name in names if (value := arguments.pop(name)) != []}
+            command(given=Given(parse_pairs(set_ or []), settings).with_values(**flags), **arguments)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _option(name: str, flag: Flag) -> Any:
+    """The option of a flag: of the setting's type, and None if it is not given. The settings check its value."""
+    declared = Settings.model_fields.get(name)
+    kind = declared.annotation if declared is not None else str
+    if get_origin(kind) is tuple:
+        kind = list[str]
+    elif get_origin(kind) is Literal:
+        kind = str
+    elif get_args(kind):
+        kind = next(part for part in get_args(kind) if part is not NoneType)
+    return Annotated[kind | None, typer.Option(flag.spelling or f"--{name.replace('_', '-')}", help=flag.help)]  # type: ignore[operator]

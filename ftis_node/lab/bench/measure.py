@@ -1,0 +1,109 @@
+"""How the benchmarks measure: CPU time, time on the device, and the memory of tensors."""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ftis_node.lab.bench.model import Size, geometry
+from ftis_node.learner import Learner
+from ftis_node.policy.policy import Policy
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+
+
+def in_turns(
+    ours: Callable[[], object], rival: Callable[[], object] | None, repeats: int, tell: Tell
+) -> tuple[list[float], list[float]]:
+    """CPU-seconds of each step of ours and of a rival's, both warm, one after the other."""
+    ours_s, rival_s = [], []
+    for repeat in range(repeats):
+        tell(f"step {repeat + 1} of {repeats}")
+        ours_s.append(cpu_seconds(ours))
+        if rival:
+            rival_s.append(cpu_seconds(rival))
+    return ours_s, rival_s
+
+
+def beside(ours_s: Sequence[float], trl_s: Sequence[float]) -> dict[str, Any]:
+    """Medians of CPU-seconds with minimum and maximum, and ours over TRL's; None where TRL is not installed."""
+    median, trl_median = statistics.median(ours_s), statistics.median(trl_s) if trl_s else None
+    return {
+        "ours_cpu_s": median,
+        "trl_cpu_s": trl_median,
+        "ratio": median / trl_median if trl_median else None,
+        "ours_spread": [min(ours_s), max(ours_s)],
+        "trl_spread": [min(trl_s), max(trl_s)] if trl_s else None,
+    }
+
+
+def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """Return the result of `call`, and the seconds until the device was done."""
+    began = time.perf_counter()
+    result = call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return result, time.perf_counter() - began
+
+
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """CPU time of the whole process, user and system, so that other work on the machine does not count."""
+    gc.collect()
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def peak_memory(call: Callable[[], object], before: int) -> float:
+    """Bytes that torch's tensors take at most during `call` on the CPU, given that `before` are there before it.
+
+    From the profiler's record of every allocation: exact for tensors, and blind to Python and to the libraries.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            call()
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
+    now = peak = before
+    for _, change in changes:
+        now += change
+        peak = max(peak, now)
+    return peak
+
+
+def held(learner: Learner) -> int:
+    """Bytes that are there between steps: weights, their masters where those are others, and the optimiser's state."""
+    masters, optimiser = learner.state(live=True)
+    apart = [master for name, master in masters.items() if master.dtype != learner.trainable[name].dtype]
+    return sum(tensor.nbytes for tensor in [*learner.policy.model.parameters(), *apart, *optimiser.values()])
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda, {torch.cuda.get_device_name(device)}"
+    return f"{device.type}, {platform.machine()}"
+
+
+def measured_on(policy: Policy, size: Size, repeats: int) -> dict[str, Any]:
+    """The model, work and machine that a figure was measured on."""
+    return {
+        "parameters": policy.parameters(),
+        "vocabulary": policy.vocabulary,
+        "repeats": repeats,
+        "threads": torch.get_num_threads(),
+        "model": geometry(policy.causal_lm.config),
+        "batch": size.as_dict(),
+        "device": device_name(policy.device),
+    }

@@ -1,0 +1,48 @@
+"""Where the task's files lie: a home remembers it for starts that do not name them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from ftis_node.host.files import replace_text
+from ftis_node.node.options import JoinOptions
+from ftis_node.store.home import Home
+
+logger = logging.getLogger(__name__)
+
+
+def remember_files(home: Home, options: JoinOptions, task: str) -> None:
+    """Keep where the task's files lie, for starts that do not name them."""
+    files = options.files()
+    if files["data"] is None and task.endswith(".jsonl"):
+        files["data"] = str(Path(task).resolve())
+    if any(files.values()):
+        replace_text(home.task_files, json.dumps(files), durable=True)
+
+
+def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
+    """The options with the files of an earlier start where they name none; a task that is named may be a file.
+
+    Raises:
+        UserError: this version does not know the home's schema.
+    """
+    home.check_schema()
+    kept = {name: Path(path) for name, path in _read(home).items()}
+    if options.task is not None and options.task.endswith(".jsonl"):
+        kept.pop("data", None)
+    return replace(options, data=options.data or kept.get("data"), eval_data=options.eval_data or kept.get("eval_data"))
+
+
+def _read(home: Home) -> dict[str, str]:
+    """The paths that the home remembers; empty where the file is missing or damaged."""
+    try:
+        kept = json.loads(home.task_files.read_text(encoding="utf-8"))
+        return {name: kept[name] for name in ("data", "eval_data") if isinstance(kept.get(name), str)}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError):
+        logger.warning("%s cannot be read; name the task's files again, if it does not find them.", home.task_files)
+        return {}

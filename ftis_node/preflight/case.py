@@ -1,0 +1,121 @@
+"""The case: what is checked, and what earlier checks found out for later ones. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ftis_node.config.run import Run, RunFile, load_run_file
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UserError
+from ftis_node.node.options import JoinOptions
+from ftis_node.policy.names import resolve
+from ftis_node.store.home import Home
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.tasks import Task
+
+if TYPE_CHECKING:
+    from ftis_node.fit.geometry import Geometry
+    from ftis_node.fit.plan import Plan
+    from ftis_node.policy.hub import Hub
+
+Layers = Callable[[str], tuple[Settings, Mapping[str, str]]]
+Origin = Literal["the home", "--run", "--peers"]
+
+
+@dataclass
+class Case:
+    """One start, or one machine, that is checked.
+
+    Attributes:
+        options: the flags of `join` beside the settings. layers: the settings for a task, and the origin of each.
+        starting: a daemon is to start, so the home must be free.
+        patience: seconds to wait for what peers find out about this node.
+        runs: every run that was met, with its origin; the first is the one to join.
+        refused: the run asks for something that only this node's owner may name; its files are not opened.
+        task: the task, once it is loaded. download: bytes of its files that a start would fetch first, and their URL.
+        step, peer_id: those of the home, if it has a checkpoint and a key.
+        status: the answer of a daemon that runs on the home.
+        hub, shape, plan: the hub's answers, the model's sizes and the plan to train it, once they are known.
+        to_start: the run that the node would start, if it would join none.
+        problems: the errors that `join` would end with.
+    """
+
+    options: JoinOptions
+    layers: Layers
+    starting: bool = False
+    patience: float = 3.0
+    runs: list[tuple[Origin, RunFile]] = field(default_factory=list)
+    refused: bool = False
+    task: Task | None = None
+    download: tuple[int, str] | None = None
+    step: int | None = None
+    peer_id: str | None = None
+    status: dict[str, Any] | None = None
+    hub: Hub | None = None
+    shape: Geometry | None = None
+    plan: Plan | None = None
+    to_start: Run | None = None
+    problems: tuple[UserError, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.layers = functools.cache(self.layers)  # an error is raised anew for every check that asks
+
+    @property
+    def home(self) -> Home:
+        """The node's home."""
+        return self.options.home
+
+    @property
+    def run_file(self) -> RunFile | None:
+        """The run to join; None if none is known."""
+        return self.runs[0][1] if self.runs else None
+
+    @property
+    def task_name(self) -> str:
+        """The task that was named, else the run's."""
+        return self.options.task_of(self.run_file)
+
+    @property
+    def task_known(self) -> bool:
+        """Whether `task_name` will not change: without a run and a named task, the peers' run says which it is."""
+        return self.run_file is not None or not self.options.peers or self.options.task is not None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings. Raises UserError if they are wrong."""
+        return self.layers(self.task_name)[0]
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """The origin of each setting. Raises UserError if the settings are wrong."""
+        return self.layers(self.task_name)[1]
+
+
+def case_of(options: JoinOptions, layers: Layers) -> Case:
+    """The case of the doctor, with the runs that are known; of the home whatever can be read.
+
+    Raises:
+        UsageError: wrong settings or addresses, or a run file that cannot be read.
+    """
+    case, place = Case(options, layers), options.home
+    named = load_run_file(options.run) if options.run is not None else None
+    with suppress(UserError, OSError):  # the check of the home says that its file is damaged
+        if place.run_file.exists():
+            case.runs.append(("the home", load_run_file(place.run_file)))
+    if named is not None:
+        case.runs.append(("--run", named))
+    if case.origins["model"] != "home":  # the checks of the model say that its folder is gone
+        resolve(case.settings.model)
+    for text in options.peers:
+        parse_address(text)
+    return case
+
+
+def bare_case(options: JoinOptions) -> Case:
+    """A case of default settings: for a report on settings that cannot be read."""
+    defaults = Settings()
+    return Case(options, lambda _: (defaults, dict.fromkeys(Settings.model_fields, "default")))

@@ -1,0 +1,89 @@
+"""Checks of the run, the settings, the task's files and the addresses that a person named.
+
+They need neither PyTorch nor libp2p, whose import takes seconds. They write nothing and run no code of a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from ftis_node.config.run import RunFile
+from ftis_node.errors import UserError
+from ftis_node.node.options import check_foreseen, check_run, known_run
+from ftis_node.policy.names import resolve
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.finding import noted
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.tasks import check_files, load_task
+from ftis_node.tasks.gsm8k import to_be_downloaded
+
+LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which takes seconds
+
+
+def run(case: Case) -> None:
+    """The run of the home or of a file, and whether this node can join it."""
+    ours = case.home.run_file.exists()
+    found = known_run(case.home, case.options.run)
+    if found is not None:
+        case.runs.append(("the home" if ours else "--run", found))
+        refuse_run(case, found, ours=ours)
+
+
+def refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
+    """Refuse a run that this node cannot join.
+
+    Args:
+        ours: it is the home's own, which may name what others' may not.
+
+    Raises:
+        UsageError: it is for the lab, names what only this node's owner may, or is of other data or another rule.
+    """
+    case.refused = True
+    check_run(found, case.options, ours=ours)
+    case.refused = False
+    check_foreseen(found, case.options)
+
+
+def settings(case: Case) -> None:
+    """The settings, and the name of the model."""
+    resolve(case.settings.model)
+
+
+def data(case: Case) -> None:
+    """The task's files, if they are here and not large."""
+    options, name = case.options, case.task_name
+    if case.refused or not case.task_known:
+        return
+    if name == "gsm8k" and (missing := to_be_downloaded(options.data, options.eval_data)):
+        case.download = sum(one.size for one in missing), missing[0].url
+    if max((path.stat().st_size for path in task_files(case) if path.is_file()), default=0) > LARGE_BYTES:
+        return
+    reward = options.reward_of(case.run_file) if name.endswith(".jsonl") else options.reward
+    code = options.task is not None
+    case.task = check_files(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
+
+
+def large_data(case: Case) -> None:
+    """The task of the peers' run; a task that is code, or large."""
+    options, name = case.options, case.task_name
+    if case.refused or not case.task_known or case.task is not None:
+        return
+    if case.runs and case.runs[0][0] == "--peers" and options.task is None:
+        data(case)
+    if case.task is None and case.download is None:
+        reward, code = options.reward_of(case.run_file), options.task is not None
+        case.task = load_task(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
+
+
+def task_files(case: Case) -> list[Path]:
+    """The training file, if the task has one here, and the file of held-out examples, if one was named."""
+    own = Path(case.task_name) if case.task_name.endswith(".jsonl") else None
+    return [path for path in (case.options.data or own, case.options.eval_data) if path is not None]
+
+
+def addresses(case: Case) -> Iterator[UserError]:
+    """The addresses to dial."""
+    for text in case.options.peers:
+        yield from noted(partial(parse_address, text))

@@ -1,0 +1,118 @@
+"""The report of `join --dry-run`: what would be, and what would leave the machine; as JSON, or in words."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from ftis_node.config.run import Run
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UserError
+from ftis_node.fit.plan import Plan
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.inputs import task_files
+from ftis_node.swarm.addresses import listen_addresses
+from ftis_node.text import rounded
+
+_ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
+_NOT_TOLD = {"template", "packet"}
+
+
+def as_json(case: Case, *, whole: bool) -> dict[str, object]:
+    """The report in plain values.
+
+    Args:
+        whole: all checks of the dry run were made; else those of `join` alone, and they may have found wrong settings.
+    """
+    run, home = _run(case), case.home.path
+    report: dict[str, object] = {
+        "run": run and {"id": run[0].id.hex(), **run[0].model_dump(mode="json", exclude=_NOT_TOLD), "from": run[1]},
+        "task": _task(case) if case.task_known else None,
+        "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
+        "problems": [{"what": one.what, "fix": one.fix} for one in case.problems],
+    }
+    if case.plan is not None and case.shape is not None:
+        from ftis_node.worker.messages import plan_row
+
+        model = {"name": case.settings.model, "parameters": case.shape.parameters, "kind": _kind(case.plan)}
+        report["model"] = model | plan_row(case.plan)
+    with suppress(UserError):  # wrong settings are among the problems
+        report["network"] = _network(case)
+        if whole:
+            report |= {"settings": _chosen(case), "leaves": _leaves(case.settings)}
+    return report
+
+
+def in_words(case: Case) -> list[str]:
+    """The report for people, line by line."""
+    chosen, run, task, plan = _chosen(case), _run(case), case.task, case.plan
+    lines = ["Nothing was started and nothing was written. Without --dry-run:", ""]
+    lines += [f"settings  {name} = {one['value']} ({one['origin']})" for name, one in chosen.items()]
+    lines += [] if chosen else ["settings  all by default"]
+    state = "begun, without a checkpoint" if case.home.path.exists() else "it would be made"
+    state = state if case.step is None else f"goes on from step {case.step}"
+    lines += [f"home      {case.home.path}: {state}" + (f"; {case.peer_id}" if case.peer_id else "")]
+    if run is not None:
+        found, origin = run
+        sizes = f"{found.group} completions of {found.completion_tokens} tokens a prompt"
+        lines += [f"run       {found.id.hex()} (from {origin}): {found.task}, {sizes}"]
+    if case.task_known:
+        rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
+        rows = f"{len(task.train):,} rows and {len(task.held_out):,} held out" if task else f"not here{rest}"
+        lines += [f"task      {case.task_name}: {rows}"]
+    if plan is not None and case.shape is not None:
+        sizes = f"{case.shape.parameters:,} parameters, {_kind(plan)}, {plan.dtype}"
+        fits = "fits" if plan.fits else "does not fit"
+        lines += [f"model     {case.settings.model}, {sizes}"]
+        lines += [f"memory    {rounded(plan.memory.total)} of {rounded(plan.budget)}: it {fits}"]
+        lines += [f"          {reason}" for reason in plan.reasons]
+    network = _network(case)
+    network["listens"] = network["listens"] or ["nowhere: it only dials"]
+    for key, word in {"listens": "listens", "announces": "tells", "relays": "relay", "dials": "dials"}.items():
+        lines += [f"{word:9} {text}" for text in network[key]]
+    return [*lines, f"leaves    {_leaves(case.settings)}"]
+
+
+def _run(case: Case) -> tuple[Run, str] | None:
+    """The run that would be joined or started, and its origin."""
+    if case.runs:
+        origin, run_file = case.runs[0]
+        return run_file.run, _ORIGINS[origin]
+    return (case.to_start, "this node, which would start it") if case.to_start is not None else None
+
+
+def _task(case: Case) -> dict[str, object]:
+    about: dict[str, object] = {"name": case.task_name, "found": False, "rows": None, "held_out": None, "bytes": None}
+    if case.download is not None:
+        about["bytes"], about["source"] = case.download
+    if case.task is not None:
+        about |= {"found": True, "rows": len(case.task.train), "held_out": len(case.task.held_out)}
+        about["sha256"] = case.task.data
+        about["bytes"] = next((file.stat().st_size for file in task_files(case)), about["bytes"])
+    return about
+
+
+def _kind(plan: Plan) -> str:
+    return "lora" if plan.lora else "full"
+
+
+def _chosen(case: Case) -> dict[str, dict[str, object]]:
+    """The settings that differ from their defaults, with their origins."""
+    defaults = Settings().model_dump(mode="json")
+    values = case.settings.model_dump(mode="json").items()
+    return {name: {"value": value, "origin": case.origins[name]} for name, value in values if value != defaults[name]}
+
+
+def _network(case: Case) -> dict[str, list[str]]:
+    """Addresses to listen on, to announce, of relays, and to dial."""
+    settings, port = case.settings, case.settings.port or case.home.last_port()
+    listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
+    told = {"announces": list(settings.announce), "relays": list(settings.relays)}
+    return {"listens": listens, **told, "dials": list(case.options.peers)}
+
+
+def _leaves(settings: Settings) -> str:
+    limit = f"up to {settings.upload_mbit:g} Mbit/s" if settings.upload_mbit else "without a limit"
+    what = "the token ids and log-probs that the model samples for the run's public prompts"
+    if settings.own_share == 0:
+        what = "what other nodes sampled, passed on (this node samples nothing of its own)"
+    return f"Its network address, and {what}, {limit}. Never the model, its gradients or files."

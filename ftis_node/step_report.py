@@ -1,0 +1,111 @@
+"""The reports of a step: the learner's, and the one that a node writes into `metrics.jsonl`. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Figures = dict[str, float]
+"""The figures of some samples by name; `objective.diagnostics.Diagnostics.summary` says what each is."""
+
+
+class StepFigures(msgspec.Struct, frozen=True):
+    """Figures of a step's samples: of all of them, of those that other nodes made, and of each source.
+
+    A source is a peer id, or `own`.
+    """
+
+    overall: Figures = {}
+    foreign: Figures = {}
+    sources: dict[str, Figures] = {}
+
+
+class DeviceSeconds(msgspec.Struct, frozen=True):
+    """Seconds from the end of one step to the end of the next, as the compute process spent them.
+
+    generate, train, evaluate   the compute device had work of this kind
+    score                       the node's own text was scored, which is part of `idle`
+    idle                        `total` less the three kinds of work
+    """
+
+    total: float = 0.0
+    generate: float = 0.0
+    train: float = 0.0
+    evaluate: float = 0.0
+    score: float = 0.0
+    idle: float = 0.0
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """What one step did.
+
+    seconds             the learner's own time
+    skipped             why the weights were left as they were, if they were
+    bad_steps           how many steps in a row, up to this one, had no finite loss or gradient
+    diverged            so many that an older checkpoint should come back
+    warnings            what a person should know of a peer's samples, in words
+    micro_batch_tokens  the budget that was used in the end
+    memory_retries      how often memory was short, so that the gradient was begun anew
+    """
+
+    loss: float
+    gradient_norm: float
+    tokens: int
+    seconds: float
+    skipped: str | None = None
+    bad_steps: int = 0
+    diverged: bool = False
+    warnings: list[str] = []
+    micro_batch_tokens: int = 0
+    memory_retries: int = 0
+    diagnostics: StepFigures = StepFigures()
+    device: DeviceSeconds = DeviceSeconds()
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """The packets of a batch, sha256 in hex, in the order in which they were trained on."""
+
+    own: list[str]
+    foreign: list[str]
+
+
+class BatchReport(msgspec.Struct, frozen=True):
+    """The groups of a step: how many, of which authors (groups by peer id), their mean rewards, their packets."""
+
+    own_groups: int
+    foreign_groups: int
+    authors: dict[str, int]
+    own_reward: float | None
+    foreign_reward: float | None
+    batch: Digests
+
+
+class StepSeconds(msgspec.Struct, frozen=True):
+    """Seconds of a node's step: generating, waiting for others' groups, training, and from its begin to its end."""
+
+    generate: float
+    wait: float
+    train: float
+    total: float
+
+
+class TakenStep(msgspec.Struct, frozen=True):
+    """A step that a node took.
+
+    foreign_age  seconds, mean over the foreign groups; None without any
+    weights      what an author's samples counted in the loss, by peer id, where that was not 1 for all of them
+    """
+
+    step: int
+    batch: BatchReport
+    foreign_age: float | None
+    report: StepReport
+    seconds: StepSeconds
+    weights: dict[str, float] | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The fields of its line in `metrics.jsonl`; `seconds` are the node's."""
+        row = {"step": self.step, **msgspec.to_builtins(self.batch), "foreign_age": self.foreign_age}
+        row |= msgspec.to_builtins(self.report) | {"seconds": msgspec.to_builtins(self.seconds)}
+        return row | ({"weights": self.weights} if self.weights is not None else {})

@@ -1,0 +1,118 @@
+"""Pictures for the documents: ``python -m tests.manual.pictures`` runs a small swarm and photographs one node.
+
+Three daemons on loopback with the built-in models, as in the demo; Chromium without a window. Writes docs/img/page.png
+(its beginning), page-light.png, page-dark.png, page-phone.png, and the terminal's view as top.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+
+from ftis_node.cli.top import HINT, LINES
+from ftis_node.observe.api import ask
+from ftis_node.observe.live import node_view
+from ftis_node.observe.logs import last_lines
+from ftis_node.observe.web import link, read_token
+from tests.support.browser import Browser
+from tests.support.daemons import Daemon
+
+BEGINNING = 1104  # pixels
+FULL_SPEED = ("--set", "learning_rate=2e-4")
+LORA_SPEED = ("--set", "learning_rate=3e-3")
+KINDS = {
+    "A": ("--model", "tiny-a", "--full", *FULL_SPEED),
+    "B": ("--model", "tiny-b", "--full", *FULL_SPEED),
+    "C": ("--model", "tiny-c", "--lora", *LORA_SPEED),
+}
+
+
+@contextmanager
+def swarm(place: Path, steps: int) -> Iterator[Daemon]:
+    """Three daemons that learn from one another; A, after so many steps. All are ended afterwards."""
+    daemons: list[Daemon] = []
+    try:
+        for number, (name, flags) in enumerate(KINDS.items()):
+            peers = ("--peers", daemons[0].address()) if daemons else ()
+            common = ("--name", name, "--seed", str(number), "--set", "min_peers=2", "--set", "patience=90")
+            daemons.append(Daemon(place / name.lower(), *flags, *common, *peers).start())
+        daemons[0].wait(lambda status: status.get("step", 0) >= steps, f"{steps} steps", seconds=280)
+        yield daemons[0]
+    finally:
+        for daemon in daemons:
+            daemon.clean_up()
+
+
+def link_of(daemon: Daemon) -> str:
+    """The link to a daemon's page."""
+    address = daemon.wait(lambda status: status.get("page"), "a page")["page"]
+    return link(address, read_token(daemon.home.page_token))
+
+
+def take(url: str, out: Path) -> None:
+    """Light and dark at a desk's width, and the beginning at a phone's."""
+    for name, width, dark, end in (
+        ("page-light", 1280, False, "footer"),
+        ("page-dark", 1280, True, "footer"),
+        ("page-phone", 360, False, ".chart:nth-child(4)"),
+    ):
+        with Browser(width, 900, dark=dark) as browser:
+            browser.open(url)
+            browser.wait("return document.querySelectorAll('.group').length > 1 && document.querySelector('path.line')")
+            browser.picture(out / f"{name}.png", end)
+        shrink(out / f"{name}.png")
+    with Image.open(out / "page-light.png") as picture:
+        picture.crop((0, 0, picture.width, BEGINNING)).save(out / "page.png", optimize=True)
+
+
+def terminal(daemon: Daemon, place: Path, out: Path) -> None:
+    """What `ftis-node top` shows, as a picture."""
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    socket = daemon.home.api_socket()
+    status, peers = ask(socket, "/status"), ask(socket, "/peers")["peers"]
+    console.print(node_view(status, peers, last_lines(daemon.home.log, LINES), HINT))
+    page = place / "top.html"
+    page.write_text(
+        f"<meta charset='utf-8'><body style='margin:0'>{console.export_svg(title='ftis-node top')}<footer></footer>"
+    )
+    with Browser(1240, 900) as browser:
+        browser.open(page.as_uri())
+        browser.picture(out / "top.png", "footer")
+    shrink(out / "top.png")
+
+
+def shrink(path: Path) -> None:
+    """A palette is enough for a page, and a third of the bytes."""
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=Path("docs/img"))
+    arguments = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="ftis-pictures-"))
+    began = time.monotonic()
+    try:
+        with swarm(place, arguments.steps) as daemon:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            take(link_of(daemon), arguments.out)
+            terminal(daemon, place, arguments.out)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    print(f"{arguments.out}: five pictures in {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

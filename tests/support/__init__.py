@@ -1,0 +1,1 @@
+"""What several tests share: builders, fakes at the edge, tables."""

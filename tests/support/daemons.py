@@ -1,0 +1,148 @@
+"""Real `ftis-node join` daemons for tests: started as a person would, watched through their API, ended by pid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ftis_node.errors import UserError
+from ftis_node.observe.api import ask
+from ftis_node.store.home import Home
+
+# A learning rate this small keeps the models where they are: one that knows everything has nothing to teach.
+STILL = ("--set", "learning_rate=1e-7")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+PATIENCE = 180.0  # seconds until something has come about, however busy the machine is
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "ftis_node", *args]
+
+
+def run_cli(*args: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    return subprocess.run(
+        command(*args),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | ENVIRONMENT | environment,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+class Daemon:
+    """One `ftis-node join` on a home."""
+
+    def __init__(self, home: Path, *flags: str, prefix: Sequence[str] = (), host: str = "127.0.0.1") -> None:
+        """
+        Args:
+            prefix: what the command is run by, as in a namespace. host: where it listens.
+        """
+        self.home = Home(home)
+        self.flags = flags
+        self.prefix = prefix
+        self.host = host
+        self.process: subprocess.Popen[bytes] | None = None
+        self.children: list[psutil.Process] = []
+
+    def start(self, new_group: bool = False) -> Daemon:
+        self.home.path.mkdir(parents=True, exist_ok=True)
+        line = [
+            *self.prefix,
+            *command("join", "--home", str(self.home.path), "--host", self.host, *STILL, *self.flags),
+        ]
+        with (self.home.path / "output.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | ENVIRONMENT,
+                process_group=0 if new_group else None,
+            )
+        return self
+
+    def status(self) -> dict[str, Any]:
+        """The latest answer; {} while there is none."""
+        with suppress(UserError):
+            return ask(self.home.api_socket(), "/status")
+        return {}
+
+    def wait(self, condition: Callable[[dict[str, Any]], Any], what: str, seconds: float = PATIENCE) -> dict[str, Any]:
+        """Polls the status until the condition holds; fails with the log's end otherwise."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            status = self.status()
+            if status and condition(status):
+                return status
+            assert self.process is not None and self.process.poll() is None, f"ended early: {self.log()[-2000:]}"
+            time.sleep(0.1)
+        raise AssertionError(f"not within {seconds} s: {what}\n{self.status()}\n{self.log()[-3000:]}")
+
+    def address(self) -> str:
+        return str(self.wait(lambda s: s.get("addresses"), "an address")["addresses"][0])
+
+    def log(self) -> str:
+        """What it printed, and what it logged."""
+        files = [file for file in (self.home.path / "output.log", self.home.log) if file.exists()]
+        return "".join(file.read_text(errors="replace") for file in files)
+
+    def pids(self) -> list[psutil.Process]:
+        """The daemon and everything it started."""
+        assert self.process is not None
+        with suppress(psutil.NoSuchProcess):
+            me = psutil.Process(self.process.pid)
+            return [me, *me.children(recursive=True)]
+        return []
+
+    def kill(self) -> list[psutil.Process]:
+        """kill -9 of the daemon alone; returns what it had started."""
+        family = self.pids()
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        return family
+
+    def stop(self, seconds: float = 30) -> int:
+        """SIGTERM, and the exit code."""
+        assert self.process is not None
+        family = self.pids()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(seconds)
+        gone(family)
+        return code
+
+    def clean_up(self) -> None:
+        """Whatever a failed test left running."""
+        if self.process is not None and self.process.poll() is None:
+            for process in reversed(self.pids()):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.process.wait()
+        runtime = self.home.runtime()
+        if runtime is not None:
+            shutil.rmtree(runtime.directory, ignore_errors=True)
+
+
+def gone(family: list[psutil.Process], seconds: float = 10) -> None:
+    """Asserts that all of these processes end within some seconds."""
+    _, alive = psutil.wait_procs(family, timeout=seconds)
+    assert not alive, f"still running: {alive}"
+
+
+def kind_of(process: psutil.Process) -> str:
+    """Which of a daemon's processes this is."""
+    if process.name() == "p2pd":
+        return "p2pd"
+    return "compute" if "ftis_node.worker" in " ".join(process.cmdline()) else "network"

@@ -1,0 +1,134 @@
+"""docs/metrics.md as data, and whether what a node tells is what stands there: no key more, none less, of its type."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ftis_node.observe.api import ask, ask_text
+from ftis_node.observe.metrics import read_events
+from tests.support.daemons import Daemon
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+EVENTS = ("started", "resumed", "restored", "evaluation", "step")
+# Of an honest swarm in which nothing went wrong, on CPUs.
+NOT_YET = {"ftis_node_packets_refused_total", "ftis_node_gpu_memory_bytes", "ftis_node_gpu_utilization"}
+_TYPES = {
+    "string": str,
+    "boolean": bool,
+    "list": list,
+    "object": dict,
+}
+_TABLES = {"figures": "Figures", "phases": "Phases", "works": "Works"}  # types that are tables of their own
+
+
+@dataclass(frozen=True)
+class Key:
+    """A documented key: its types, and whether it may be missing."""
+
+    types: frozenset[str]
+    optional: bool
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """A metric as Prometheus sees it. labels: their names."""
+
+    kind: str
+    labels: frozenset[str]
+
+
+def sections() -> dict[str, list[list[str]]]:
+    """Cells of the tables' rows by heading: one row a key, without backquotes, also where a row names several."""
+    found: dict[str, list[list[str]]] = {}
+    heading = ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ").strip("`")
+        elif line.startswith("| `"):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            found.setdefault(heading, []).extend([name, *cells[1:]] for name in re.findall(r"`([^`]+)`", cells[0]))
+    return found
+
+
+def keys(heading: str) -> dict[str, Key]:
+    return {
+        name: Key(frozenset(told.removesuffix("?").split(" or ")), told.endswith("?"))
+        for name, told, _ in sections()[heading]
+    }
+
+
+def metrics() -> dict[str, Exposed]:
+    """All documented metrics by name."""
+    return {
+        name: Exposed(kind, frozenset(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels, _ in sections()["Prometheus"]
+    }
+
+
+def exposed(text: bytes) -> dict[str, Exposed]:
+    """All metrics of a text exposition; its own parser raises ValueError if it is not valid."""
+    return {
+        sample.name: Exposed(family.type, frozenset(sample.labels))
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def check(told: Mapping[str, Any], heading: str, extra: str = "") -> None:
+    """Asserts that the keys are those of the table (and of another), and their values of the types there."""
+    known = keys(heading) | (keys(extra) if extra else {})
+    _check(told, known, "")
+
+
+def _check(told: Mapping[str, Any], known: Mapping[str, Key], prefix: str) -> None:
+    here = {name: key for name, key in known.items() if name.startswith(prefix) and "." not in name[len(prefix) :]}
+    needed = {name for name, key in here.items() if not key.optional}
+    found = {prefix + name for name in told}
+    assert found <= here.keys(), f"not documented: {sorted(found - here.keys())}"
+    assert needed <= found, f"documented, and not there: {sorted(needed - found)}"
+    for name, value in told.items():
+        path = prefix + name
+        assert any(_is(value, kind) for kind in here[path].types), f"{path} is {value!r}, not {set(here[path].types)}"
+        if table := here[path].types & _TABLES.keys():
+            check(value, _TABLES[table.pop()])
+        elif isinstance(value, dict) and any(other.startswith(f"{path}.") for other in known):
+            _check(value, known, f"{path}.")
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == "null":
+        return value is None
+    if kind == "number":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, dict if kind in _TABLES else _TYPES[kind])
+
+
+def check_daemon(daemon: Daemon, seconds: float = 60) -> None:
+    """Asserts that all that a daemon tells is documented, and that it tells all that is, once it knows it.
+
+    It must have peers, have trained on groups of theirs, and have gone on from a checkpoint.
+    """
+    socket, documented = daemon.home.api_socket(), metrics()
+    seen: dict[str, Exposed] = {}
+    deadline = time.monotonic() + seconds
+    while documented.keys() - seen.keys() - NOT_YET and time.monotonic() < deadline:
+        seen |= exposed(ask_text(socket, "/metrics"))  # one step may know what the next does not
+        time.sleep(0.1)
+    assert seen == {name: of for name, of in documented.items() if name in seen}, "documented otherwise, or not at all"
+    assert documented.keys() - seen.keys() <= NOT_YET, "documented, and not exposed"
+    check(ask(socket, "/status"), "ftis-node status --json")
+    peers = ask(socket, "/peers")
+    check(peers, "ftis-node peers --json")
+    for peer in peers["peers"]:
+        check(peer, "A peer")
+    happened = read_events(daemon.home.metrics, *EVENTS)
+    assert {event["event"] for event in happened} == set(EVENTS) - {"restored"}
+    for event in happened:
+        check(event, event["event"], extra="Events")

@@ -1,0 +1,260 @@
+"""Mistakes that a person can make at the command line, and what they are told: the table of `tests.test_errors`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.swarm import RUN
+
+DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
+JOIN = "join --dry-run --device cpu --home {tmp}/home"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command line; its exit code; the words of what is wrong, and of what to do (regular expressions).
+
+    files: written before, by their names under {tmp}; `run` is a run file's text, changed by replacing its pairs.
+    """
+
+    line: str
+    what: str
+    fix: str
+    code: int = 2
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    run: tuple[tuple[str, str], ...] | None = None
+
+
+def a_task(*rows: str) -> dict[str, Any]:
+    return {"files": {"rows.jsonl": "".join(f"{row}\n" for row in rows)}}
+
+
+EOS = f"eos = {list(RUN.eos)}", "eos = [1]"
+GOOD = '{"question": "1+1", "answer": "2"}'
+NEW = "run new -o {tmp}/run.toml"
+SHOW = "run show {tmp}/changed.toml"
+CHECK = "run show {tmp}/file"
+
+ROWS = {
+    # settings
+    "an unknown setting": Row(f"{JOIN} --set lerning_rate=1", "lerning_rate", "learning_rate"),
+    "a setting without a value": Row(f"{JOIN} --set wait", "no value", "KEY=VALUE"),
+    "a value out of range": Row(f"{JOIN} --own-share 3", "own_share.*flags", "valid value"),
+    "a value that nothing can hold": Row(f"{JOIN} --set disk_gb=1e300", "disk_gb cannot be 1e.300", "smaller"),
+    "a value that is no number": Row(f"{JOIN} --set betas=x", "'betas' from flags is wrong: could not", "valid value"),
+    "no settings file": Row(f"{JOIN} --settings {{tmp}}/none.toml", "cannot be read", "path"),
+    "a settings file that is no TOML": Row(
+        f"{JOIN} --settings {{tmp}}/file", "not valid TOML", "line", files={"file": "="}
+    ),
+    "an unknown objective": Row(f"{JOIN} --objective ftsi", "no objective 'ftsi'", "'ftis'"),
+    "an objective that cannot be": Row(f"{JOIN} --set divergence=x", "There is no divergence", "Use one of"),
+    "a device that is none": Row(f"{JOIN} --device teapot", "is no device", "cpu, cuda"),
+    "a device that cannot train": Row(f"{JOIN} --device meta", "'meta' is no device", "cpu, cuda"),
+    "LoRA on nothing": Row(f"{JOIN} --lora --set lora_targets=x", "no module x", "q_proj.*lora_targets"),
+    "JSON from a daemon": Row("join --json --home {tmp}/home", "--dry-run", "status --json"),
+    # models
+    "an unknown model": Row(f"{JOIN} --model tiny-q", "no model 'tiny-q'", "tiny-a"),
+    "a folder without a model": Row(f"{JOIN} --model {{tmp}}", "holds no model", "save_pretrained"),
+    "a folder with half a model": Row(
+        f"{JOIN} --model {{tmp}}", "cannot be loaded", "--model FOLDER", 1, files={"config.json": "{"}
+    ),
+    "a model that is none": Row(
+        f"{JOIN} --model {{tmp}}", "no model that can be planned", "Qwen", files={"config.json": '{"model_type": "t5"}'}
+    ),
+    "no hub": Row(f"{JOIN} --model qwen2.5-3b", "cannot be loaded", "--model FOLDER", 1),
+    # the network
+    "a port that is taken": Row(f"{JOIN} --host 127.0.0.1 --port {{taken}}", "port .* is taken", "--port", 1),
+    "a host of another machine": Row(f"{JOIN} --host 192.0.2.77", "cannot listen on 192.0.2.77", "--host", 1),
+    "peers at no address": Row(f"{JOIN} --peers localhost:4001", "not a multiaddr", "ip4"),
+    "peers without an id": Row(f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001", "/p2p/ID", "ftis-node id"),
+    "a peer id that is none": Row(
+        f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001/p2p/QmFoo", "not a multiaddr", "ftis-node id"
+    ),
+    "a peer id of another kind": Row(
+        f"{JOIN} --peers /ip4/127.0.0.1/tcp/4001/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC",
+        "bad peer id",
+        "ftis-node id",
+    ),
+    "peers that nobody answers at": Row(
+        f"{JOIN} --peers {DEAD} --set patience=0", "None of the peers", "--run FILE", 1
+    ),
+    "nothing to announce": Row(f"{JOIN} --port 4001 --announce nonsense", "is no multiaddr", "192.0.2.7"),
+    "announced without a port": Row(f"{JOIN} --announce /ip4/1.2.3.4/tcp/1", "takes any", "--port"),
+    "a relay without an id": Row(f"{JOIN} --relay /ip4/1.2.3.4/tcp/1", "peer address", "ftis-node id"),
+    "options before net": Row("doctor --json net", "belong to `doctor`", "doctor net --json"),
+    "a flag before net": Row("doctor --vram 8 net", "belong to `doctor`", "doctor net --vram"),
+    # the home
+    "a home that is a file": Row(
+        "join --dry-run --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
+    ),
+    "a home that is a file, in earnest": Row(
+        "join --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
+    ),
+    "a key that is damaged": Row(f"{JOIN}", "key file .* damaged", "keys import", 1, files={"home/identity.key": "x"}),
+    "a home of another run": Row(
+        f"{JOIN} --run {{tmp}}/other.toml",
+        "belongs to run",
+        "another --home",
+        run=((f"group = {RUN.group}", "group = 7"),),
+    ),
+    "a home of another model": Row(f"{JOIN} --home {{tmp}}/begun --model tiny-b", "another model", "first start"),
+    "asking nobody": Row("status --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
+    "asking nobody for peers": Row("peers --home {tmp} --json", "No ftis-node daemon is running", "join", 1),
+    "asking where nothing is": Row("status --home {tmp}/typo", "There is no home .*typo", "join --home .*typo", 1),
+    "stopping nobody": Row("stop --home {tmp}", "No ftis-node daemon is running", "ftis-node join", 1),
+    "the id of a home that is none": Row("id --home {tmp}/typo", "no key yet", "started before"),
+    "the key of a home that is none": Row("keys export {tmp}/key --home {tmp}/typo", "no key yet", "started before"),
+    "a key over a file": Row("keys export {tmp}/file --home {tmp}/begun", "exists", "another", files={"file": ""}),
+    "a key to nowhere": Row("keys export {tmp}/none/key --home {tmp}/begun", "cannot be written", "another file", 1),
+    "a key from nowhere": Row("keys import {tmp}/none --home {tmp}/home", "cannot be read", "path"),
+    "a key that is none": Row(
+        "keys import {tmp}/file --home {tmp}/home", "holds no key", "keys export", files={"file": "nonsense"}
+    ),
+    "a key for a home that has one": Row("keys import {tmp}/other.key --home {tmp}/begun", "key of its own", "--home"),
+    "a key into a file": Row(
+        "keys import {tmp}/other.key --home {tmp}/file", "home .* cannot be used", "--home", 1, files={"file": ""}
+    ),
+    # run files
+    "a run file that is missing": Row("run show {tmp}/none.toml", "cannot be read", "path"),
+    "a run file that is no text": Row(CHECK, "not UTF-8", "UTF-8", files={"file": b"\xff\xfe"}),
+    "a run file that is no TOML": Row(CHECK, "Line 1 .*is not TOML", "line", files={"file": "run ="}),
+    "a run file without a run": Row(CHECK, r"no \[run\]", "run new", files={"file": ""}),
+    "a run that is no table": Row(CHECK, "not a table", "line of its own", files={"file": "run = 3"}),
+    "a run file too long": Row(CHECK, "longer than", "right file", files={"file": "#" * 70_000}),
+    "a run file too deep": Row(CHECK, "too deeply", "right file", files={"file": "a = " + "[" * 5_000}),
+    "an unknown key": Row(SHOW, "temprature", "temperature", run=(("temperature =", "temprature ="),)),
+    "a missing key": Row(SHOW, "`group` is missing", "Add `group", run=((f"group = {RUN.group}\n", ""),)),
+    "a wrong value": Row(SHOW, "`group` .* is wrong", "Correct", run=((f"group = {RUN.group}", "group = 1"),)),
+    "a horizontal run": Row(
+        f"{JOIN} --run {{tmp}}/changed.toml",
+        "horizontal",
+        "lab run",
+        run=(('collaboration = "vertical"', f'collaboration = "horizontal"\nparts = {RUN.group}'),),
+    ),
+    "a file that the run names": Row(
+        f"{JOIN} --run {{tmp}}/changed.toml",
+        "not a run's to say",
+        "--data",
+        run=((f'task = "{RUN.task}"', 'task = "a/../../x.jsonl"'),),
+    ),
+    "a model of another tokenizer": Row(
+        f"{JOIN} --run {{tmp}}/changed.toml", "tokenizer", "family", run=((RUN.tokenizer, "0" * 64),)
+    ),
+    "a run that cannot be": Row(f"{NEW} --temperature 0", "temperature", "Change"),
+    "packets too large": Row(f"{NEW} --completion-tokens 100000", "packets", "Change"),
+    "a run for whichever tokenizer": Row(
+        f"{NEW} --task {{tmp}}/rows.jsonl", "no --model", "--model qwen", **a_task(GOOD, GOOD.replace("1+1", "2+0"))
+    ),
+    "a run to nowhere": Row("run new -o {tmp}/none/run.toml", "cannot be written", "--output"),
+    "a name too long": Row(f"{NEW} --name {'n' * 300}", "hint 'name'", "Shorten"),
+    "an unknown task": Row(f"{NEW} --task poetry", "no task", "gsm8k"),
+    "a misspelt task": Row(f"{NEW} --task gsm8", "no task", "Did you mean 'gsm8k'"),
+    "a test to train on": Row(f"{NEW} --task math500", "math500 is a test", "eval --task math500"),
+    # data
+    "data for a task that makes its own": Row(f"{JOIN} --data {{tmp}}/x", "makes its own data", "Leave out"),
+    "data that are missing": Row(f"{JOIN} --task {{tmp}}/none.jsonl", "Cannot read", "exists"),
+    "data that are not the run's": Row(
+        f"{JOIN} --run {{tmp}}/changed.toml --task {{tmp}}/rows.jsonl",
+        "not the run's",
+        "same file",
+        files={"rows.jsonl": f"{GOOD}\n{GOOD.replace('1+1', '2+0')}\n"},
+        run=((RUN.tokenizer, "{tokenizer}"), (f"vocabulary = {RUN.vocabulary}", "vocabulary = 26"), EOS),
+    ),
+    "no data": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "is empty", "in every line", **a_task()),
+    "one question": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", r"only 1 different", "Add rows", **a_task(GOOD, GOOD)),
+    "a line that is no JSON": Row(
+        f"{JOIN} --task {{tmp}}/rows.jsonl", "line 2, is not JSON", "Correct", **a_task(GOOD, "not json")
+    ),
+    "a line that is no object": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "line 1, .*object", "Write", **a_task("[]")),
+    "no question": Row(f"{JOIN} --task {{tmp}}/rows.jsonl", "no text in", "Add the question", **a_task("{}")),
+    "no answer": Row(
+        f"{JOIN} --task {{tmp}}/rows.jsonl", "has no `answer`", "Add the answer", **a_task('{"question": "1"}')
+    ),
+    "an answer that is none": Row(
+        f"{JOIN} --task {{tmp}}/rows.jsonl",
+        "answer that is not",
+        "Correct",
+        **a_task('{"question": "1", "answer": []}'),
+    ),
+    "two fields in one file": Row(
+        f"{JOIN} --task {{tmp}}/rows.jsonl",
+        "where earlier lines have 'question'",
+        "Use one",
+        **a_task(GOOD, '{"prompt": "1", "answer": "2"}'),
+    ),
+    # fit, eval, bench, lab, demo
+    "a size that is none": Row("fit --model tiny-a --vram 0", "no size", "--vram 24"),
+    "a task without caps": Row("fit --model tiny-a --vram 1 --task x", "caps of the task 'x'", "--prompt-tokens"),
+    "a model in place of a checkpoint": Row(
+        "eval --checkpoint tiny-a --model tiny-b --task arithmetic", "no checkpoint", "--model"
+    ),
+    "a checkpoint that is missing": Row(
+        "eval --checkpoint {tmp}/step-00000007 --task arithmetic", "no checkpoint", "home"
+    ),
+    "a folder of nothing": Row(
+        "eval --checkpoint {tmp}/empty --task arithmetic", "neither a model nor", ".", files={"empty/file": ""}
+    ),
+    "a home without a checkpoint": Row(
+        "eval --checkpoint {tmp}/home --task arithmetic",
+        "no checkpoint yet",
+        "first step",
+        1,
+        files={"home/run.toml": ""},
+    ),
+    "an unknown test": Row("eval --checkpoint tiny-a --task poetry", "no task 'poetry'", "math500"),
+    "verdicts to nowhere": Row(
+        "eval --checkpoint tiny-a --task arithmetic --out {tmp}/none/x", "cannot be written", "--out"
+    ),
+    "verdicts over the questions": Row(
+        "eval --checkpoint tiny-a --task {tmp}/rows.jsonl --out {tmp}/rows.jsonl",
+        "holds the questions",
+        "--out",
+        files={"rows.jsonl": f"{GOOD}\n{GOOD.replace('1+1', '2+0')}\n"},
+    ),
+    "verdicts over the data": Row(
+        "eval --checkpoint tiny-a --task gsm8k --data {tmp}/rows.jsonl --out {tmp}/rows.jsonl",
+        "holds the questions",
+        "--out",
+        files={"rows.jsonl": '{"question": "1+1", "answer": "#### 2"}\n'},
+    ),
+    "a page at a port that is taken": Row(f"{JOIN} --set http_port={{taken}}", "page cannot be served", "http_port", 1),
+    "a bench of nothing": Row("bench train --lora --json", "need a model", "--model"),
+    "an experiment to nowhere": Row("lab run quick", "no place", "--out"),
+    "an experiment into a file": Row(
+        "lab run quick --out {tmp}/file", "file.* cannot be used: Not a dir", "path", 1, files={"file": ""}
+    ),
+    "an unknown lab file": Row("lab run qick", "no lab file 'qick'", "quick"),
+    "a lab file that is missing": Row("lab run {tmp}/none.toml", "cannot be read", "path"),
+    "a lab file that is no TOML": Row("lab run {tmp}/x.toml", "not valid TOML", "line", files={"x.toml": "="}),
+    "a lab file too deep": Row("lab run {tmp}/x.toml", "too deeply", "flatter", files={"x.toml": "a = " + "[" * 5_000}),
+    "a lab file without nodes": Row("lab run {tmp}/x.toml", "wrong at name", "Mend", files={"x.toml": ""}),
+    "an unknown key of a lab file": Row("lab run {tmp}/x.toml", "unknown key", ".", files={"x.toml": "nmae = 'x'"}),
+    "seeds that are none": Row("lab run quick --dry-run --seeds x", "no numbers", "0,1,2"),
+    "seeds that are not there": Row("lab run quick --dry-run --seeds 7 --json", "no seed 7", "0, 1"),
+    "a report of nothing": Row("lab report {tmp}", "no manifest", "lab run"),
+    "a report of something else": Row("lab report {tmp}", "no manifest", "lab run", files={"manifest.json": "{}"}),
+    "a replay of nothing": Row("lab replay {tmp} --json", "no home of a daemon", "another"),
+    "a replay of another time": Row("lab replay {tmp}", "no step log", "begun", 1, files={"metrics.jsonl": "{}\n"}),
+    "a replay of what was dropped": Row(
+        *("lab replay {tmp}", "begins with its part 2", "disk_gb", 1),
+        files={"metrics.jsonl": "{}\n", "metrics-00000002.jsonl": "{}\n"},
+    ),
+    "a replay into the home": Row(
+        "lab replay {tmp}/home --out {tmp}/home/x", "lies in the home", "outside", files={"home/metrics.jsonl": "{}\n"}
+    ),
+    "a replay over a file": Row(
+        "lab replay {tmp}/home --out {tmp}/file", "not empty", "--out", files={"home/metrics.jsonl": "{}\n", "file": ""}
+    ),
+    "numbers that are none": Row("lab simulate --nodes x", "not a list of numbers", "--nodes 10"),
+    "a demo over something else": Row(
+        "demo --output {tmp}/dir", "not a demo's", "--output", files={"dir/thesis.txt": "three years of work"}
+    ),
+    "a demo under a file": Row(
+        "demo --output {tmp}/file/x", "cannot be used: Not a dir", "path", 1, files={"file": ""}
+    ),
+    "a report to nowhere": Row(
+        "bugreport --home {tmp}/home --out {tmp}/none/x.tar.gz", "cannot be written", "--out", 1
+    ),
+    "a report over a file": Row("bugreport --home {tmp}/home --out {tmp}/file", "exists", "--out", files={"file": ""}),
+}

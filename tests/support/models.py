@@ -1,0 +1,65 @@
+"""Small random models with real tokenizers."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+QWEN_TOKENIZER = DATA / "qwen2.5-tokenizer"
+# The embedding of a real Qwen2.5 has more rows than its tokenizer has words.
+QWEN_ROWS = 151_936
+
+
+def random_qwen(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
+    """A random Qwen2 with the real Qwen2.5 tokenizer, saved as a folder."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=QWEN_ROWS,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        eos_token_id=151_643,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copyfile(QWEN_TOKENIZER / name, path / name)
+    return path
+
+
+def taught_qwen(path: Path, questions: list[str], *, hidden: int, layers: int, seed: int) -> Path:
+    """A random Qwen2 that was shown the answer format, so that its guesses are now and then right and rewards differ.
+
+    The softmax runs over the few words in use, all others counted as a constant: 152 thousand logits a token would
+    take minutes.
+    """
+    from ftis_node.config.settings import Settings
+    from ftis_node.policy.load import load_policy
+    from ftis_node.policy.tokenizer import prompt_ids
+    from ftis_node.tasks.task import REASONING
+
+    policy = load_policy(Settings(model=str(random_qwen(path, hidden=hidden, layers=layers, seed=seed)), device="cpu"))
+    chance, encode = random.Random(seed), policy.tokenizer.encode
+    texts = [encode(f"<think>so</think><answer>{digit}</answer><|endoftext|>") for digit in range(2, 10)]
+    words = torch.tensor(sorted({token for text in texts for token in text}))
+    decoder, rows = policy.model.get_decoder(), policy.model.get_input_embeddings().weight
+    others = torch.full((1,), float(np.log(QWEN_ROWS)))
+    optimiser = torch.optim.Adam(policy.model.parameters(), lr=1e-2)
+    for _ in range(150):
+        prompt, text = prompt_ids(policy.tokenizer, REASONING, chance.choice(questions)), chance.choice(texts)
+        state = decoder(input_ids=torch.tensor([prompt + text])).last_hidden_state[0, len(prompt) - 1 : -1]
+        logits = torch.cat([state @ rows[words].T, others.expand(len(text), 1)], 1)
+        loss = torch.nn.functional.cross_entropy(logits, torch.searchsorted(words, torch.tensor(text)))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    policy.model.save_pretrained(path)
+    return path

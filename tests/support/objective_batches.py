@@ -1,0 +1,57 @@
+"""Samples of a few numbers, packed as `Objective.terms` takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ftis_node.objective import Objective, Terms
+
+# Estimators of the divergence, of one token.
+FORMULAS = {
+    "k1": lambda d: -d,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: math.exp(d) - 1 - d,
+    "is_k1": lambda d: math.exp(d) * d,
+    "is_k3": lambda d: math.exp(d) * d - math.exp(d) + 1,
+    "k3_reverse": lambda d: math.exp(-d) - 1 + d,
+}
+Samples = Sequence[Sequence[float]]
+
+
+def packed(
+    start: Samples,
+    advantages: Sequence[float],
+    new: Samples | None = None,
+    generator: Samples | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """The arguments of `terms`, in float64; lists among `more` become tensors.
+
+    Args:
+        start: log-probs of each sample's tokens; `new` and `generator` are the same where nothing else is said.
+    """
+
+    def flat(samples: Samples) -> Tensor:
+        return torch.tensor([x for sample in samples for x in sample], dtype=torch.float64)
+
+    return {
+        "new": flat(new or start),
+        "start": flat(start),
+        "generator": flat(generator or start),
+        "lengths": torch.tensor([len(sample) for sample in start]),
+        "advantages": torch.tensor(advantages, dtype=torch.float64),
+        **{name: torch.tensor(value) if isinstance(value, list) else value for name, value in more.items()},
+    }
+
+
+def graded(objective: Objective, batch: dict[str, Any]) -> tuple[Terms, Tensor]:
+    """The terms of such arguments, and the gradient of the sum of their values for `new`."""
+    new = batch["new"].clone().requires_grad_()
+    terms = objective.terms(**batch | {"new": new})
+    (gradient,) = torch.autograd.grad(terms.value.sum(), new)
+    return terms, gradient

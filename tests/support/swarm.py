@@ -1,0 +1,267 @@
+"""A small run, honest packets for it, and nodes of a real swarm on this machine's loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hivemind.p2p import PeerID
+
+from ftis_node.config.run import Run, RunFile
+from ftis_node.draw import draw
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.packet import Completion, Group, decode, encode, pack_group, packet_digest, prompt_digests
+from ftis_node.store.packets import PacketStore
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.announcement import Announcement, PacketRef, announce
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.pool import Newcomers, Want
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.table import Arrival
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.service import FtisSwarm
+from ftis_node.swarm.wire.transport import Listening
+from tests.conftest import event_loop_policy as event_loop_policy
+
+VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
+PATIENCE = 120.0  # seconds until something has come about, however busy the machine is
+PROMPTS = [[row, row + 1] for row in range(ROWS)]
+
+
+def make_run(**changes: Any) -> Run:
+    fields: dict[str, Any] = {
+        "task": "arithmetic",
+        "data": "0" * 64,
+        "template": "{question}",
+        "reward": "arithmetic",
+        "group": 3,
+        "slots": 16,
+        "prompt_tokens": 16,
+        "completion_tokens": CAP,
+        "temperature": 1.0,
+        "eos": (EOS,),
+        "tokenizer": "0" * 64,
+        "vocabulary": VOCABULARY,
+    }
+    return Run(**(fields | changes))
+
+
+RUN = make_run()
+OTHER_RUN = make_run(slots=8)
+CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
+
+
+def identity(number: int) -> Identity:
+    return Identity(number.to_bytes(32, "big"))
+
+
+def packet(author: bytes, round: int, slot: int, *, interior_eos: bool = False, other_prompt: bool = False) -> bytes:
+    """A packet as an honest author of RUN would make it, or with one lie in it."""
+    rng = random.Random(f"{author.hex()} {round} {slot}")
+    completions = []
+    for _ in range(RUN.group):
+        ids = [rng.randrange(EOS) for _ in range(rng.randint(2, CAP - 1))] + [EOS]
+        if interior_eos:
+            ids[0] = EOS
+        logprobs = np.array([-rng.random() for _ in ids], np.float32)
+        completions.append(Completion(np.array(ids, np.uint32), logprobs, True))
+    row = draw(RUN.id, author, round, slot, ROWS)
+    return encode(
+        pack_group(
+            run_id=RUN.id,
+            author=author,
+            round=round,
+            slot=slot,
+            policy_step=round,
+            prompt_ids=PROMPTS[(row + 1) % ROWS if other_prompt else row],
+            completions=completions,
+        )
+    )
+
+
+def group(author: bytes, body: bytes) -> Group:
+    content = decode(body)
+    return Group(author, draw(RUN.id, author, content.round, content.slot, ROWS), content, packet_digest(body), body)
+
+
+def announcement(
+    author: Identity,
+    round: int,
+    bodies: list[bytes],
+    *,
+    run: Run = RUN,
+    issued_at: int | None = None,
+) -> Announcement:
+    return announce(
+        author,
+        run_id=run.id,
+        round=round,
+        policy_step=round,
+        issued_at=int(time.time()) if issued_at is None else issued_at,
+        packets=[PacketRef(slot, packet_digest(body), len(body)) for slot, body in enumerate(bodies)],
+    )
+
+
+async def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Waits until a condition holds; the test fails if that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"in {seconds} s it did not come true that {what}"
+        await asyncio.sleep(0.02)
+
+
+def write_key(who: Identity, path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    key = path / "identity.key"
+    key.write_bytes(who.to_bytes())
+    return key
+
+
+@contextlib.asynccontextmanager
+async def transport(who: Identity, path: Path, port: int = 0, **listening: Any) -> AsyncIterator[Libp2p]:
+    """A running p2pd with this identity; over TCP alone, for QUIC drops what is under way when a stream is reset."""
+    key = write_key(who, path)
+    with tempfile.TemporaryDirectory(prefix="ftis-") as sockets:
+        started = await Libp2p.start(Listening(key, Path(sockets), "127.0.0.1", port, **{"quic": False, **listening}))
+        try:
+            yield started
+        finally:
+            await started.close()
+
+
+class Answers:
+    """Handlers that a test fills in; the rest of what is asked is answered with nothing."""
+
+    def __init__(self, serve: Callable[[ftis_pb2.FetchRequest, bytes], AsyncIterator[ftis_pb2.FetchChunk]]) -> None:
+        self._serve = serve
+
+    def admits(self, peer: bytes) -> bool:
+        return True
+
+    def knows(self, peer: bytes) -> bool:
+        return True
+
+    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        return ftis_pb2.Handshake()
+
+    async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
+        return ftis_pb2.ExchangeResponse()
+
+    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        async for chunk in self._serve(request, peer):
+            yield chunk
+
+
+def stub(caller: Libp2p, called: Identity) -> Any:
+    return FtisSwarm.get_stub(caller.p2p, PeerID(called.author))
+
+
+def take_round(store: PacketStore) -> int:
+    """The next round number, taken."""
+    number = store.upcoming_round()
+    store.take_round(number)
+    return number
+
+
+class CountingStore(PacketStore):
+    """A packet store that counts what was served from it."""
+
+    def __init__(self, path: Path, first_round: int = 0) -> None:
+        super().__init__(path, RUN.id, 10 << 20, first_round=first_round)
+        self.served: Counter[bytes] = Counter()
+
+    def body(self, digest: bytes) -> bytes | None:
+        body = super().body(digest)
+        self.served[digest] += body is not None
+        return body
+
+
+@dataclass(eq=False)
+class Member:
+    """A node of a swarm: everything but the model."""
+
+    identity: Identity
+    transport: Libp2p
+    store: CountingStore
+    swarm: Swarm
+    address: str
+    appetite: int = 1000
+    admitted: list[tuple[bytes, int, int]] = field(default_factory=list)
+
+    @property
+    def author(self) -> bytes:
+        return self.identity.author
+
+    def make(self, count: int, **lies: bool) -> set[tuple[bytes, int, int]]:
+        """Makes a round of `count` groups, stores and announces them; returns their keys."""
+        round = take_round(self.store)
+        bodies = [packet(self.author, round, slot, **lies) for slot in range(count)]
+        self.store.add([(group(self.author, body), body) for body in bodies], own=True)
+        refs = [PacketRef(slot, packet_digest(body), len(body)) for slot, body in enumerate(bodies)]
+        self.swarm.announce(round, policy_step=round, packets=refs)
+        return {(self.author, round, slot) for slot in range(count)}
+
+    def met(self, *others: Member) -> bool:
+        return {other.author for other in others} <= set(self.swarm.membership.view)
+
+
+@contextlib.asynccontextmanager
+async def member(
+    number: int,
+    path: Path,
+    bootstraps: list[str] | None = None,
+    *,
+    cache: bool = False,
+    unix: Callable[[], float] = lambda: 0.0,
+    **listening: Any,
+) -> AsyncIterator[Member]:
+    """A node that runs until the block ends; a second one with the same number and path is the first one restarted.
+
+    Args:
+        unix: the wall clock, near which rounds are numbered.
+    """
+    who, home = identity(number), path / f"member-{number}"
+    async with transport(who, home, **listening) as network:
+        store = CountingStore(home / "store.sqlite", int(1000 * unix()))
+        store.skip_round()
+
+        def want() -> Want:
+            return Want(node.appetite - len(node.admitted), Newcomers(), sys.maxsize)
+
+        async def take(arrived: Sequence[Arrival]) -> None:
+            store.add([(one.group, one.body) for one in arrived], own=False)
+            node.admitted += [one.group.key for one in arrived]
+
+        swarm = Swarm(
+            transport=network,
+            identity=who,
+            run_file=RunFile(run=RUN),
+            context=CONTEXT,
+            store=store,
+            standing=Standing(boot_seconds, unix=unix),
+            exchange_peers=3,
+            max_age=600.0,
+            want=want,
+            on_groups=take,
+            peer_cache=home / "peers.json" if cache else None,
+        )
+        swarm.interval = 0.1
+        node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""))
+        await swarm.start(bootstraps or [])
+        try:
+            yield node
+        finally:
+            await swarm.close()
+            store.close()

@@ -1,0 +1,65 @@
+"""The flags that settings declare: each is an option of `join`, and gives the setting its value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ftis_node.cli.flags import Given, with_settings
+from ftis_node.config.settings import FLAGS, collect
+
+
+@pytest.fixture
+def given() -> list[Given]:
+    return []
+
+
+@pytest.fixture
+def app(given: list[Given]) -> typer.Typer:
+    """A command with all flags, which keeps what it was given."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    @with_settings(*FLAGS)
+    def command(*, given: Given) -> None:
+        kept.append(given)
+
+    kept = given
+    return app
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("", {}),
+        ("--port 0 --own-share 0 --seed 0 --full", {"port": 0, "own_share": 0.0, "seed": 0, "lora": False}),
+        ("--vram 8 --upload 0", {"vram_gb": 8.0, "upload_mbit": 0.0}),
+        ("--relay a --relay b --log-format json", {"relays": ["a", "b"], "log_format": "json"}),
+        ("--port 4 --set port=5 --set wait=6", {"port": 4, "wait": "6"}),
+        ("--profile laptop", {"profile": "laptop"}),
+    ],
+)
+def test_a_flag_gives_its_setting_and_counts_more_than_set(
+    words: str, values: dict[str, Any], app: typer.Typer, given: list[Given]
+) -> None:
+    assert CliRunner().invoke(app, words.split()).exit_code == 0
+    assert given == [Given(values)]
+
+
+def test_every_declared_flag_is_an_option_with_its_help(app: typer.Typer) -> None:
+    options = typer.main.get_command(app).params
+    helps = {option.name: getattr(option, "help", None) for option in options}
+    assert {name: flag.help for name, flag in FLAGS.items()}.items() <= helps.items()
+
+
+def test_a_value_that_a_setting_does_not_take_is_told_by_the_settings(
+    app: typer.Typer, given: list[Given], tmp_path: Path
+) -> None:
+    assert CliRunner().invoke(app, ["--port", "70000", "--settings", str(tmp_path / "a.toml")]).exit_code == 0
+    assert given[0].file == tmp_path / "a.toml"
+    with pytest.raises(Exception, match="'port' from flags is wrong"):
+        collect(task="", flags=given[0].values, environment={})

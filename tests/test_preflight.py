@@ -1,0 +1,176 @@
+"""The light checks of `join`: it prints all their errors before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hivemind.utils.multiaddr import Multiaddr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.config.settings import collect
+from ftis_node.errors import Several, UsageError, raise_all
+from ftis_node.node.options import JoinOptions
+from ftis_node.preflight import inputs
+from ftis_node.preflight.case import Case
+from ftis_node.preflight.checks import refused
+from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.store.home import Home
+from ftis_node.swarm.addresses import is_multiaddr, listening_mistakes
+from ftis_node.tasks import check_files
+from ftis_node.tasks.jsonl import load_jsonl
+from tests.support.swarm import identity
+
+HEAVY = ("torch", "transformers", "hivemind")
+ENDING = f"""
+import sys
+from ftis_node.cli import main
+try:
+    main()
+finally:
+    print(*(name for name in {HEAVY} if name in sys.modules))
+"""
+PEER, RSA = identity(1).peer_id, "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+def checked(tmp_path: Path, flags: dict[str, Any] | None = None, **options: Any) -> Case:
+    given = {"host": "127.0.0.1", "device": "cpu"} | (flags or {})
+    layers = lambda task: collect(task=task, flags=given, environment={})  # noqa: E731
+    case = Case(JoinOptions(Home(tmp_path / "home"), **options), layers, starting=True)
+    refused(case, "join")
+    return case
+
+
+def rows(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def good(count: int) -> list[str]:
+    return [json.dumps({"question": f"{n}+0", "answer": n}) for n in range(count)]
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_cheap_mistakes_are_told_all_at_once_and_nothing_heavy_is_imported(
+    dry: tuple[str, ...], tmp_path: Path
+) -> None:
+    wrong = ("--peers", "foo", "--task", str(rows(tmp_path / "bad.jsonl", "x", "[]")), "--set", "lerning_rate=1")
+    wrong += ("--run", str(tmp_path / "none.toml"), "--own-share", "3", "--home", str(tmp_path / "home"))
+    ended = subprocess.run([sys.executable, "-c", ENDING, "join", *dry, *wrong], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split()) == (2, [])
+    told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(told) == len(set(told)) == 5
+    for what in (
+        "'foo' is not a multiaddr",
+        "bad.jsonl has 2 lines",
+        "lerning_rate",
+        "none.toml cannot be",
+        "own_share",
+    ):
+        assert sum(what in line for line in told) == 1, what
+    assert not (tmp_path / "home").exists()
+
+
+def test_what_is_sound_is_no_problem(tmp_path: Path) -> None:
+    found = checked(tmp_path, task=str(rows(tmp_path / "mine.jsonl", *good(20))))
+    assert found.problems == () and found.task is not None and list(tmp_path.iterdir()) == [tmp_path / "mine.jsonl"]
+    assert found.settings.host == "127.0.0.1"
+
+
+def test_ten_lines_that_cannot_be_used_are_told_and_how_many_more(tmp_path: Path) -> None:
+    lines = good(30)
+    for number in range(2, 26, 2):
+        lines[number - 1] = '{"question": "?"}'
+    lines[28] = json.dumps({"prompt": "?", "answer": 1})
+    with pytest.raises(UsageError) as refused:
+        load_jsonl(rows(tmp_path / "rows.jsonl", *lines))
+    what = refused.value.what.splitlines()
+    assert what[0].endswith("rows.jsonl has 13 lines that cannot be used:")
+    assert what[1:] == [*(f"line {number} has no `answer`," for number in range(2, 22, 2)), "and 3 more."]
+
+
+def test_one_line_that_cannot_be_used_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"rows.jsonl, line 2, is not JSON in UTF-8\. Correct or remove that line\."):
+        load_jsonl(rows(tmp_path / "rows.jsonl", good(1)[0], "?", good(2)[1]))
+
+
+def test_a_large_file_is_left_to_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = rows(tmp_path / "bad.jsonl", "x")
+    assert [one.what for one in checked(tmp_path, task=str(bad)).problems] != []
+    monkeypatch.setattr(inputs, "LARGE_BYTES", 1)
+    assert checked(tmp_path, task=str(bad)).problems == ()
+
+
+def test_code_is_looked_for_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.py").write_text("raise SystemExit('it ran')\n")
+    assert checked(tmp_path, task="theirs:task").problems == ()
+    (problem,) = checked(tmp_path, task="nobodys.part:task").problems
+    assert "no Python module nobodys.part" in problem.what
+
+
+def test_nothing_is_downloaded_to_look_at_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bad = rows(tmp_path / "bad.jsonl", "x")
+    assert check_files("gsm8k") is None
+    with pytest.raises(UsageError, match="line 1, is not JSON"):
+        check_files("gsm8k", eval_data=bad)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("flags", [{"model": "tiny-a"}, {"model": "tiny-b", "lora": False}])
+def test_another_model_than_the_homes_is_told(tmp_path: Path, flags: dict[str, Any]) -> None:
+    checkpoints = Checkpoints(Home(tmp_path / "home").checkpoints)
+    facts = {"model": "tiny-b (lora)", "optimiser": "adamw", "settings": {}, "progress": {"step": 7}}
+    checkpoints.commit(checkpoints.begin(7), facts)
+    [problem] = checked(tmp_path, flags, task="arithmetic").problems
+    assert "are of another model, or trained otherwise: tiny-b (lora)" in problem.what
+    assert checked(tmp_path, {"model": "tiny-b"}, task="arithmetic").problems == ()
+
+
+def test_the_same_mistake_is_one() -> None:
+    one, other = UsageError("It is wrong.", "Mend it."), UsageError("That is wrong.", "Mend that.")
+    raise_all(())
+    with pytest.raises(UsageError) as alone:
+        raise_all([one, UsageError("It is wrong.", "Mend it.")])
+    assert alone.value is one
+    with pytest.raises(Several) as both:
+        raise_all([one, Several([other, one])])
+    assert both.value.errors == (one, other) and both.value.exit_code == 2
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+_parts = st.one_of(
+    st.sampled_from(
+        ["ip4", "ip6", "dns4", "dnsaddr", "tcp", "udp", "quic-v1", "ws", "wss", "tls", "p2p", "p2p-circuit"]
+    ),
+    st.sampled_from(
+        ["127.0.0.1", "::1", "fe80::1%eth0", "a.example", "-a", "4001", "65536", "+1", "0x1", "", PEER, RSA]
+    ),
+    st.text(max_size=6),
+)
+
+
+@given(st.lists(_parts, max_size=8).map(lambda parts: "".join(f"/{part}" for part in parts)))
+def test_what_is_an_address_here_is_one_to_hivemind(text: str) -> None:
+    if is_multiaddr(text):
+        assert str(Multiaddr(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["/dns4/node.example.org/tcp/443/wss", "/ip4/1.2.3.4/udp/1/quic-v1", "/ip6/::1/tcp/1/ws", f"/p2p/{PEER}"]
+)
+def test_addresses_that_hivemind_reads_are_addresses(text: str) -> None:
+    assert Multiaddr(text) and is_multiaddr(text)
+
+
+def test_every_address_in_the_settings_that_is_wrong_is_told() -> None:
+    flags = {"announce": ["x", "/ip4/1.2.3.4/tcp/1"], "relays": ["y"]}
+    found = [one.what for one in listening_mistakes(collect(task="", flags=flags, environment={})[0])]
+    assert len(found) == 3 and "'y'" in found[0] and "'x'" in found[1] and "takes any" in found[2]
