@@ -22,13 +22,11 @@ from ftis_node.swarm.membership import DIALS_AT_ONCE, HEARD_SIZE, TELLER_PART, M
 from ftis_node.swarm.tellers import MISSED_MIN, Tellers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire import directory as directories
-from ftis_node.swarm.wire.dht_guard import NEAREST_MAX, NEW_IDS_AT_ONCE, ask
+from ftis_node.swarm.wire.dht_guard import NEW_IDS_AT_ONCE, ask
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.lookup import NAMED_NODES, OWN_NODES, Answer, check
+from ftis_node.swarm.wire.lookup import NAMED_NODES, Answer, check
 from ftis_node.swarm.wire.records import (
-    DEPTHS,
-    MAX_RECORDS,
     OwnerSigned,
     key_bytes,
     keys_of,
@@ -36,6 +34,7 @@ from ftis_node.swarm.wire.records import (
     shard_of,
     unpack_answer,
 )
+from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS, NEAREST_MAX, OWN_NODES
 from ftis_node.swarm.wire.shelf import MAX_KEYS, Shelf
 from tests.hostile.directory import DHTProtocol, made_up, near, pack
 from tests.support.swarm import OTHER_RUN, RUN, identity, transport

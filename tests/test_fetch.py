@@ -21,10 +21,10 @@ from ftis_node.swarm.fetch import HolderFault, Rests, Uploads, fetch
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire import service
+from ftis_node.swarm.wire import inbound
+from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
-from ftis_node.swarm.wire.streams import STREAMS_OF_ONE_PEER
 from tests.support.swarm import RUN, Answers, eventually, identity, transport
 
 ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
@@ -348,7 +348,7 @@ async def test_a_request_is_answered_up_to_its_limit_only() -> None:
 
 
 async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(inbound, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(fetching, "UPLOADS", 1)
     contents = bodies(20, 4 << 20)  # more than the sockets between the two swallow
     uploads = Uploads(holding(contents), Traffic())
@@ -362,7 +362,7 @@ async def test_peers_that_do_not_read_lose_their_slots(pair: Pair, monkeypatch: 
 
 
 async def test_streams_that_never_ask_are_bounded_and_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(inbound, "STALL_SECONDS", 1.0)
     served = await pair.serve(Uploads(holding([]), Traffic()).serve)
     opened = [
         await pair.alice.p2p.call_binary_stream_handler(PeerID(BOB.author), "FtisSwarm.rpc_fetch")

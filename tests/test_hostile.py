@@ -14,7 +14,7 @@ import pytest
 
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity, peer_id
-from ftis_node.swarm.wire import service
+from ftis_node.swarm.wire import inbound
 from tests.hostile import content, directory, identity, reputation, streams, wire
 from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
@@ -320,7 +320,7 @@ async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bound
         await fight.goes_on("the nodes go on with one another meanwhile")
     seconds = time.monotonic() - began
     assert isinstance(fight.attack, streams.Row41Requests)
-    most = service.LOOKUPS_AT_ONCE + service.LOOKUPS_A_SECOND * seconds
+    most = inbound.LOOKUPS_AT_ONCE + inbound.LOOKUPS_A_SECOND * seconds
     assert 0 < fight.attack.answered <= most * len(stage.ring.daemons)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ftis_node.swarm.wire import service
+from ftis_node.swarm.wire import inbound
 from tests.hostile import directory, reputation, streams
 from tests.hostile.attack import Attack
 from tests.hostile.peer import hostile
@@ -58,7 +58,7 @@ async def striking(attacks: Sequence[Attack]) -> AsyncIterator[None]:
 async def test_rows_33_to_44_at_once_silence_nobody_blame_nobody_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "STALL_SECONDS", 5.0)
+    monkeypatch.setattr(inbound, "STALL_SECONDS", 5.0)
     async with member(1, tmp_path, unix=time.time) as bob, member(2, tmp_path, [bob.address], unix=time.time) as alice:
         nodes = (alice, bob)
         await eventually(lambda: bob.met(alice) and alice.met(bob), "they meet", PATIENCE)

@@ -45,6 +45,7 @@ async def test_row_07_a_group_that_two_pulls_bring_is_taken_once(tmp_path: Path)
         interval=lambda: 1.0,
         on_groups=take,
         news=asyncio.Event(),
+        rng=random.Random(0),
     )
     made, body = made_by(ALICE, packets=1), packet(ALICE.author, 0, 0)
     pulled: list[tuple[Target, Group]] = []

@@ -2,78 +2,76 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import random
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pytest
+from hivemind.proto import dht_pb2
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.errors import UsageError
+from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.lab.simulation import directory
+from ftis_node.lab.simulation.announcements import Reader
 from ftis_node.lab.simulation.directory import directory_figures
-from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP
-from ftis_node.lab.simulation.node import SimulatedNode
-from ftis_node.lab.simulation.scenario import Scenario
+from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP, MemoryTransport, Network
+from ftis_node.lab.simulation.node import SimulatedNode, draw_addresses
+from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
-from ftis_node.lab.simulation.store import Body
+from ftis_node.lab.simulation.store import CONTEXT, PACKET_BYTES, RUN, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
+from ftis_node.packet import Group, packet_digest
+from ftis_node.swarm.admission import admit
+from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.wire.records import OwnerSigned, pack_answer
+from ftis_node.swarm.wire.shards import NEAREST_MAX, RECORD_LIFETIME
 
 # Short sessions, so that nodes leave in the middle of everything.
 RESTLESS = Scenario(nodes=24, seconds=240.0, session_seconds=300.0, outbound_only=0.4)
 
 
-class Watched:
-    """A simulation with a witness on every dial and on every pull."""
+class Watched(Simulation):
+    """A simulation with a witness on every dial and on every packet that arrives."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.simulation = simulation = Simulation(scenario)
+        super().__init__(scenario)
         self.dialled: list[bytes] = []
         self.pulled: list[tuple[bytes, tuple[bytes, int, int]]] = []
-        self.over: list[int] = []  # groups under way and in the pool beyond what is wanted, after each pull
-        self.outbound_only: set[bytes] = set()
+        self.waiting: list[int] = []  # groups in a pool, after each arrival
         self.members: list[SimulatedNode] = []
-        network = simulation.network
-        self._watch_entries()
-        dial: Callable[..., bool] = network.dial
+        self.figures = self.run()
 
-        def witness(caller: Any, peer: bytes) -> bool:
-            self.dialled.append(peer)
-            return dial(caller, peer)
-
-        network.dial = witness  # type: ignore[method-assign]
-        self.figures = simulation.run()
-
-    def _watch_entries(self) -> None:
-        for node in self.simulation.network.nodes.values():
-            self._watch(node)
-        enter = self.simulation.network.enter
-
-        def witness(node: SimulatedNode) -> None:
-            enter(node)
-            self._watch(node)
-
-        self.simulation.network.enter = witness  # type: ignore[method-assign]
-
-    def _watch(self, node: SimulatedNode) -> None:
+    def enter(self) -> SimulatedNode:
+        node = super().enter()
         self.members.append(node)
-        if node.line.machine.outbound_only:
-            self.outbound_only.add(node.line.id)
-        take, look = node.pulling._on_bodies, node.pulling._look
+        connect, arrive = node.transport.connect, node.store.add
 
-        def witness(arrived: list[tuple[Body, float]]) -> None:
-            self.pulled += [(node.line.id, body.group.key) for body, _ in arrived]
-            take(arrived)
+        async def dial(peer: bytes, addresses: Sequence[str]) -> None:
+            if peer not in node.transport.links:
+                self.dialled.append(peer)
+            await connect(peer, addresses)
 
-        def looked() -> None:
-            before = node.pulling._under_way
-            look()
-            if node.pulling._under_way > before:
-                self.over.append(node.pulling._under_way - node.want().groups)
+        def take(groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
+            arrive(groups, own=own)
+            if not own:
+                self.pulled += [(node.transport.author, group.key) for group, _ in groups]
+                self.waiting.append(len(node.stepper.pool))
 
-        node.pulling._on_bodies = witness
-        node.pulling._alarm._wake = looked
+        node.transport.connect = dial  # type: ignore[method-assign]
+        node.store.add = take  # type: ignore[method-assign]
+        return node
+
+    @property
+    def outbound_only(self) -> set[bytes]:
+        return {node.transport.author for node in self.members if node.transport.machine.outbound_only}
 
 
 @cache
@@ -89,33 +87,64 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others() -> None:
     assert other["bytes_out_per_node_s"] != first["bytes_out_per_node_s"]
 
 
+def test_the_same_seed_gives_the_same_figures_in_another_process() -> None:
+    """Where sets are walked through in another order."""
+    code = """
+from ftis_node.lab.simulation.scenario import Scenario
+from ftis_node.lab.simulation.simulate import simulate
+print(simulate(Scenario(nodes=12, seconds=60.0, session_seconds=60.0)))
+"""
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+
+
+def test_a_simulation_loads_no_hivemind() -> None:
+    code = "import sys; import ftis_node.lab.simulation.simulate; sys.exit('hivemind' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_machines_clocks_are_back_after_a_simulation() -> None:
+    before = boot_seconds(), unix_seconds()
+    Simulation(Scenario(nodes=2, seconds=3600.0)).run()
+    assert 0 <= boot_seconds() - before[0] < 600
+    assert 0 <= unix_seconds() - before[1] < 600
+
+
 def test_every_byte_sent_is_received_or_lost_or_under_way() -> None:
-    network = restless().simulation.network
-    totals, lost = network.totals, network.totals["lost"]
-    network.send(restless().members[0].line, b"left", MEMBERSHIP, 7, print)
+    totals = restless().network.totals
+    assert totals["lost"] > 0, "nodes left in the middle of everything"
     assert totals["sent"] == totals["received"] + totals["lost"] + totals["flying"]
-    network._arrive(b"left", MEMBERSHIP, 7, print, ())
-    assert totals["sent"] == totals["received"] + totals["lost"] + totals["flying"]
-    assert totals["lost"] == lost + 7, "who is gone receives nothing"
     figures = Simulation(Scenario(nodes=10, seconds=120.0, session_seconds=1e9)).run()
     for kind in KINDS:  # but for what is under way at either end
         assert figures["bytes_in_per_node_s"][kind] == pytest.approx(figures["bytes_out_per_node_s"][kind], rel=0.1)
+
+
+async def test_a_node_that_left_receives_nothing() -> None:
+    network = Network(0.0, random.Random(0))
+    alice, bob = (MemoryTransport(network, name, Machine(1.0, 1.0, 1e6, False), ()) for name in (b"alice", b"bob"))
+    bob.leave()
+    network.carry(alice, b"bob", MEMBERSHIP, 7, 0.0, lambda: pytest.fail("it has left"))
+    assert network.totals["flying"] == 7
+    await asyncio.sleep(0.01)
+    assert network.totals == {"sent": 7, "flying": 0, "lost": 7}
 
 
 def test_no_group_is_pulled_or_trained_on_twice_by_one_node() -> None:
     watched = restless()
     assert watched.pulled
     assert max(Counter(watched.pulled).values()) == 1
-    taken = Counter((line.id, key) for line, step, _ in watched.simulation.tally.steps for key in step.taken)
-    assert taken
-    assert max(taken.values()) == 1
-    assert all(taker != author for taker, (author, _, _) in taken)
+    assert watched.tally.steps
+    assert all(len(set(step.taken)) == len(step.taken) for _, step, _ in watched.tally.steps)
 
 
-def test_nobody_pulls_more_than_it_wants() -> None:
-    over = restless().over
-    assert over
-    assert max(over) <= 0
+def test_nobody_pulls_much_more_than_it_wants() -> None:
+    batch = RESTLESS.settings.batch_groups
+    assert 0 < max(restless().waiting) <= 2 * batch
 
 
 def test_a_node_that_only_dials_is_never_dialled_and_yet_its_groups_are_used() -> None:
@@ -125,6 +154,40 @@ def test_a_node_that_only_dials_is_never_dialled_and_yet_its_groups_are_used() -
     assert not watched.outbound_only & set(watched.dialled)
     used = {author for _, (author, _, _) in watched.pulled}
     assert used & watched.outbound_only
+
+
+def test_honest_nodes_blame_nobody_though_they_leave_without_a_word() -> None:
+    for node in restless().members:
+        assert not node.swarm.standing.left_alone()
+        assert set(node.swarm.pulling.rejections) <= {"holder"}
+
+
+def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() -> None:
+    simulation = Simulation(Scenario(nodes=8, seconds=900.0, session_seconds=1e9))
+    simulation.run()
+    nodes = list(simulation.nodes.values())
+    assert any(node.swarm.standing.newcomers_room(24) == 6 for node in nodes)
+
+
+def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None:
+    who = Identity(bytes(32))
+    for signal in (True, False):
+        _, body = make_packet(who.author, 1_700_000_000_000, 3, 1, signal=signal)
+        verdict = admit(CONTEXT, who.author, body, announced=(1_700_000_000_000, 3), digest=packet_digest(body))
+        assert isinstance(verdict, Group)
+        assert (len(set(rewards(verdict.packet))) == 2) is signal
+        assert len(body) == pytest.approx(PACKET_BYTES, abs=4)
+
+
+def test_a_forged_announcement_is_read_and_not_sound() -> None:
+    who, other = Identity(bytes(32)), Identity(bytes(31) + b"1")
+    _, body = make_packet(who.author, 7, 0, 1, signal=True)
+    packets = [PacketRef(0, packet_digest(body), len(body))]
+    made = announce(who, run_id=RUN.id, round=7, policy_step=1, issued_at=0, packets=packets)
+    forged = made.encode().replace(who.author, other.author)
+    read = Reader()
+    assert read(made.encode(), max_packets=64).verify()
+    assert not read(forged, max_packets=64).verify()
 
 
 def test_ten_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
@@ -138,7 +201,7 @@ def test_ten_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
 def test_a_view_holds_64_and_who_has_peers_enough_greets_less_than_an_eager_node() -> None:
     crowd = Simulation(Scenario(nodes=80, seconds=20.0, arrival_seconds=4.0, eager=True))
     eager = crowd.run()
-    assert max(len(node.contacts.view) for node in crowd.network.nodes.values()) == 64
+    assert max(len(node.swarm.membership.view) for node in crowd.nodes.values()) == 64
     settled = Simulation(Scenario(nodes=80, seconds=20.0, arrival_seconds=4.0)).run()
     assert settled["handshakes_per_node_s"] < eager["handshakes_per_node_s"] / 4
 
@@ -160,6 +223,26 @@ def test_row_38_what_the_busiest_node_of_the_dht_sends_grows_far_slower_than_the
     under_one_key = 2000 / 180 * 64 * 504
     assert many["directory_busiest_bytes_out_s"] < under_one_key / 20
     assert many["directory_bytes_out_per_node_s"] < 2 * few["directory_bytes_out_per_node_s"]
+
+
+def test_the_bytes_of_the_directory_are_those_of_real_messages() -> None:
+    who, rng = Identity(bytes(32)), random.Random(0)
+    addresses = [*draw_addresses(who.peer_id, rng), *draw_addresses(who.peer_id, rng)]
+    record = OwnerSigned(who, RUN.id).sign("", addresses, RECORD_LIFETIME)
+    node = dht_pb2.NodeInfo(node_id=bytes(20))
+    store = dht_pb2.StoreRequest(
+        keys=[record.key],
+        subkeys=[record.subkey],
+        values=[record.value],
+        expiration_time=[record.expiration_time],
+        in_cache=[False],
+        peer=node,
+    )
+    result = dht_pb2.FindResult(nearest_node_ids=[bytes(20)] * NEAREST_MAX, nearest_peer_ids=[who.author] * NEAREST_MAX)
+    nearest = dht_pb2.FindResponse(results=[result], peer=node)
+    assert len(pack_answer([record])) == pytest.approx(directory.RECORD_BYTES, abs=8)
+    assert store.ByteSize() == pytest.approx(directory.STORE_BYTES, abs=8)
+    assert nearest.ByteSize() == directory.NEAREST_BYTES
 
 
 def test_row_38_nodes_with_peers_enough_hardly_look_up() -> None:

@@ -14,10 +14,10 @@ from hivemind.p2p import P2P, PeerID
 
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.wire import service, streams
+from ftis_node.swarm.wire import inbound, streams
+from ftis_node.swarm.wire.inbound import STREAMS_OF_ONE_PEER, Streams
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
-from ftis_node.swarm.wire.streams import STREAMS_OF_ONE_PEER, Streams
 from tests.support.swarm import PATIENCE, Answers, eventually, identity, member, transport
 
 ALICE, BOB = identity(1), identity(2)
@@ -121,8 +121,8 @@ async def ask_ahead(writer: asyncio.StreamWriter) -> None:
 
 
 async def test_row_33_a_stranger_who_never_reads_costs_no_socket(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STALL_SECONDS", 1.0)
-    scene.served._lookups = service.Budgets(time.monotonic, 1e6, 1e6)  # else it takes a while to fill all that buffers
+    monkeypatch.setattr(inbound, "STALL_SECONDS", 1.0)
+    scene.served._lookups = inbound.Budgets(time.monotonic, 1e6, 1e6)  # else it takes a while to fill all that buffers
     monkeypatch.setattr(streams, "LINGER_SECONDS", 0.5)
     for _ in range(3):
         await scene.connect()
@@ -144,7 +144,7 @@ async def test_row_33_callers_that_stop_half_way_or_vanish_leave_nothing(
     for _, writer in opened:
         writer.transport.abort()
     await scene.nothing_is_left()
-    monkeypatch.setattr(service, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(inbound, "STALL_SECONDS", 0.5)
     opened = [await scene.open() for _ in range(2 * STREAMS_OF_ONE_PEER)]
     for _, writer in opened:
         writer.write(sent)
@@ -207,9 +207,9 @@ async def test_row_33_peers_outside_the_view_share_a_part_and_the_oldest_silent_
 async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(inbound, "STALL_SECONDS", 2.0)
     now = 0.0
-    scene.served._lookups = service.Budgets(lambda: now, 0.01, 3 * (service.LOOKUPS_A_REQUEST + OWN.digests))
+    scene.served._lookups = inbound.Budgets(lambda: now, 0.01, 3 * (inbound.LOOKUPS_A_REQUEST + OWN.digests))
     before = scene.busy.answered
     reader, writer = await scene.open()
     for _ in range(100):

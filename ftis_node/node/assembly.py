@@ -24,11 +24,12 @@ from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
-from ftis_node.swarm.handshake import fetch_run, refuse_a_twin
+from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.twin import refuse_a_twin
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
 from ftis_node.text import GB, rounded

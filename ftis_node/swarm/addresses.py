@@ -18,6 +18,7 @@ from ftis_node.swarm.identity import author_of
 Scope = Literal["public", "relayed", "private", "machine"]
 
 MAX_ADDRESS_LENGTH = 256
+REMEMBERED = 4096  # addresses and hosts, as peers send them, of which it is known what they are
 SCOPES = get_args(Scope)  # in the order in which they are tried
 # What Python takes for global besides unicast addresses differs between its versions, so it is written out. Sources:
 # the IANA registries of special-purpose IPv4 and IPv6 addresses, and RFC 4291 for 2000::/3.
@@ -157,6 +158,7 @@ def dialled(address: str) -> Scope:
     return _scope_of(found[1]) if found else "machine"
 
 
+@functools.lru_cache(maxsize=REMEMBERED)
 def is_plain(address: str) -> bool:
     """Whether it has the form of addresses that nodes listen on: a host, TCP or QUIC, perhaps a relay, and a peer id.
 
@@ -220,12 +222,17 @@ def network_of(addresses: Iterable[str]) -> str:
         found = _IP.search(address)
         if found is None:
             return address.split("/")[2] if address.count("/") > 1 else address
-        try:
-            place = ipaddress.ip_address(found[1].split("%")[0])
-        except ValueError:
-            return found[1]
-        return str(ipaddress.ip_network((place, 24 if place.version == 4 else 48), strict=False))
+        return _network_of_host(found[1])
     return ""
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _network_of_host(host: str) -> str:
+    try:
+        place = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return host
+    return str(ipaddress.ip_network((place, 24 if place.version == 4 else 48), strict=False))
 
 
 def ranked(addresses: Iterable[str]) -> list[str]:
@@ -247,6 +254,7 @@ def scope_of_host(host: str) -> Scope:
     return "public" if host in ("0.0.0.0", "::") else _scope_of(host)
 
 
+@functools.lru_cache(maxsize=REMEMBERED)
 def _scope_of(host: str) -> Scope:
     """Public are global unicast addresses alone; one that embeds an IPv4 address is private at best."""
     try:
@@ -353,7 +361,7 @@ def _has_ip6() -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=REMEMBERED)
 def peer_at(address: str) -> bytes | None:
     """The peer id in an address that somebody sent; None if that is no address that a node would keep."""
     if len(address) > MAX_ADDRESS_LENGTH:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
 from ftis_node.errors import brief
+from ftis_node.host.clocks import boot_seconds
 from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.bounded import make_room
@@ -46,7 +46,7 @@ class HolderLie(HolderFault):
 class Limit:
     """So many bytes a second, with a burst of one second's worth; 0: without limit."""
 
-    def __init__(self, bytes_a_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bytes_a_second: float, clock: Callable[[], float] = boot_seconds) -> None:
         self._rate = bytes_a_second
         self._clock = clock
         self._free_at = clock()  # when all that was sent has had its time
@@ -179,13 +179,13 @@ async def fetch(
     except Exception as error:  # see `Transport.handshake`
         raise HolderFault(f"gave no stream: {brief(error)}") from error
     traffic.sent[holder] += request.ByteSize()
-    patience = FETCH_SECONDS
+    patience, clock = FETCH_SECONDS, asyncio.get_running_loop().time
     try:
         while open_targets:
-            asked = time.monotonic()
+            asked = clock()
             largest = max(target.ref.size for target in open_targets.values())
             chunk = await _next(stream, min(CHUNK_SECONDS + largest / SLOWEST_BYTES, patience))
-            patience -= time.monotonic() - asked
+            patience -= clock() - asked
             traffic.received[holder] += chunk.ByteSize()
             target = open_targets.pop(chunk.digest, None)
             if target is None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 from ftis_node.config.run import Run
+from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
 from ftis_node.swarm.bounded import remember
@@ -291,7 +291,7 @@ class Gossip:
         if announcement.author == introducer:
             for note in self.told_time:
                 note(introducer, announcement.issued_at + entry.age_ms / 1000)
-        if abs(time.time() - announcement.issued_at) > REPLAY_FENCE:
+        if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
             return "replayed"
         if not self._checks.take(introducer):
             return "over the budget"

@@ -1,24 +1,19 @@
-"""What is said first: the greeting, and what a node asks before it takes part: for a run, for a twin of its own."""
+"""The greeting, and the question to a peer that comes before it: for its run."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import ftis_node
 from ftis_node.config.run import Run, RunFile, run_file_from_json
 from ftis_node.errors import UsageError, UserError, brief
+from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.addresses import Whereabouts, parse_address, peer_at
-from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.limits import OWN
-from ftis_node.swarm.wire.libp2p import Libp2p
-from ftis_node.swarm.wire.transport import Listening, Transport, Unreachable
+from ftis_node.swarm.wire.transport import Transport, Unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -26,57 +21,6 @@ logger = logging.getLogger(__name__)
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 2, 0
 MAX_ADDRESSES = 8
 HANDSHAKE_SECONDS = 5.0
-TWIN_SECONDS = 5.0
-
-
-async def refuse_a_twin(how: Listening, identity: Identity, bootstraps: Sequence[str], home: Path) -> None:
-    """Raises UserError if a node of this identity is alive somewhere, as far as the bootstraps know."""
-    if bootstraps and await somebody_else(how, identity.author, bootstraps, TWIN_SECONDS):
-        raise UserError(
-            f"Another node with the key of {home} is running somewhere: {identity.peer_id}.",
-            "Stop that one first, or give this one a --home of its own.",
-        )
-
-
-async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float) -> bool:
-    """Whether another node of this identity is alive somewhere.
-
-    Under a key that is thrown away, peers are asked where it is, and it is dialled.
-
-    Args:
-        how: as this node is going to listen.
-        own: its 38-byte peer id; its own p2pd must not run yet.
-        seconds: in which to find out.
-    """
-    scratch = how.sockets / "scout.key"
-    Identity(os.urandom(32)).keep(scratch)
-    try:
-        scout = await Libp2p.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
-    finally:
-        scratch.unlink()
-    try:
-        async with asyncio.timeout(seconds):
-            answers = await asyncio.gather(
-                *(_where_is(scout, own, text) for text in bootstraps), return_exceptions=True
-            )
-            told = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
-            at_home = Whereabouts(how.host, bootstraps)
-            await scout.connect(own, list(filter(at_home.reach, told[:MAX_ADDRESSES])))
-            return True
-    except (Unreachable, TimeoutError):
-        return False  # nobody knows it, or it is gone
-    finally:
-        await scout.close()
-
-
-async def _where_is(scout: Transport, peer: bytes, bootstrap: str) -> list[str]:
-    """Addresses of `peer`, as this node tells them."""
-    _, teller = parse_address(bootstrap)
-    await scout.connect(teller, [bootstrap])
-    question = greeting(None, [])
-    question.whereabouts = peer
-    answer = await shake(scout, teller, question)
-    return [text for text in answer.peers if peer_at(text) == peer]
 
 
 async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> RunFile:
@@ -87,7 +31,8 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
     """
     reasons: dict[str, str] = {}
     others: set[str] = set()  # that speak another protocol
-    deadline = time.monotonic() + patience
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + patience
     while True:
         for text in bootstraps:
             found = await _ask_run(transport, text)
@@ -97,7 +42,7 @@ async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: f
                 logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
             reasons[text] = found
             others = others | {text} if found.startswith(_SPEAKS) else others - {text}
-        if others.issuperset(bootstraps) or time.monotonic() >= deadline:
+        if others.issuperset(bootstraps) or clock() >= deadline:
             break
         await asyncio.sleep(0.5)
     raise UserError(
@@ -157,7 +102,7 @@ def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
         addresses=addresses,
         agent=f"ftis-node/{ftis_node.__version__}",
         limits=OWN.message(),
-        time=int(time.time()),
+        time=int(unix_seconds()),
     )
 
 

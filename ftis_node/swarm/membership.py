@@ -110,11 +110,13 @@ class Membership:
         traffic: Traffic,
         cache: Path | None = None,
         recorded: Callable[[bytes], bool] = lambda peer: False,
+        rng: random.Random | None = None,
     ) -> None:
         """
         Args:
             recorded: whether a peer has a record as an author.
         """
+        self._rng = rng or random.Random()
         self.view: dict[bytes, Peer] = {}
         self.refused: dict[bytes, str] = {}
         self.majors: dict[bytes, int] = {}  # of those refused, the versions that are not this node's
@@ -220,7 +222,7 @@ class Membership:
                 self._forget(told[0])
                 return
         if len(self._heard) >= HEARD_SIZE:
-            self._forget(random.choice(list(self._heard)))
+            self._forget(self._rng.choice(list(self._heard)))
 
     def strangers(self) -> list[bytes]:
         """Peers heard of but not in the view, of which none was greeted in vain a moment ago.
@@ -230,7 +232,7 @@ class Membership:
         otherwise the order is random.
         """
         found = [peer for peer in self._heard if peer not in self.view and not self._retries.seconds(peer)]
-        random.shuffle(found)
+        self._rng.shuffle(found)
         found.sort(key=lambda peer: (peer not in self._owners, peer not in self._met))
         told = Counter[bytes | None]()
         turns: dict[bytes, int] = {}
@@ -380,7 +382,7 @@ class Membership:
     def some_addresses(self, count: int, besides: bytes) -> list[str]:
         """Addresses of some peers of the view, to tell another: two of each, as different as may be."""
         peers = [peer for peer in self.view.values() if peer.addresses and peer.id != besides]
-        chosen = random.sample(peers, min(count, len(peers)))
+        chosen = self._rng.sample(peers, min(count, len(peers)))
         return [address for peer in chosen for address in varied(peer.addresses, ADDRESSES_TOLD)]
 
     def load_cache(self) -> None:
@@ -451,7 +453,7 @@ class Membership:
         crowd = Counter(networks)
         crowded = max(crowd.values())
         fullest = [peer for peer, network in zip(leaving, networks, strict=True) if crowd[network] == crowded]
-        del self.view[random.choice(fullest).id]
+        del self.view[self._rng.choice(fullest).id]
 
     def _refuse_protocol(self, peer: bytes, major: int) -> None:
         self._refuse(peer, other_protocol(major))

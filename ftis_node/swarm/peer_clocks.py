@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm.bounded import make_room
 
 PEERS_MAX = 256
@@ -25,12 +24,12 @@ class ClockDifference:
 class PeerClocks:
     """Each peer's clock, as it told the time last: in its handshake, and in each announcement of its own."""
 
-    def __init__(self, wall: Callable[[], float] | None = None, elapsed: Callable[[], float] = boot_seconds) -> None:
+    def __init__(self, wall: Callable[[], float] = unix_seconds, elapsed: Callable[[], float] = boot_seconds) -> None:
         """
         Args:
             wall: seconds since 1970, by this machine's clock, which may be set at any time. elapsed: never set.
         """
-        self._wall = wall or (lambda: time.time())
+        self._wall = wall
         self._elapsed = elapsed
         self._started: dict[bytes, float] = {}  # the peer's time when `elapsed` was 0: own corrections change nothing
 

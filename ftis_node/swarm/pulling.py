@@ -6,12 +6,12 @@ import asyncio
 import functools
 import logging
 import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from ftis_node.host.clocks import thread_seconds
 from ftis_node.packet import Group
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext, Blame, Rejection, admit
@@ -33,7 +33,6 @@ REST_AFTER_LOOKING = 30.0  # times as long as looking through the table took, in
 STEP_INTERVALS = 4.0  # of exchanges in a step, see `node.stepper.exchange_interval`
 
 logger = logging.getLogger(__name__)
-_RNG = random.Random()
 
 
 class Store(Protocol):
@@ -63,6 +62,7 @@ class Pulling:
         interval: Callable[[], float],
         on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
         news: asyncio.Event,
+        rng: random.Random,
     ) -> None:
         """
         Args:
@@ -83,6 +83,7 @@ class Pulling:
         self._want = want
         self._interval = interval
         self._on_groups = on_groups
+        self._rng = rng
         self._busy_holders: set[bytes] = set()
         self._rests = Rests()
         self._pulls: set[asyncio.Task[bool]] = set()
@@ -100,13 +101,13 @@ class Pulling:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.news.wait(), IDLE_SECONDS)
             self.news.clear()
-            began = time.thread_time()
+            began = thread_seconds()
             want = self._want()
             need = want.groups - self._under_way if self._transport.up else 0
             wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
             by_holder: dict[bytes, list[Target]] = {}
             for target in self._table.choose(need, wanted, want.newcomers) if need > 0 else []:
-                holder = self._standing.pick(self._holders(target), _RNG)
+                holder = self._standing.pick(self._holders(target), self._rng)
                 by_holder.setdefault(holder, []).append(target)
                 target.known.pulling |= 1 << target.index
                 self._standing.note_pull(target.known.announcement.author, STEP_INTERVALS * self._interval())
@@ -117,7 +118,7 @@ class Pulling:
                 self._pulls.add(task)
                 task.add_done_callback(functools.partial(self._pulled, holder, targets))
             # However much news there is: strangers must not make a node look all the time.
-            await asyncio.sleep(REST_AFTER_LOOKING * (time.thread_time() - began))
+            await asyncio.sleep(REST_AFTER_LOOKING * (thread_seconds() - began))
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """A holder that had not all is left alone for a moment."""
@@ -252,8 +253,8 @@ class Pulling:
 
     def _holders(self, target: Target) -> list[bytes]:
         free = self._free_holders()
-        holders = {target.known.announcement.author, *target.known.holders} & free
-        return [peer for peer in holders if target.known.held_by(peer, target.index)]
+        holders = dict.fromkeys((target.known.announcement.author, *target.known.holders))  # in an order of its own
+        return [peer for peer in holders if peer in free and target.known.held_by(peer, target.index)]
 
     def _free_holders(self) -> set[bytes]:
         """Who may be asked now."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import random
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm.books import (
     ADMITTED_EVIDENCE,
     STRIKES,
@@ -82,7 +82,7 @@ class Standing:
         self,
         clock: Callable[[], float],
         defences: Collection[str] = DEFENCES,
-        unix: Callable[[], float] = time.time,
+        unix: Callable[[], float] = unix_seconds,
     ) -> None:
         """
         Args:

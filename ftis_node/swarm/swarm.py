@@ -6,17 +6,16 @@ import asyncio
 import functools
 import logging
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ftis_node.config.run import RunFile
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
-from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.fetch import Limit, Uploads
 from ftis_node.swarm.gossip import Gossip
@@ -63,6 +62,9 @@ class Swarm:
         on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
         peer_cache: Path | None = None,
         upload_bytes: float = 0.0,
+        enough_peers: float = ENOUGH_PEERS,
+        decode: Callable[..., Announcement] = decode_announcement,
+        rng: random.Random | None = None,
     ) -> None:
         """
         Args:
@@ -71,7 +73,11 @@ class Swarm:
             standing: who is left alone, and the books that evidence goes into.
             want: how many more groups the node would take now.
             on_groups: takes admitted groups.
+            enough_peers: so many in the view, and the node no longer hurries to meet more.
+            decode: see `Gossip`.
+            rng: decides whatever this node leaves to chance; a simulation seeds it.
         """
+        self._rng = rng = rng or random.Random()
         self.traffic = Traffic()
         self.standing = standing
         self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
@@ -80,16 +86,17 @@ class Swarm:
         self._run_file = run_file
         self._run = run_file.run
         self._exchange_peers = exchange_peers
+        self._enough_peers = enough_peers
         self._want = want
         self.membership = Membership(
-            transport, identity, run_file, self.traffic, peer_cache, recorded=standing.established
+            transport, identity, run_file, self.traffic, peer_cache, recorded=standing.established, rng=rng
         )
         self._told = asyncio.Event()  # something to tell or to ask
         self._news = asyncio.Event()  # something to pull
         self._heard = asyncio.Event()  # somebody to greet
         self._record = asyncio.Event()  # something to do in the DHT
-        table = Table(max_age, boot_seconds, recorded=standing.established)
-        self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set)
+        table = Table(max_age, boot_seconds, rng, recorded=standing.established)
+        self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set, decode)
         self.gossip.told_time.append(self.membership.clocks.note)
         self.pulling = Pulling(
             transport=transport,
@@ -103,6 +110,7 @@ class Swarm:
             interval=lambda: self.interval,
             on_groups=on_groups,
             news=self._news,
+            rng=rng,
         )
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
@@ -166,7 +174,7 @@ class Swarm:
             run_id=self._run.id,
             round=round,
             policy_step=policy_step,
-            issued_at=int(time.time()),
+            issued_at=int(unix_seconds()),
             packets=packets,
         )
         self.gossip.announce(announcement)
@@ -248,7 +256,7 @@ class Swarm:
                 self.membership.drop(peer)
                 self._cut(peer)
             view = [peer for peer in self.membership.view if peer not in self._asking]
-            for peer in random.sample(view, min(self._exchange_peers, len(view))):
+            for peer in self._rng.sample(view, min(self._exchange_peers, len(view))):
                 self._asking[peer] = task = asyncio.create_task(self._exchange(peer))
                 task.add_done_callback(functools.partial(self._asked, peer))
             if self._asking:
@@ -331,7 +339,7 @@ class Swarm:
     def _settled(self) -> bool:
         """Whether there are peers enough: then one stranger at a time is greeted, now and then. In a large swarm each
         exchange tells of somebody new, and whoever greeted them all would do little else."""
-        return len(self.membership.view) >= ENOUGH_PEERS
+        return len(self.membership.view) >= self._enough_peers
 
     def _meet_more(self) -> None:
         """Who has few peers does not wait to greet those whom the first ones told of."""

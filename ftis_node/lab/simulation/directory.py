@@ -7,54 +7,90 @@ are nearest to a key serve everybody. A real swarm is cheaper for them: p2pd rea
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-from hivemind.proto import dht_pb2
 
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.simulation.scenario import Scenario
-from ftis_node.lab.simulation.scheduler import Scheduler
-from ftis_node.lab.simulation.wire import RUN, draw_addresses
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.swarm import ENOUGH_PEERS, FIRST_LOOK_UP_SECONDS, RECORD_SECONDS, SETTLED_RECORD_SECONDS
-from ftis_node.swarm.wire.dht_guard import NEAREST_MAX
-from ftis_node.swarm.wire.directory import FULL_PART, RECORD_LIFETIME, REPLICAS
-from ftis_node.swarm.wire.lookup import AT_ONCE, OWN_NODES
-from ftis_node.swarm.wire.records import DEPTHS, MAX_RECORDS, OwnerSigned, pack_answer
+from ftis_node.swarm.wire.shards import (
+    AT_ONCE,
+    DEPTHS,
+    FULL_PART,
+    MAX_RECORDS,
+    OWN_NODES,
+    RECORD_LIFETIME,
+    REPLICAS,
+    TELLERS_ENOUGH,
+)
+from ftis_node.swarm.wire.transport import Answer
 
 SECONDS, WARMUP = 900.0, 300.0
 
 
-class Sizes(NamedTuple):
-    """Bytes of messages: a record in an answer, a call to store one, and an answer that names twenty nodes."""
-
-    record: int
-    store: int
-    nearest: int
+# Bytes of real messages; tests/test_simulation.py makes them again. A record of four addresses in an answer, a call
+# to store one, and an answer that names twenty nodes.
+RECORD_BYTES, STORE_BYTES, NEAREST_BYTES = 504, 552, 1267
+LATENCIES = 4  # of a look-up: two rounds of questions
 
 
-@cache
-def sizes() -> Sizes:
-    """From real messages; a record has four addresses, over TCP and QUIC."""
-    who, rng = Identity(bytes(32)), random.Random(0)
-    record = OwnerSigned(who, RUN.id).sign(
-        "", [*draw_addresses(who.peer_id, rng), *draw_addresses(who.peer_id, rng)], RECORD_LIFETIME
-    )
-    node = dht_pb2.NodeInfo(node_id=bytes(20))
-    store = dht_pb2.StoreRequest(
-        keys=[record.key],
-        subkeys=[record.subkey],
-        values=[record.value],
-        expiration_time=[record.expiration_time],
-        in_cache=[False],
-        peer=node,
-    )
-    result = dht_pb2.FindResult(nearest_node_ids=[bytes(20)] * NEAREST_MAX, nearest_peer_ids=[who.author] * NEAREST_MAX)
-    nearest = dht_pb2.FindResponse(results=[result], peer=node)
-    return Sizes(len(pack_answer([record])), store.ByteSize(), nearest.ByteSize())
+class Records:
+    """The addresses that nodes have left, in memory and all under one key."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.taking_part: dict[bytes, None] = {}
+        self._left: dict[bytes, tuple[list[str], float]] = {}  # by owner, and until when
+
+    def leave(self, owner: bytes, addresses: Sequence[str]) -> None:
+        """Keeps a record for some minutes."""
+        self._left[owner] = (list(addresses), boot_seconds() + RECORD_LIFETIME)
+
+    def some(self) -> dict[bytes, list[str]]:
+        """As many as one key holds, drawn by chance."""
+        now = boot_seconds()
+        self._left = {owner: record for owner, record in self._left.items() if record[1] > now}
+        owners = self.rng.sample(list(self._left), min(MAX_RECORDS, len(self._left)))
+        return {owner: self._left[owner][0] for owner in owners}
+
+
+class MemoryDirectory:
+    """A node's place in the directory: a `PeerDirectory` that finds a random part of all records.
+
+    The shards, and the bytes that they cost, are in `SimulatedDht`.
+    """
+
+    def __init__(self, records: Records, author: bytes, counts: Callable[[], Counter[str]], latency: float) -> None:
+        """
+        Args:
+            counts: returns where this node's look-ups are counted.
+        """
+        self._records = records
+        self._author = author
+        self._counts = counts
+        self._latency = latency
+
+    async def join(self, peers: Collection[bytes]) -> None:
+        self._records.taking_part[self._author] = None
+
+    async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:
+        self._records.leave(self._author, addresses)
+
+    async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
+        self._counts()["look_ups"] += 1
+        tellers = [peer for peer in self._records.taking_part if peer != self._author]
+        found = self._records.some()
+        await asyncio.sleep(LATENCIES * self._latency)
+        for teller in self._records.rng.sample(tellers, min(TELLERS_ENOUGH, len(tellers))):
+            take(Answer(0, teller, found))
+
+    async def leave(self) -> None:
+        self._records.taking_part.pop(self._author, None)
 
 
 class SimulatedDht:
@@ -64,7 +100,7 @@ class SimulatedDht:
     """
 
     def __init__(self, nodes: int, session_seconds: float, seed: int) -> None:
-        self.scheduler = Scheduler()
+        self.loop = SimulatedLoop()
         self.out, self.inwards = Counter[int](), Counter[int]()
         self._rng = random.Random(f"directory {seed}")
         self._ids = np.random.default_rng(seed).integers(0, 2**63, nodes, np.uint64)
@@ -75,9 +111,14 @@ class SimulatedDht:
         self._nearest: dict[str, list[int]] = {}
         for place in range(nodes):
             who = self._newcomer()
-            self.scheduler.after(self._rng.uniform(0, SETTLED_RECORD_SECONDS), self._publish, place, who, self._settles)
-            self.scheduler.after(self._rng.expovariate(1 / session_seconds), self._replace, place, who)
-        self.scheduler.after(WARMUP, self._count)
+            self.loop.call_later(self._rng.uniform(0, SETTLED_RECORD_SECONDS), self._publish, place, who, self._settles)
+            self.loop.call_later(self._rng.expovariate(1 / session_seconds), self._replace, place, who)
+        self.loop.call_later(WARMUP, self._count)
+
+    def run(self, seconds: float) -> None:
+        """Runs to this second."""
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+        self.loop.close()
 
     def _newcomer(self) -> str:
         """The hexadecimal digits of a peer id's SHA-256."""
@@ -93,7 +134,7 @@ class SimulatedDht:
         del self._full[old]
         who = self._newcomer()
         self._publish(place, who, False)
-        self.scheduler.after(self._rng.expovariate(1 / self._session), self._replace, place, who)
+        self.loop.call_later(self._rng.expovariate(1 / self._session), self._replace, place, who)
 
     def _publish(self, place: int, who: str, settled: bool) -> None:
         """As `Directory._publish`; a newcomer looks up once, as if the first peers had not named enough."""
@@ -106,20 +147,20 @@ class SimulatedDht:
             if depth not in full:
                 break
         if not settled:
-            self.scheduler.after(FIRST_LOOK_UP_SECONDS, self._look_up, who)
+            self.loop.call_later(FIRST_LOOK_UP_SECONDS, self._look_up, who)
         pause = SETTLED_RECORD_SECONDS if self._settles else RECORD_SECONDS
-        self.scheduler.after(pause, self._publish, place, who, self._settles)
+        self.loop.call_later(pause, self._publish, place, who, self._settles)
 
     def _leave(self, who: str, shard: str) -> bool:
         kept = self._records(shard)
         if who not in kept and len(kept) >= MAX_RECORDS:
             del kept[self._rng.choice(list(kept))]
-        kept[who] = self.scheduler.now + RECORD_LIFETIME
+        kept[who] = self.loop.time() + RECORD_LIFETIME
         near = self._near(shard)
         for place in near:  # the walk to them
-            self.out[place] += sizes().nearest
+            self.out[place] += NEAREST_BYTES
         for place in near[:REPLICAS]:
-            self.inwards[place] += sizes().store
+            self.inwards[place] += STORE_BYTES
         return len(kept) < MAX_RECORDS
 
     def _look_up(self, who: str) -> None:
@@ -129,13 +170,13 @@ class SimulatedDht:
             kept = self._records(shard)
             asked = self._near(shard)[: AT_ONCE if len(kept) >= MAX_RECORDS else OWN_NODES]
             for place in asked:
-                self.out[place] += sizes().nearest
+                self.out[place] += NEAREST_BYTES
             for place in asked[:REPLICAS]:
-                self.out[place] += len(kept) * sizes().record
+                self.out[place] += len(kept) * RECORD_BYTES
 
     def _records(self, shard: str) -> dict[object, float]:
         kept = self._kept.setdefault(shard, {})
-        for who in [who for who, until in kept.items() if until < self.scheduler.now]:
+        for who in [who for who, until in kept.items() if until < self.loop.time()]:
             del kept[who]
         return kept
 
@@ -151,7 +192,7 @@ class SimulatedDht:
 def directory_figures(scenario: Scenario) -> dict[str, float]:
     """Bytes a second that nodes send in answers of the DHT: the busiest, and the mean."""
     dht = SimulatedDht(scenario.nodes, scenario.session_seconds, scenario.seed)
-    dht.scheduler.run(SECONDS, lambda now: None)
+    dht.run(SECONDS)
     seconds = SECONDS - WARMUP
     return {
         "directory_busiest_bytes_out_s": max(dht.out.values(), default=0) / seconds,

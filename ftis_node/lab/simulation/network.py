@@ -1,28 +1,40 @@
-"""Messages between nodes: latency, uplinks, who can dial whom, and what was sent and received."""
+"""A network in memory: latency, uplinks, who can dial whom, and a `Transport` for each node.
+
+A node that left is noticed by timeouts only, as if its machine had been switched off.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from ftis_node.lab.simulation.scenario import Machine, Scenario
-from ftis_node.lab.simulation.scheduler import Scheduler
+from google.protobuf.message import Message
 
-if TYPE_CHECKING:
-    from ftis_node.lab.simulation.node import SimulatedNode
+from ftis_node.lab.simulation.directory import MemoryDirectory, Records
+from ftis_node.lab.simulation.scenario import Machine
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.wire.inbound import Inbound
+from ftis_node.swarm.wire.transport import Handlers, Health, Listening, Unreachable
 
 GOSSIP, MEMBERSHIP, PACKETS = "gossip", "membership", "packets"
 KINDS = (GOSSIP, MEMBERSHIP, PACKETS)
 # TCP, then Noise and the multiplexer with their negotiation: three round trips to open a connection.
 DIAL_LATENCIES = 6
+DIAL_SECONDS = 5.0  # as `wire.libp2p` waits
+
+Reply = TypeVar("Reply", bound=Message)
 
 
 @dataclass
 class Meter:
-    """What one node sent and received since second `since`, in bytes of RPC messages, and what came of its calls."""
+    """Bytes of RPC messages that one node sent and received since second `since`, and the ends of its calls."""
 
     since: float
     out: Counter[str] = field(default_factory=Counter)
@@ -30,122 +42,329 @@ class Meter:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Line:
-    """A node's end: its identity, its machine, and what it counts. alive: false once it has left."""
+class Network:
+    """All nodes that are there. Totals are of the whole simulation: sent = received + lost + flying, in bytes."""
 
-    def __init__(self, scheduler: Scheduler, id: bytes, addresses: tuple[str, ...], machine: Machine) -> None:
+    def __init__(self, latency: float, rng: random.Random, packet_scale: float = 1.0) -> None:
         """
         Args:
-            id: the 38-byte peer id.
-            addresses: where it may be dialled; none if it only dials.
+            latency: of every message, one way, in seconds.
+            packet_scale: bytes that the network counts for each byte of a packet.
         """
-        self.id = id
-        self.addresses = addresses
-        self.machine = machine
-        self.alive = True
-        self.joined = scheduler.now
-        self.meter = Meter(scheduler.now)
-        self.links: set[bytes] = set()  # open connections
-        self._scheduler = scheduler
-        self._free_at = 0.0  # when the uplink has sent the packets that wait for it
-
-    def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
-        """Plans a call that is dropped if the node has left by then."""
-        self._scheduler.after(seconds, self._if_alive, call, args)
-
-    def departs(self, size: int) -> float:
-        """Seconds until a packet of `size` bytes has left: packets stand in one queue for the uplink."""
-        now = self._scheduler.now
-        self._free_at = max(self._free_at, now) + size / self.machine.uplink
-        return self._free_at - now
-
-    def _if_alive(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self.alive:
-            call(*args)
-
-
-class Network:
-    """Everybody who is there. Totals are of the whole simulation: sent = received + lost + flying, in bytes."""
-
-    def __init__(self, scenario: Scenario, scheduler: Scheduler, rng: random.Random) -> None:
-        self.scheduler = scheduler
-        self.nodes: dict[bytes, SimulatedNode] = {}
-        self.dialable: list[bytes] = []
-        self.addresses: dict[bytes, tuple[str, ...]] = {}
+        self.loop = asyncio.get_running_loop()
+        self.nodes: dict[bytes, MemoryTransport] = {}
         self.totals: Counter[str] = Counter()
         self.dials: Counter[str] = Counter()  # by how they ended
-        self._latency = scenario.latency
-        self._rng = rng
+        self.records = Records(rng)
+        self.latency = latency
+        self.packet_scale = packet_scale
 
-    def enter(self, node: SimulatedNode) -> None:
-        self.nodes[node.line.id] = node
-        self.addresses[node.line.id] = node.line.addresses
-        if node.line.addresses:
-            self.dialable.append(node.line.id)
+    def some_dialable(self, count: int, rng: random.Random) -> list[str]:
+        """One address each of random nodes that serve and can be dialled."""
+        found = [node for node in self.nodes.values() if node.machine_addresses and node.serving]
+        return [node.machine_addresses[0] for node in rng.sample(found, min(count, len(found)))]
 
-    def leave(self, node: SimulatedNode) -> None:
-        node.line.alive = False
-        del self.nodes[node.line.id]
-        if node.line.addresses:
-            self.dialable.remove(node.line.id)
-        for peer in node.line.links:
-            if peer in self.nodes:
-                self.nodes[peer].line.links.discard(node.line.id)
-
-    def some_dialable(self, count: int) -> list[bytes]:
-        """Random nodes that can be dialled."""
-        return self._rng.sample(self.dialable, min(count, len(self.dialable)))
-
-    def connected(self, caller: Line, peer: bytes) -> bool:
-        return peer in caller.links and peer in self.nodes
-
-    def dial(self, caller: Line, peer: bytes) -> bool:
-        """Opens a connection; False if the peer is gone or cannot be dialled. It stays open until either leaves."""
-        node = self.nodes.get(peer)
-        outcome = "gone" if node is None else "opened" if node.line.addresses else "outbound-only"
-        self.dials[outcome] += 1
-        if node is None or not node.line.addresses:
-            return False
-        caller.links.add(peer)
-        node.line.links.add(caller.id)
-        caller.meter.counts["connections"] += 1
-        node.line.meter.counts["connections"] += 1
-        return True
-
-    def dial_seconds(self) -> float:
-        return DIAL_LATENCIES * self._latency
-
-    def send(
-        self, sender: Line, receiver: bytes, kind: str, size: int, deliver: Callable[..., None], *args: Any
-    ) -> None:
-        """A small message: it is never queued, but takes its time on the uplink."""
-        self.depart(sender, receiver, kind, size, size / sender.machine.uplink, deliver, *args)
-
-    def depart(
+    def carry(
         self,
-        sender: Line,
+        sender: MemoryTransport,
         receiver: bytes,
         kind: str,
         size: int,
         seconds: float,
-        deliver: Callable[..., None],
-        *args: Any,
+        deliver: Callable[[], None],
     ) -> None:
-        """A message that has left its sender in `seconds`; `deliver` is called if the receiver is still there."""
+        """Moves a message that leaves its sender in `seconds`; `deliver` is called if the receiver is still there."""
         sender.meter.out[kind] += size
         sender.meter.counts["messages"] += 1
         self.totals["sent"] += size
         self.totals["flying"] += size
-        self.scheduler.after(seconds + self._latency, self._arrive, receiver, kind, size, deliver, args)
+        self.loop.call_later(seconds + self.latency, self._arrive, receiver, kind, size, deliver)
 
-    def _arrive(
-        self, receiver: bytes, kind: str, size: int, deliver: Callable[..., None], args: tuple[Any, ...]
-    ) -> None:
+    def _arrive(self, receiver: bytes, kind: str, size: int, deliver: Callable[[], None]) -> None:
         self.totals["flying"] -= size
         node = self.nodes.get(receiver)
         if node is None:
             self.totals["lost"] += size
             return
         self.totals["received"] += size
-        node.line.meter.inwards[kind] += size
-        deliver(*args)
+        node.meter.inwards[kind] += size
+        deliver()
+
+
+class MemoryTransport:
+    """One node's end of the network: a `Transport` whose bytes are counted and not copied.
+
+    Small messages take their time on the uplink but never queue; packets stand in one queue for it.
+    """
+
+    up = True
+
+    def __init__(self, network: Network, author: bytes, machine: Machine, addresses: Sequence[str]) -> None:
+        """
+        Args:
+            author: the 38-byte peer id.
+            addresses: where it may be dialled; none if it only dials.
+        """
+        self.author = author
+        self.machine = machine
+        self.machine_addresses = list(addresses)
+        self.listening = Listening(Path(), Path(), listen=bool(addresses))
+        self.alive = True
+        self.meter = Meter(network.loop.time())
+        self.links: set[bytes] = set()  # open connections
+        self._network = network
+        self._inbound: Inbound | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # calls of peers that are being answered
+        self._free_at = 0.0  # when the uplink has sent the packets that wait for it
+        self._answered: dict[bytes, float] = {}  # when a peer last answered an exchange
+        network.nodes[author] = self
+
+    @property
+    def serving(self) -> bool:
+        """Whether calls of peers are passed on."""
+        return self._inbound is not None
+
+    def leave(self) -> None:
+        """Is gone from one moment to the next; nobody is told."""
+        self.alive = False
+        del self._network.nodes[self.author]
+        for peer in self.links:
+            if peer in self._network.nodes:
+                self._network.nodes[peer].links.discard(self.author)
+        self._end_tasks()
+
+    # --- the transport ----------------------------------------------------------------------------------------------
+
+    async def restart(self) -> None:
+        """Nothing here ever breaks."""
+
+    async def trouble(self) -> str:
+        await _never()
+        return ""
+
+    async def addresses(self) -> list[str]:
+        return list(self.machine_addresses)
+
+    async def health(self) -> Health | None:
+        return Health("public" if self.machine_addresses else "private", len(self.links), 0, 0.0, 0)
+
+    async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
+        if peer in self.links:
+            return
+        other = self._network.nodes.get(peer)
+        heard = other is not None and not set(addresses).isdisjoint(other.machine_addresses)
+        self._network.dials["opened" if heard else "gone" if other is None else "outbound-only"] += 1
+        if other is not None and heard and other.serving:
+            await asyncio.sleep(DIAL_LATENCIES * self._network.latency)
+            if other.alive and self.alive:
+                self._link(other)
+                return
+        elif addresses:
+            await asyncio.sleep(DIAL_SECONDS)
+        self.meter.counts["handshakes"] += 1
+        raise Unreachable("none of its addresses answers")
+
+    async def disconnect(self, peer: bytes) -> None:
+        self.links.discard(peer)
+        if (other := self._network.nodes.get(peer)) is not None:
+            other.links.discard(self.author)
+
+    async def connected(self) -> set[bytes]:
+        return set(self.links)
+
+    async def neighbours(self) -> dict[bytes, list[str]]:
+        nodes = self._network.nodes
+        return {peer: [_bare(text) for text in nodes[peer].machine_addresses] for peer in self.links if peer in nodes}
+
+    async def serve(self, handlers: Handlers) -> None:
+        self._inbound = Inbound(handlers)
+
+    async def serve_no_more(self) -> None:
+        self._inbound = None
+        self._end_tasks()
+
+    def end_streams(self, peer: bytes) -> None:
+        if self._inbound is not None:
+            self._inbound.end_streams(peer)
+
+    async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
+        self.meter.counts["handshakes"] += 1
+        return await self._call(peer, MEMBERSHIP, hello, seconds, lambda inbound: inbound.handshake(hello, self.author))
+
+    async def exchange(
+        self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
+    ) -> ftis_pb2.ExchangeResponse:
+        counts, now = self.meter.counts, self._network.loop.time
+        counts["exchanges"] += self._answered.pop(peer, None) != now()  # else it is the second call of one
+        try:
+            answer = await self._call(
+                peer, GOSSIP, request, seconds, lambda inbound: inbound.exchange(request, self.author)
+            )
+        except Exception:
+            counts["exchanges failed"] += 1
+            raise
+        counts["strangers"] += answer.stranger
+        self._answered[peer] = now()
+        return answer
+
+    async def fetch(
+        self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
+    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+        self.meter.counts["fetches"] += 1
+        other = self._network.nodes.get(peer) if peer in self.links else None
+        if other is None:
+            self.meter.counts["fetches failed"] += 1
+            await _never()
+            raise Unreachable("there is no connection")
+        return self._chunks(other, requests)
+
+    def directory(
+        self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Callable[[bytes], bool]
+    ) -> MemoryDirectory:
+        return MemoryDirectory(self._network.records, self.author, lambda: self.meter.counts, self._network.latency)
+
+    # --- calls ------------------------------------------------------------------------------------------------------
+
+    async def _call(
+        self, peer: bytes, kind: str, request: Message, seconds: float, handler: Callable[[Inbound], Awaitable[Reply]]
+    ) -> Reply:
+        """The other side's answer. Raises TimeoutError, or what the other side says that it raised."""
+        answer: asyncio.Future[Reply] = self._network.loop.create_future()
+        other = self._network.nodes.get(peer) if peer in self.links else None
+        if other is not None:
+            arrived = _Arrived(other, self, kind, handler, answer)
+            size = request.ByteSize()
+            self._network.carry(self, peer, kind, size, size / self.machine.uplink, arrived)
+        late = self._network.loop.call_later(seconds, _time_out, answer)
+        try:
+            return await answer
+        finally:
+            late.cancel()
+
+    def answer(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs a handler until it ends, or this node does."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _chunks(
+        self, holder: MemoryTransport, requests: AsyncIterator[ftis_pb2.FetchRequest]
+    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+        """The answers of a stream as they arrive. As over libp2p, a holder that ends the stream says nothing."""
+        arrived: asyncio.Queue[ftis_pb2.FetchChunk] = asyncio.Queue()
+        asked = got = 0
+
+        async def on_their_way() -> AsyncIterator[ftis_pb2.FetchRequest]:
+            nonlocal asked
+            async for request in requests:
+                asked += len(request.digests)
+                self.meter.counts["packets asked"] += len(request.digests)
+                await self._reach(holder, request.ByteSize())
+                yield request
+
+        serving = holder.answer(holder.serve_stream(self, on_their_way(), arrived))
+        try:
+            while True:
+                chunk = await arrived.get()
+                got += 1
+                self.meter.counts["busy"] += chunk.status == ftis_pb2.FetchChunk.BUSY
+                yield chunk
+        finally:
+            self.meter.counts["fetches failed"] += got < asked or not asked
+            serving.cancel()
+
+    async def _reach(self, holder: MemoryTransport, size: int) -> None:
+        """Waits until a request for packets has reached its holder."""
+        arrived: asyncio.Future[None] = self._network.loop.create_future()
+        seconds = size / self.machine.uplink
+        self._network.carry(self, holder.author, PACKETS, size, seconds, lambda: arrived.set_result(None))
+        await arrived
+
+    async def serve_stream(
+        self,
+        caller: MemoryTransport,
+        requests: AsyncIterator[ftis_pb2.FetchRequest],
+        arrived: asyncio.Queue[ftis_pb2.FetchChunk],
+    ) -> None:
+        """Sends the node's answers over the uplink, one after the other."""
+        network = self._network
+        if self._inbound is not None:
+            async with aclosing(self._inbound.fetch(requests, caller.author)) as chunks:
+                async for chunk in chunks:
+                    size = chunk.ByteSize() + round(len(chunk.packet) * (network.packet_scale - 1))
+                    seconds = self._departs(size) if chunk.packet else size / self.machine.uplink
+                    network.carry(self, caller.author, PACKETS, size, seconds, _Put(arrived, chunk))
+                    if chunk.packet:
+                        await asyncio.sleep(seconds)
+
+    def _departs(self, size: int) -> float:
+        """Seconds until a packet of `size` bytes has left: packets stand in one queue for the uplink."""
+        now = self._network.loop.time()
+        self._free_at = max(self._free_at, now) + size / self.machine.uplink
+        return self._free_at - now
+
+    def _link(self, other: MemoryTransport) -> None:
+        self.links.add(other.author)
+        other.links.add(self.author)
+        self.meter.counts["connections"] += 1
+        other.meter.counts["connections"] += 1
+
+    def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """A call that has reached `server`, which answers it."""
+
+    server: MemoryTransport
+    caller: MemoryTransport
+    kind: str
+    handler: Callable[[Inbound], Awaitable[Any]]
+    answer: asyncio.Future[Any]
+
+    def __call__(self) -> None:
+        if self.server.serving:
+            self.server.answer(self._handle())
+
+    async def _handle(self) -> None:
+        server, answer = self.server, self.answer
+        inbound = cast(Inbound, server._inbound)
+        try:
+            reply = await self.handler(inbound)
+        except Exception as error:  # the caller hears of it, as over libp2p
+            text = repr(error)
+            self._send(len(text), lambda: None if answer.done() else answer.set_exception(RuntimeError(text)))
+            return
+        self._send(reply.ByteSize(), lambda: None if answer.done() else answer.set_result(reply))
+
+    def _send(self, size: int, deliver: Callable[[], None]) -> None:
+        server = self.server
+        server._network.carry(server, self.caller.author, self.kind, size, size / server.machine.uplink, deliver)
+
+
+@dataclass(slots=True)
+class _Put:
+    """A chunk that has arrived."""
+
+    queue: asyncio.Queue[ftis_pb2.FetchChunk]
+    chunk: ftis_pb2.FetchChunk
+
+    def __call__(self) -> None:
+        self.queue.put_nowait(self.chunk)
+
+
+def _time_out(answer: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
+
+
+async def _never() -> None:
+    """Waits until it is cancelled."""
+    await asyncio.get_running_loop().create_future()
+
+
+def _bare(address: str) -> str:
+    return address.rpartition("/p2p/")[0]

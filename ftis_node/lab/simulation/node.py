@@ -1,120 +1,105 @@
-"""One simulated node: its end of the network, its swarm, its steps."""
+"""One simulated node: the daemon's `Swarm` on its end of the network, and its steps."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-import time
+from collections import Counter
 from collections.abc import Sequence
 
-from ftis_node.lab.simulation.contacts import Contacts
-from ftis_node.lab.simulation.exchanging import Exchanging
-from ftis_node.lab.simulation.network import Line, Network
-from ftis_node.lab.simulation.pulling import Pulling
+from ftis_node.config.run import RunFile
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.lab.simulation.announcements import Reader
+from ftis_node.lab.simulation.network import MemoryTransport, Meter, Network
 from ftis_node.lab.simulation.rhythm import Rhythm
 from ftis_node.lab.simulation.scenario import Scenario, draw_machine
-from ftis_node.lab.simulation.store import SimulatedStore
+from ftis_node.lab.simulation.store import CONTEXT, RUN, SimulatedStore
 from ftis_node.lab.simulation.tally import Tally
-from ftis_node.lab.simulation.uploads import Reply, SimulatedUploads
-from ftis_node.lab.simulation.wire import RUN, Reader, SharedTable, draw_addresses
-from ftis_node.swarm.announcement import PacketRef, announce
-from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.pool import Want
 from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
+
+RUN_FILE = RunFile(run=RUN)
 
 
 class SimulatedNode:
-    """A node, and to its parts and its stepper what `Swarm` is in the daemon."""
+    """A node from its start until it leaves."""
 
-    interval = 1.0  # as `Swarm` begins with
-
-    def __init__(
-        self, scenario: Scenario, network: Network, reader: Reader, tally: Tally, identity: Identity, rng: random.Random
-    ) -> None:
-        settings, clock = scenario.settings, network.scheduler.clock
+    def __init__(self, scenario: Scenario, network: Network, reader: Reader, tally: Tally, rng: random.Random) -> None:
+        settings = scenario.settings
+        identity = Identity(rng.randbytes(32))
         machine = draw_machine(scenario, rng)
         addresses = () if machine.outbound_only else draw_addresses(identity.peer_id, rng)
-        self.line = line = Line(network.scheduler, identity.author, addresses, machine)
+        self.transport = MemoryTransport(network, identity.author, machine, addresses)
         self.store = SimulatedStore()
-        self._identity = identity
-        table = SharedTable(settings.max_age, clock, rng, reader)
-        standing = Standing(clock)
-        self.gossip = Gossip(table, RUN, identity.author, standing, self.store.seen, self.news, decode=reader)
-        self.contacts = Contacts(
-            line,
-            network,
-            self.gossip,
-            rng,
-            at_once=settings.exchange_peers,
-            eager=scenario.eager,
-            poke=self.poke,
-        )
-        self.exchanging = Exchanging(self, line, network, rng, peers=settings.exchange_peers)
+        standing = Standing(boot_seconds)
         self.stepper = Rhythm(
             identity=identity,
             settings=settings,
             store=self.store,
             standing=standing,
-            line=line,
-            scheduler=network.scheduler,
-            swarm=self,
+            machine=machine,
             tally=tally,
             rng=rng,
-            packet_bytes=scenario.packet_bytes,
             signal=scenario.signal,
         )
-        self.pulling = Pulling(self, line, network, rng, self.stepper.on_bodies)
-        self._uploads = SimulatedUploads(line, network, self.store, settings.upload_mbit * 1e6 / 8)
+        self.swarm = self.stepper.swarm = Swarm(
+            transport=self.transport,
+            identity=identity,
+            run_file=RUN_FILE,
+            context=CONTEXT,
+            store=self.store,
+            standing=standing,
+            exchange_peers=settings.exchange_peers,
+            max_age=settings.max_age,
+            want=self.stepper.want,
+            on_groups=self.stepper.on_groups,
+            upload_bytes=settings.upload_mbit * 1e6 / 8 / network.packet_scale,
+            enough_peers=float("inf") if scenario.eager else ENOUGH_PEERS,
+            decode=reader,
+            rng=rng,
+        )
+        self._counted = Counter[str]()  # of the swarm's gossip, before the figures count
+        self._life: asyncio.Task[None] | None = None
 
-    def start(self, bootstraps: Sequence[bytes], *, midway: bool) -> None:
-        """Greets the bootstraps; when they have answered, the loops and the first step begin.
+    def start(self, bootstraps: Sequence[str], *, midway: bool) -> asyncio.Task[None]:
+        """Greets the bootstraps; when they have answered, the first step begins. Returns the task that does so.
 
         Args:
             midway: the node has trained before and is in the middle of a step.
         """
+        self._life = asyncio.create_task(self._live(bootstraps, midway))
+        return self._life
 
-        def loops() -> None:
-            self.exchanging.start()
-            self.pulling.start()
-            if midway:
-                self.stepper.begin_midway()
-            else:
-                self.stepper.begin()
+    async def leave(self) -> None:
+        """Is gone at once; its own tasks end too."""
+        self.transport.leave()
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.wait({self._life})
+        await self.swarm.close()
 
-        self.contacts.start(bootstraps, loops)
+    def count_from_now(self) -> None:
+        """Nothing before this counts for the figures."""
+        self.transport.meter = Meter(boot_seconds())
+        self._counted = self.swarm.gossip.counts.copy()
 
-    def want(self) -> Want:
-        return self.stepper.want()
+    def entries(self) -> tuple[int, int]:
+        """Announcements that came whole, and how many of them were new."""
+        counts = self.swarm.gossip.counts
+        came = sum(counts[outcome] - self._counted[outcome] for outcome in counts if outcome not in NO_ENTRIES)
+        return came, counts["new"] - self._counted["new"]
 
-    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
-        self.gossip.announce(
-            announce(
-                self._identity,
-                run_id=RUN.id,
-                round=round,
-                policy_step=policy_step,
-                issued_at=int(time.time()),
-                packets=packets,
-            )
-        )
-        self.exchanging.tell()
+    async def _live(self, bootstraps: Sequence[str], midway: bool) -> None:
+        await self.swarm.start(bootstraps)
+        await self.stepper.live(midway=midway)
 
-    def poke(self) -> None:
-        self.pulling.news()
-        self.exchanging.tell()
 
-    def news(self) -> None:
-        """Something to pull."""
-        self.pulling.news()
+NO_ENTRIES = ("not asked for", "over the limits")  # of `Gossip.counts`
 
-    def recent_authors(self, seconds: float) -> set[bytes]:
-        return self.gossip.table.recent_authors(seconds) - {self._identity.author}
 
-    def has_peers(self) -> bool:
-        return bool(self.contacts.view)
-
-    def on_fetch(self, digests: list[bytes], peer: bytes, reply: Reply) -> None:
-        if self.contacts.has_met(peer):
-            self._uploads.serve(digests, peer, reply)
-        else:
-            self._uploads.refuse(digests, peer, reply)
+def draw_addresses(peer: str, rng: random.Random) -> tuple[str, ...]:
+    """Two public addresses as libp2p writes them, over TCP and QUIC."""
+    host = ".".join(str(rng.randint(*ends)) for ends in ((11, 99), (1, 254), (1, 254), (1, 254)))
+    port = rng.randint(1024, 65535)
+    return (f"/ip4/{host}/tcp/{port}/p2p/{peer}", f"/ip4/{host}/udp/{port}/quic-v1/p2p/{peer}")

@@ -2,68 +2,116 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import logging
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ftis_node.lab.simulation.network import Network
+from ftis_node.host.clocks import Clocks, replaced
+from ftis_node.lab.clock import SimulatedLoop
+from ftis_node.lab.simulation.announcements import Reader
+from ftis_node.lab.simulation.network import Meter, Network
 from ftis_node.lab.simulation.node import SimulatedNode
-from ftis_node.lab.simulation.scenario import Scenario
-from ftis_node.lab.simulation.scheduler import Scheduler
-from ftis_node.lab.simulation.tally import Tally, figures
-from ftis_node.lab.simulation.wire import Reader
-from ftis_node.swarm.identity import Identity
+from ftis_node.lab.simulation.scenario import Machine, Scenario
+from ftis_node.lab.simulation.store import PACKET_BYTES
+from ftis_node.lab.simulation.tally import Presence, Tally, figures
+
+UNIX_START = 1_800_000_000.0  # of the first simulated second
+PROGRESS_SECONDS = 2.0  # real ones
+COLLECT_SECONDS = 30.0  # simulated ones, after which what only refers to itself is thrown away
+TICK_SECONDS = 0.1  # simulated ones, after which it is looked whether to tell of progress
+
+Progress = Callable[[float], None]
 
 
 class Simulation:
     """A swarm under way. All that is random follows from the scenario's seed."""
 
+    network: Network
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.scheduler = Scheduler()
-        self._rng = random.Random(scenario.seed)
-        self.network = Network(scenario, self.scheduler, self._rng)
         self.tally = Tally(scenario)
+        self.nodes: dict[bytes, SimulatedNode] = {}
+        self.first: list[Machine] = []
+        self._rng = random.Random(scenario.seed)
         self._reader = Reader()
-        nodes = [self._enter() for _ in range(scenario.nodes)]
-        self.first = [node.line.machine for node in nodes]
+        self._failed: list[BaseException] = []
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def run(self, progress: Progress = lambda now: None) -> dict[str, Any]:
+        """Runs to the end; returns the figures. `progress` is called with the simulated second now and then."""
+        loop = SimulatedLoop()
+        clocks = Clocks(boot=loop.time, unix=lambda: UNIX_START + loop.time(), thread=lambda: 0.0)
+        with _no_collector(), _quiet(), replaced(clocks), asyncio.Runner(loop_factory=lambda: loop) as runner:
+            staying = runner.run(self._run(progress))
+        return figures(self.tally, staying, self.first, self.scenario.seconds)
+
+    async def _run(self, progress: Progress) -> list[Presence]:
+        scenario, loop = self.scenario, asyncio.get_running_loop()
+        self.network = Network(scenario.latency, self._rng, scenario.packet_bytes / PACKET_BYTES)
+        nodes = [self.enter() for _ in range(scenario.nodes)]
+        self.first = [node.transport.machine for node in nodes]
         for node in nodes:
-            self.scheduler.after(self._rng.uniform(0.0, scenario.arrival_seconds), self._start, node, True)
-        self.scheduler.after(scenario.warmup, self._count)
+            loop.call_later(self._rng.uniform(0.0, scenario.arrival_seconds), self._start, node, True)
+        loop.call_later(scenario.warmup, self._count)
+        told, collected = time.monotonic(), 0.0
+        while loop.time() < scenario.seconds:
+            await asyncio.sleep(min(TICK_SECONDS, scenario.seconds - loop.time()))
+            if time.monotonic() - told >= PROGRESS_SECONDS:
+                told = time.monotonic()
+                progress(loop.time())
+            if self._failed:
+                raise self._failed[0]
+            if loop.time() - collected >= COLLECT_SECONDS:
+                collected = loop.time()
+                gc.collect()
+        return [self._presence(node) for node in self.nodes.values()]
 
-    def run(self, progress: Callable[[float], None] = lambda now: None) -> dict[str, Any]:
-        """Runs to the end; returns the figures. `progress` is told the simulated second now and then."""
-        with _no_collector():
-            self.scheduler.run(self.scenario.seconds, progress)
-        lines = [node.line for node in self.network.nodes.values()]
-        return figures(self.tally, lines, self.first, self.scheduler.now)
-
-    def _enter(self) -> SimulatedNode:
+    def enter(self) -> SimulatedNode:
+        """A fresh node, which is there until its session ends."""
         rng = random.Random(self._rng.getrandbits(64))
-        identity = Identity(rng.randbytes(32))
-        node = SimulatedNode(self.scenario, self.network, self._reader, self.tally, identity, rng)
-        self.network.enter(node)
-        self.scheduler.after(rng.expovariate(1 / self.scenario.session_seconds), self._leave, node)
+        node = SimulatedNode(self.scenario, self.network, self._reader, self.tally, rng)
+        self.nodes[node.transport.author] = node
+        seconds = rng.expovariate(1 / self.scenario.session_seconds)
+        self.network.loop.call_later(seconds, self._leave, node)
         return node
 
     def _start(self, node: SimulatedNode, midway: bool) -> None:
-        if node.line.alive:
-            node.start(self.network.some_dialable(self.scenario.bootstraps), midway=midway)
+        if node.transport.alive:
+            bootstraps = self.network.some_dialable(self.scenario.bootstraps, self._rng)
+            node.start(bootstraps, midway=midway).add_done_callback(self._ended)
+
+    def _ended(self, life: asyncio.Task[None]) -> None:
+        if not life.cancelled() and (error := life.exception()) is not None:
+            self._failed.append(error)
 
     def _leave(self, node: SimulatedNode) -> None:
-        self.network.leave(node)
-        self.tally.leave(node.line, self.scheduler.now)
-        self._start(self._enter(), False)
+        del self.nodes[node.transport.author]
+        self.tally.gone.append(self._presence(node))
+        task = asyncio.create_task(node.leave())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        self._start(self.enter(), False)
 
     def _count(self) -> None:
-        self.tally.start((node.line for node in self.network.nodes.values()), self.scheduler.now)
+        self.tally.start()
+        for node in self.nodes.values():
+            node.count_from_now()
+
+    def _presence(self, node: SimulatedNode) -> Presence:
+        """The node's figures up to now. Its calls that end with it, or with the simulation, do not count as failed."""
+        meter, node.transport.meter = node.transport.meter, Meter(self.network.loop.time())
+        return Presence(node.transport.machine, meter, self.network.loop.time(), *node.entries())
 
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Without the cyclic garbage collector, which would go through millions of objects again and again."""
+    """Keep Python from collecting cycles by itself: it would go through millions of objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -73,6 +121,18 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def simulate(scenario: Scenario, progress: Callable[[float], None] = lambda now: None) -> dict[str, Any]:
-    """Simulates a scenario. `progress` is told the simulated second about every two real seconds."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Thousands of nodes warn of thousands of peers that left; only errors are news."""
+    logger = logging.getLogger("ftis_node.swarm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def simulate(scenario: Scenario, progress: Progress = lambda now: None) -> dict[str, Any]:
+    """Simulates a scenario. `progress` is called with the simulated second about every two real seconds."""
     return Simulation(scenario).run(progress)

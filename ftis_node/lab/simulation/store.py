@@ -1,59 +1,88 @@
-"""Packets as names and sizes, and the store that holds them: `store.packets.PacketStore` without a disk."""
+"""The packets of a simulation, and the store that holds them: `store.packets.PacketStore` without a disk.
+
+A packet is small, so that thousands of stores fit into memory, but it is a real one: admission lets it through. The
+network counts it as if it had a real packet's bytes, see `Network.packet_scale`.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ftis_node.lab.simulation.wire import RUN
-from ftis_node.packet import SHORT_DIGEST_BYTES, Group, Packet, packet_digest
-from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.announcement import PacketRef
+from ftis_node.config.run import Run
+from ftis_node.host.clocks import unix_seconds
+from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
+from ftis_node.swarm.admission import AdmissionContext
 
-_IDS, _LOGPROBS = np.zeros(0, np.uint32), np.zeros(0, np.float32)
-_SHORT = bytes(SHORT_DIGEST_BYTES)
+EOS = 3
+PROMPT = [0]
+RUN = Run(
+    task="gsm8k",
+    data="0" * 64,
+    template="{question}",
+    reward="gsm8k",
+    group=2,
+    slots=64,
+    prompt_tokens=1,
+    completion_tokens=2,
+    temperature=1.0,
+    eos=(EOS,),
+    tokenizer="0" * 64,
+    vocabulary=4,
+)
+CONTEXT = AdmissionContext(RUN, prompt_digests([PROMPT]))
+_WRONG, _RIGHT = 0, 1  # token ids of an answer
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Body:
-    """A packet on its way or in a store. chunk_bytes: of the message that brings it; signal: whether rewards differ."""
+def make_packet(author: bytes, round: int, slot: int, policy_step: int, *, signal: bool) -> tuple[Packet, bytes]:
+    """A group of two answers, one of them wrong if the rewards are to differ."""
+    answers = (_RIGHT, _WRONG if signal else _RIGHT)
+    completions = [Completion(np.array([answer, EOS], np.uint32), np.zeros(2, np.float32), True) for answer in answers]
+    packet = pack_group(
+        run_id=RUN.id,
+        author=author,
+        round=round,
+        slot=slot,
+        policy_step=policy_step,
+        prompt_ids=PROMPT,
+        completions=completions,
+    )
+    return packet, encode(packet)
 
-    group: Group
-    chunk_bytes: int
-    signal: bool
+
+def rewards(packet: Packet) -> list[float]:
+    """1 for a right answer, 0 for a wrong one."""
+    return [float(completion.token_ids[0] == _RIGHT) for completion in packet.completions()]
 
 
-def make_body(author: bytes, round: int, slot: int, size: int, signal: bool) -> tuple[Body, PacketRef]:
-    """A packet of `size` bytes without completions, and what its announcement says of it."""
-    digest = packet_digest(author + round.to_bytes(8, "big") + slot.to_bytes(4, "big"))
-    packet = Packet(RUN.id, _SHORT, round, slot, round, _SHORT, (), (), _IDS, _LOGPROBS)
-    body = Body(Group(author, 0, packet, digest, b""), _chunk_bytes(size), signal)
-    return body, PacketRef(slot=slot, digest=digest, size=size)
-
-
-@functools.cache
-def _chunk_bytes(size: int) -> int:
-    chunk = ftis_pb2.FetchChunk(digest=bytes(32), status=ftis_pb2.FetchChunk.HERE, packet=bytes(size))
-    return int(chunk.ByteSize())
+PACKET_BYTES = len(make_packet(bytes(38), 1_700_000_000_000, 0, 1, signal=True)[1])
 
 
 class SimulatedStore:
     """What a node holds and has dealt with."""
 
     def __init__(self) -> None:
-        self._bodies: dict[bytes, Body] = {}
+        self._bodies: dict[bytes, bytes] = {}
         self._seen: set[tuple[bytes, int, int]] = set()
+        self._round = int(1000 * unix_seconds())
 
-    def add(self, bodies: Iterable[Body]) -> None:
-        for body in bodies:
-            self._bodies[body.group.digest] = body
-            self._seen.add(body.group.key)
+    def upcoming_round(self) -> int:
+        return self._round
 
-    def body(self, digest: bytes) -> Body | None:
+    def take_round(self, number: int) -> None:
+        self._round = number + 1
+
+    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
+        for group, body in groups:
+            self._bodies[group.digest] = body
+            self._seen.add(group.key)
+
+    def body(self, digest: bytes) -> bytes | None:
         return self._bodies.get(digest)
 
     def seen(self, author: bytes, round: int, slot: int) -> bool:
         return (author, round, slot) in self._seen
+
+    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
+        self._seen.update(keys)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ftis_node.lab.simulation.directory import directory_figures
-from ftis_node.lab.simulation.network import GOSSIP, KINDS, MEMBERSHIP, PACKETS, Line, Meter
+from ftis_node.lab.simulation.network import GOSSIP, KINDS, MEMBERSHIP, PACKETS, Meter
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.node.stepper import OWN_SHARE_FLOOR
 
@@ -25,13 +25,16 @@ class Step:
     waited: float
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Presence:
-    """One node in the time that counts. until: when it left, or the end."""
+    """One node in the time that counts. until: when it left, or the end. entries, new: announcements that came whole,
+    and how many of them were new."""
 
-    line: Line
+    machine: Machine
     meter: Meter
     until: float
+    entries: int
+    new: int
 
     @property
     def seconds(self) -> float:
@@ -40,44 +43,41 @@ class Presence:
 
 @dataclass(eq=False)
 class Tally:
-    """What happened after the warm-up. `steps` is in the order in which they ended."""
+    """Steps and departures after the warm-up. `steps` is in the order in which they ended."""
 
     scenario: Scenario
     started: bool = False
-    steps: list[tuple[Line, Step, float]] = field(default_factory=list)
+    steps: list[tuple[Machine, Step, float]] = field(default_factory=list)
     gone: list[Presence] = field(default_factory=list)
 
-    def start(self, lines: Iterable[Line], now: float) -> None:
+    def start(self) -> None:
         """From now on everything counts."""
         self.started = True
         self.gone.clear()
-        for line in lines:
-            line.meter = Meter(now)
 
-    def add_step(self, line: Line, step: Step, seconds: float) -> None:
-        """A step that took `seconds` has ended."""
+    def add_step(self, machine: Machine, step: Step, seconds: float) -> None:
+        """Notes a step that took `seconds` and has just ended."""
         if self.started:
-            self.steps.append((line, step, seconds))
-
-    def leave(self, line: Line, now: float) -> None:
-        self.gone.append(Presence(line, line.meter, now))
+            self.steps.append((machine, step, seconds))
 
 
-def figures(tally: Tally, lines: Sequence[Line], first: Sequence[Machine], now: float) -> dict[str, Any]:
+def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine], now: float) -> dict[str, Any]:
     """All figures of a simulation in plain values; None where nothing happened that would have given one.
 
     Args:
-        lines: who is there at the end.
+        staying: the nodes that are there at the end.
         first: the machines that were there at the start, for the training in lock step.
         now: the second at which it ended.
     """
-    presences = [*tally.gone, *(Presence(line, line.meter, now) for line in lines)]
+    presences = [*tally.gone, *staying]
     node_seconds = sum(presence.seconds for presence in presences)
     out, inwards, counts = Counter[str](), Counter[str](), Counter[str]()
     for presence in presences:
         out.update(presence.meter.out)
         inwards.update(presence.meter.inwards)
         counts.update(presence.meter.counts)
+        counts["entries"] += presence.entries
+        counts["new entries"] += presence.new
     scenario = tally.scenario
     found = {
         "nodes": scenario.nodes,
@@ -111,7 +111,7 @@ def _hot_spots(presences: Sequence[Presence]) -> dict[str, float]:
     staying = [presence for presence in presences if presence.seconds >= longest / 2 > 0]
     rates = np.array([presence.meter.out.total() / presence.seconds for presence in staying])
     packets = np.array([presence.meter.out[PACKETS] / presence.seconds for presence in staying])
-    uplinks = np.array([presence.line.machine.uplink for presence in staying])
+    uplinks = np.array([presence.machine.uplink for presence in staying])
     return {
         "upload_p99_over_mean": _ratio(np.percentile(rates, 99), rates.mean()),
         "upload_max_over_mean": _ratio(rates.max(), rates.mean()),
@@ -153,7 +153,7 @@ def _pace(tally: Tally, first: Sequence[Machine]) -> dict[str, float]:
     round_seconds = max(own * machine.group_seconds + machine.train_seconds for machine in first)
     alone_hour = _mean([3600 / machine.alone_seconds(batch) for machine in first])
     taken = np.array([seconds for _, _, seconds in tally.steps])
-    alone = np.array([line.machine.alone_seconds(batch) for line, _, _ in tally.steps])
+    alone = np.array([machine.alone_seconds(batch) for machine, _, _ in tally.steps])
     limits = np.percentile([machine.alone_seconds(batch) for machine in first], [25, 75])
     fast, slow = alone <= limits[0], alone >= limits[1]
     return {

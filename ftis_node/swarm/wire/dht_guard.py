@@ -21,11 +21,11 @@ from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.identity import is_author, peer_id
 from ftis_node.swarm.wire.records import pack_answer
+from ftis_node.swarm.wire.shards import NEAREST_MAX
 from ftis_node.swarm.wire.shelf import Shelf
 
 MAX_KEYS = 16
 NODES_MAX = 1024
-NEAREST_MAX = 20  # nodes that an answer names for a key: hivemind's bucket
 RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # each a list in a call to store
 NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node that is started anew has a new id in the DHT
 CALLS_A_SECOND, CALLS_AT_ONCE = 10.0, 100.0  # of one peer

@@ -18,23 +18,25 @@ from hivemind.p2p import PeerID
 
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.dht_guard import leave_record
-from ftis_node.swarm.wire.lookup import OWN_NODES, walk
-from ftis_node.swarm.wire.records import DEPTHS, MAX_RECORDS, OwnerSigned, key_bytes, shard_of
+from ftis_node.swarm.wire.lookup import walk
+from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
+from ftis_node.swarm.wire.shards import (
+    DEPTHS,
+    FULL_PART,
+    MAX_RECORDS,
+    OWN_NODES,
+    RECORD_LIFETIME,
+    REPLICAS,
+    TELLERS_ENOUGH,
+)
 from ftis_node.swarm.wire.shelf import Shelf
 from ftis_node.swarm.wire.transport import Answer
 
-RECORD_LIFETIME = 240.0
 DHT_SECONDS = 10.0
 CALL_SECONDS = 3.0
 LEAVE_SECONDS = 1.0
 NEIGHBOURS = 3
-REPLICAS = 5
 BUCKET, DEPTH_MODULO = 20, 5  # of the routing table, as hivemind's own nodes have them
-# A settled node publishes below a full key; under the full one only now and then, for newcomers and to see whether it
-# is still full. One in sixteen: a depth has sixteen times the keys of the one above.
-FULL_PART = 1 / 16
-# A look-up reads on until so many peers have named so many nodes between them: one peer alone can make up any number.
-TELLERS_ENOUGH = 3
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,11 @@ from hivemind.dht.routing import DHTID
 from ftis_node.swarm.addresses import peer_at
 from ftis_node.swarm.wire.dht_guard import ask
 from ftis_node.swarm.wire.records import OwnerSigned, unpack_answer
+from ftis_node.swarm.wire.shards import AT_ONCE, OWN_NODES
 from ftis_node.swarm.wire.transport import Answer
 
-OWN_NODES = 12  # of this node's routing table: they have answered it, or called it
 NAMED_NODES = 12  # that others name, of which each names four at most
 NAMED_BY_ONE = 4
-AT_ONCE = 4
 
 
 async def walk(dht: Any, key: bytes, validator: OwnerSigned, take: Callable[[Answer], bool]) -> None:

@@ -15,6 +15,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.packet import MSGPACK_ERRORS
 from ftis_node.swarm.identity import Identity, author_of, verify
+from ftis_node.swarm.wire.shards import DEPTHS, MAX_RECORDS
 
 MAX_VALUE_BYTES = 1024
 MAX_SUBKEY_BYTES = 128
@@ -22,11 +23,7 @@ MAX_LIFETIME = 600.0
 MAX_ADDRESSES = 8
 MAX_NESTING = 4
 MAX_LIST = 4096  # of whatever hivemind decodes
-MAX_RECORDS = 64  # under one key, and thus in one answer
 MAX_ANSWER_BYTES = MAX_RECORDS * (MAX_VALUE_BYTES + MAX_SUBKEY_BYTES + 32)
-# Records of a run lie under its first key while there is room, and else under one of 16, 256 or 4,096 shards of it:
-# 64 records a key are then enough for 260,000 nodes.
-DEPTHS = (0, 1, 2, 3)  # hexadecimal digits of a shard
 _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from hivemind.dht.validation import DHTRecord
 
-from ftis_node.swarm.wire.records import MAX_RECORDS, OwnerSigned
+from ftis_node.swarm.wire.records import OwnerSigned
+from ftis_node.swarm.wire.shards import MAX_RECORDS
 
 MAX_KEYS = 128  # 64 records of at most 1.2 KB each: at most 10 MB
 

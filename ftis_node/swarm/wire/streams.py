@@ -1,4 +1,4 @@
-"""Streams that peers open: how many there may be, and that nothing is left of one when it ends.
+"""Streams that peers open: nothing is left of one when it ends.
 
 hivemind's own handler waits without limit to hand over a request that nobody takes any more. Its socket and task then
 stay for good, and so do p2pd's.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
@@ -19,11 +18,7 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto.p2pd_pb2 import RPCError
 
 from ftis_node.errors import brief
-from ftis_node.host.descriptors import limit
 
-STREAMS = 256  # in all, or a quarter of the files that may be open; p2pd has a file open for each too
-STREAMS_OF_ONE_PEER = 4
-STRANGERS_PART = HALF_OPEN_PART = 4  # so many in one
 PREFETCHED = 5  # requests of a stream that wait for their turn
 LINGER_SECONDS = 2.0
 DISCONNECT_SECONDS = 5.0
@@ -32,66 +27,6 @@ Handler = Callable[[AsyncIterator[Any], P2PContext], AsyncIterator[Message]]
 Task = asyncio.Task[Any]
 
 logger = logging.getLogger(__name__)
-
-
-class Streams:
-    """The streams that are open, each by the task that answers it.
-
-    One peer has 4 at most, so the 64 of the view cannot fill the 256. All peers outside the view share a quarter. At
-    most a quarter are half-open, which means that no request has come: the oldest of those makes room for a new one.
-    """
-
-    def __init__(self, most: int | None = None) -> None:
-        """
-        Args:
-            most: streams at a time; by default what the limit of open files has room for.
-        """
-        self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4)) if most is None else most
-        self._open: dict[Task, tuple[bytes, bool]] = {}  # whose it is, and whether that is a stranger
-        self._half_open: dict[Task, None] = {}
-        self._of_peers: Counter[bytes] = Counter()
-        self._of_strangers = 0
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def of(self, peer: bytes) -> int:
-        """How many this peer has open."""
-        return self._of_peers[peer]
-
-    def enter(self, task: Task, peer: bytes, *, stranger: bool) -> bool:
-        """Takes the stream in, which has to `leave` in the end; False if there is no room for it."""
-        full = len(self._open) >= self._most or self._of_peers[peer] >= STREAMS_OF_ONE_PEER
-        if full or (stranger and self._of_strangers >= max(1, self._most // STRANGERS_PART)):
-            return False
-        if len(self._half_open) >= max(1, self._most // HALF_OPEN_PART):
-            oldest = next(iter(self._half_open))
-            del self._half_open[oldest]
-            oldest.cancel()
-        self._open[task] = peer, stranger
-        self._half_open[task] = None
-        self._of_peers[peer] += 1
-        self._of_strangers += stranger
-        return True
-
-    def asked(self, task: Task) -> None:
-        """Its first request has come."""
-        self._half_open.pop(task, None)
-
-    def leave(self, task: Task) -> None:
-        """It has ended."""
-        peer, stranger = self._open.pop(task)
-        self._half_open.pop(task, None)
-        self._of_strangers -= stranger
-        self._of_peers[peer] -= 1
-        if not self._of_peers[peer]:
-            del self._of_peers[peer]
-
-    def end(self, peer: bytes | None = None) -> None:
-        """Ends all streams of a peer; by default all streams there are."""
-        for task, (owner, _) in self._open.items():
-            if peer is None or owner == peer:
-                task.cancel()
 
 
 async def answer_stream(

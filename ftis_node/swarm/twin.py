@@ -1,0 +1,68 @@
+"""Whether another node with this node's key is alive: two of one identity would contradict each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ftis_node.errors import UserError
+from ftis_node.swarm.addresses import Whereabouts, parse_address, peer_at
+from ftis_node.swarm.handshake import MAX_ADDRESSES, greeting, shake
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.swarm.wire.transport import Listening, Transport, Unreachable
+
+TWIN_SECONDS = 5.0
+
+
+async def refuse_a_twin(how: Listening, identity: Identity, bootstraps: Sequence[str], home: Path) -> None:
+    """Raises UserError if a node of this identity is alive somewhere, as far as the bootstraps know."""
+    if bootstraps and await somebody_else(how, identity.author, bootstraps, TWIN_SECONDS):
+        raise UserError(
+            f"Another node with the key of {home} is running somewhere: {identity.peer_id}.",
+            "Stop that one first, or give this one a --home of its own.",
+        )
+
+
+async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float) -> bool:
+    """Whether another node of this identity is alive somewhere.
+
+    Under a key that is thrown away, peers are asked where it is, and it is dialled.
+
+    Args:
+        how: as this node is going to listen.
+        own: its 38-byte peer id; its own p2pd must not run yet.
+        seconds: in which to find out.
+    """
+    scratch = how.sockets / "scout.key"
+    Identity(os.urandom(32)).keep(scratch)
+    try:
+        scout = await Libp2p.start(replace(how, key=scratch, listen=False, announce=(), relays=()))
+    finally:
+        scratch.unlink()
+    try:
+        async with asyncio.timeout(seconds):
+            answers = await asyncio.gather(
+                *(_where_is(scout, own, text) for text in bootstraps), return_exceptions=True
+            )
+            told = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
+            at_home = Whereabouts(how.host, bootstraps)
+            await scout.connect(own, list(filter(at_home.reach, told[:MAX_ADDRESSES])))
+            return True
+    except (Unreachable, TimeoutError):
+        return False  # nobody knows it, or it is gone
+    finally:
+        await scout.close()
+
+
+async def _where_is(scout: Transport, peer: bytes, bootstrap: str) -> list[str]:
+    """Addresses of `peer`, as this node tells them."""
+    _, teller = parse_address(bootstrap)
+    await scout.connect(teller, [bootstrap])
+    question = greeting(None, [])
+    question.whereabouts = peer
+    answer = await shake(scout, teller, question)
+    return [text for text in answer.peers if peer_at(text) == peer]

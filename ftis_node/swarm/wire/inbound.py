@@ -1,0 +1,152 @@
+"""Calls that come in, however the bytes travel: who is answered, how many streams there are, how fast they ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.descriptors import limit
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.deadline import Deadline
+from ftis_node.swarm.limits import OWN
+from ftis_node.swarm.wire.transport import Handlers
+
+Task = asyncio.Task[Any]
+
+STREAMS = 256  # in all, or a quarter of the files that may be open; p2pd has a file open for each too
+STREAMS_OF_ONE_PEER = 4
+STRANGERS_PART = HALF_OPEN_PART = 4  # so many in one
+STALL_SECONDS = 30.0
+FIRST_SECONDS = 10.0  # a node asks as soon as its stream is open
+# Of one peer's requests in streams: ten full ones a second, forty at once. One more waits for its turn.
+LOOKUPS_A_SECOND, LOOKUPS_AT_ONCE = 800.0, 3200.0
+LOOKUPS_A_REQUEST = 16  # what a request costs beside its digests
+
+
+class Streams:
+    """The streams that are open, each by the task that answers it.
+
+    One peer has 4 at most, so the 64 of the view cannot fill the 256. All peers outside the view share a quarter. At
+    most a quarter are half-open, which means that no request has come: the oldest of those makes room for a new one.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        """
+        Args:
+            most: streams at a time; by default what the limit of open files has room for.
+        """
+        self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4)) if most is None else most
+        self._open: dict[Task, tuple[bytes, bool]] = {}  # whose it is, and whether that is a stranger
+        self._half_open: dict[Task, None] = {}
+        self._of_peers: Counter[bytes] = Counter()
+        self._of_strangers = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def of(self, peer: bytes) -> int:
+        """How many this peer has open."""
+        return self._of_peers[peer]
+
+    def enter(self, task: Task, peer: bytes, *, stranger: bool) -> bool:
+        """Takes the stream in, which has to `leave` in the end; False if there is no room for it."""
+        full = len(self._open) >= self._most or self._of_peers[peer] >= STREAMS_OF_ONE_PEER
+        if full or (stranger and self._of_strangers >= max(1, self._most // STRANGERS_PART)):
+            return False
+        if len(self._half_open) >= max(1, self._most // HALF_OPEN_PART):
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            oldest.cancel()
+        self._open[task] = peer, stranger
+        self._half_open[task] = None
+        self._of_peers[peer] += 1
+        self._of_strangers += stranger
+        return True
+
+    def asked(self, task: Task) -> None:
+        """Its first request has come."""
+        self._half_open.pop(task, None)
+
+    def leave(self, task: Task) -> None:
+        """It has ended."""
+        peer, stranger = self._open.pop(task)
+        self._half_open.pop(task, None)
+        self._of_strangers -= stranger
+        self._of_peers[peer] -= 1
+        if not self._of_peers[peer]:
+            del self._of_peers[peer]
+
+    def end(self, peer: bytes | None = None) -> None:
+        """Ends all streams of a peer; by default all streams there are."""
+        for task, (owner, _) in self._open.items():
+            if peer is None or owner == peer:
+                task.cancel()
+
+
+class Inbound:
+    """Passes peers' calls on to the node, within limits. Every network puts it between itself and its handlers."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+        self._streams = Streams()
+        self._lookups = Budgets(boot_seconds, LOOKUPS_A_SECOND, LOOKUPS_AT_ONCE)
+
+    def end_streams(self, peer: bytes | None = None) -> None:
+        """Ends the streams that this peer has opened; by default those of all."""
+        self._streams.end(peer)
+
+    async def handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        """Answers a caller. Raises PermissionError if it is not to be answered."""
+        self._admit(peer)
+        return await self._handlers.on_handshake(request, peer)
+
+    async def exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
+        """Answers a caller. Raises PermissionError if it is not to be answered."""
+        self._admit(peer)
+        return await self._handlers.on_exchange(request, peer)
+
+    async def fetch(
+        self, requests: AsyncIterator[ftis_pb2.FetchRequest], peer: bytes
+    ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
+        """Answers a stream, which stays open until the caller ends its own side.
+
+        A caller who does not read, or neither asks nor hangs up, is waited for up to a limit: then the task is
+        cancelled that this runs in.
+        """
+        task = asyncio.current_task()
+        if task is None or not self._handlers.admits(peer):
+            return
+        if not self._streams.enter(task, peer, stranger=not self._handlers.knows(peer)):
+            return
+        stall = Deadline(task.cancel)
+        stall.put_off(min(FIRST_SECONDS, STALL_SECONDS))
+        admitted = True  # the stream's admission is its first request's too
+        try:
+            async for request in requests:
+                self._streams.asked(task)
+                stall.put_off(STALL_SECONDS)
+                if not (admitted or self._handlers.admits(peer)):
+                    return
+                admitted = False
+                if (seconds := self._lookups.wait(peer, LOOKUPS_A_REQUEST + _digests(request))) > 0:
+                    await asyncio.sleep(seconds)
+                async for chunk in self._handlers.on_fetch(request, peer):
+                    stall.put_off(STALL_SECONDS)
+                    yield chunk
+                stall.put_off(STALL_SECONDS)
+        finally:
+            stall.cancel()
+            self._streams.leave(task)
+
+    def _admit(self, peer: bytes) -> None:
+        if not self._handlers.admits(peer):
+            raise PermissionError("calls too often, or is banned")
+
+
+def _digests(request: ftis_pb2.FetchRequest) -> int:
+    """How many are looked up."""
+    return min(len(request.digests), OWN.digests)

@@ -1,0 +1,167 @@
+"""Both transports do the same: libp2p over the loopback interface, and the one in memory that simulations run on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from ftis_node.lab.simulation import network as in_memory
+from ftis_node.lab.simulation.network import MemoryTransport, Network
+from ftis_node.lab.simulation.scenario import Machine
+from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.wire.transport import Transport, Unreachable
+from tests.support.swarm import identity, transport
+
+ALICE, BOB, CAROL = (identity(number) for number in range(1, 4))
+SECONDS = 5.0
+Two = tuple[Transport, Transport]
+
+
+class Door:
+    """Answers with the caller's name; serves two chunks for each digest."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    def admits(self, peer: bytes) -> bool:
+        return self.open
+
+    def knows(self, peer: bytes) -> bool:
+        return True
+
+    async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
+        return ftis_pb2.Handshake(agent=request.agent, run_id=peer)
+
+    async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
+        if request.again:
+            raise ValueError("no")
+        await asyncio.sleep(60.0 if not request.wanted else 0.0)
+        return ftis_pb2.ExchangeResponse(wanted=request.wanted)
+
+    async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
+        for digest in request.digests:
+            yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
+            yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.HERE, packet=b"packet")
+
+
+@pytest.fixture(params=["libp2p", "memory"])
+async def two(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    """Alice and Bob, who do not know each other yet."""
+    monkeypatch.setattr(in_memory, "DIAL_SECONDS", 0.1)
+    async with AsyncExitStack() as stack:
+        network = Network(0.001, random.Random(0))
+        made: list[Transport] = []
+        for number, who in enumerate((ALICE, BOB)):
+            if request.param == "libp2p":
+                made.append(await stack.enter_async_context(transport(who, tmp_path / str(number))))
+            else:
+                addresses = [f"/ip4/11.0.0.{number}/tcp/4001/p2p/{who.peer_id}"]
+                made.append(MemoryTransport(network, who.author, Machine(1.0, 1.0, 1e6, False), addresses))
+        yield made[0], made[1]
+
+
+async def meet(two: Two, door: Door) -> None:
+    """Alice has a connection to Bob, who answers."""
+    alice, bob = two
+    await bob.serve(door)
+    await alice.connect(BOB.author, await bob.addresses())
+
+
+async def asked(*digests: bytes) -> AsyncIterator[ftis_pb2.FetchRequest]:
+    yield ftis_pb2.FetchRequest(digests=digests)
+    await asyncio.sleep(60.0)
+
+
+async def first(stream: AsyncGenerator[ftis_pb2.FetchChunk, None], count: int) -> list[bytes]:
+    found = [(await asyncio.wait_for(anext(stream), SECONDS)).packet for _ in range(count)]
+    await stream.aclose()
+    return found
+
+
+async def test_an_address_is_this_nodes_own_and_leads_to_it(two: Two) -> None:
+    alice, bob = two
+    (address, *_) = await bob.addresses()
+    assert address.endswith(f"/p2p/{BOB.peer_id}")
+    await bob.serve(Door())
+    await alice.connect(BOB.author, [address])
+    assert BOB.author in await alice.connected()
+    assert set(await alice.neighbours()) == {BOB.author}
+    assert alice.up and (await alice.health()) is not None
+
+
+async def test_where_nobody_is_nobody_is_reached(two: Two) -> None:
+    alice, _ = two
+    with pytest.raises(Unreachable):
+        await alice.connect(CAROL.author, [f"/ip4/127.0.0.1/tcp/9/p2p/{CAROL.peer_id}"])
+    with pytest.raises(Unreachable):
+        await alice.connect(CAROL.author, [])
+
+
+async def test_anothers_address_does_not_lead_to_a_peer(two: Two) -> None:
+    alice, bob = two
+    await bob.serve(Door())
+    theirs = [address.replace(BOB.peer_id, CAROL.peer_id) for address in await bob.addresses()]
+    with pytest.raises(Unreachable):
+        await alice.connect(CAROL.author, theirs)
+
+
+async def test_the_one_who_answers_knows_the_caller(two: Two) -> None:
+    await meet(two, Door())
+    answer = await two[0].handshake(BOB.author, ftis_pb2.Handshake(agent="a"), SECONDS)
+    assert (answer.agent, answer.run_id) == ("a", ALICE.author)
+    assert list((await two[0].exchange(BOB.author, ftis_pb2.ExchangeRequest(wanted=[7]), SECONDS)).wanted) == [7]
+
+
+@pytest.mark.parametrize("request_", [ftis_pb2.ExchangeRequest(again=True), ftis_pb2.ExchangeRequest()])
+async def test_an_error_and_silence_reach_the_caller(two: Two, request_: ftis_pb2.ExchangeRequest) -> None:
+    await meet(two, Door())
+    with pytest.raises(Exception):  # noqa: B017 - whatever the network raises
+        await two[0].exchange(BOB.author, request_, 0.5)
+
+
+async def test_a_caller_that_is_not_admitted_gets_no_answer(two: Two) -> None:
+    door = Door()
+    await meet(two, door)
+    door.open = False
+    with pytest.raises(Exception, match="calls too often"):
+        await two[0].handshake(BOB.author, ftis_pb2.Handshake(), SECONDS)
+    stream = await two[0].fetch(BOB.author, asked(b"a"))
+    with pytest.raises(Exception):  # noqa: B017 - it ends, breaks or stays silent
+        await asyncio.wait_for(anext(stream), 0.5)
+
+
+async def test_a_stream_brings_its_chunks_in_order(two: Two) -> None:
+    await meet(two, Door())
+    assert await first(await two[0].fetch(BOB.author, asked(b"a", b"b")), 4) == [b"", b"packet"] * 2
+
+
+async def test_who_ends_streams_ends_them(two: Two) -> None:
+    await meet(two, Door())
+    stream = await two[0].fetch(BOB.author, asked(b"a"))
+    await first_of(stream, 2)
+    two[1].end_streams(ALICE.author)
+    with pytest.raises(Exception):  # noqa: B017 - it ends, breaks or stays silent
+        await asyncio.wait_for(anext(stream), 0.5)
+
+
+async def first_of(stream: AsyncGenerator[ftis_pb2.FetchChunk, None], count: int) -> None:
+    for _ in range(count):
+        await asyncio.wait_for(anext(stream), SECONDS)
+
+
+async def test_after_disconnecting_there_is_no_connection(two: Two) -> None:
+    await meet(two, Door())
+    await two[0].disconnect(BOB.author)
+    assert BOB.author not in await two[0].connected()
+
+
+async def test_a_node_that_serves_no_more_does_not_answer(two: Two) -> None:
+    await meet(two, Door())
+    await two[1].serve_no_more()
+    with pytest.raises(Exception):  # noqa: B017 - whatever the network raises
+        await two[0].handshake(BOB.author, ftis_pb2.Handshake(), 1.0)
