@@ -20,7 +20,7 @@ from ftis_node.worker.engine import Engine
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import Gpu, GpuFigures
 from tests.support.small_models import arithmetic_settings
-from tests.test_prometheus import JOINING, TRAINING
+from tests.support.statuses import JOINING, TRAINING
 
 BUSY: dict[str, Any] = TRAINING["gpu"]
 

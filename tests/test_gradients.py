@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ftis_node.lab.gradients import source_gradients
-from tests.test_learner import FOREIGN, OWN, assert_same, changed, gradient_of, learner, weights_of, with_claims
+from tests.support.learners import FOREIGN, OWN, assert_same, changed, gradient_of, learner, weights_of, with_claims
 
 STRANGE = [with_claims(group, -1e-4) for group in FOREIGN]
 

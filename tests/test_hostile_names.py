@@ -27,8 +27,8 @@ from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from ftis_node.text import escaped, in_json, in_toml, say
+from tests.support.statuses import TRAINING, peer
 from tests.support.swarm import RUN
-from tests.test_prometheus import TRAINING, peer
 
 PACKAGE = Path(main.__code__.co_filename).parent.parent
 # rich's markup, colours, a line that poses as another, the C1 form of an escape, a bell, text from right to left.

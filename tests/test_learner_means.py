@@ -14,10 +14,10 @@ from ftis_node.learner import TrainingGroup
 from ftis_node.learner.batch import Batch
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
+from tests.support.learners import FOREIGN, OWN, POLICY, TEMPERATURE, changed, learner, with_claims
 from tests.support.objective_by_hand import CAP, RULES, Group, loss_by_hand
 from tests.support.objective_by_hand import Completion as HandCompletion
 from tests.support.small_models import plain_logprobs
-from tests.test_learner import FOREIGN, OWN, POLICY, TEMPERATURE, changed, learner, with_claims
 
 MIXED = [1.0, 0.5, 0.5, 0.0]
 

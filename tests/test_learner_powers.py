@@ -27,8 +27,7 @@ from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy import room
 from ftis_node.policy.policy import Policy
-from tests.support.small_models import plain_logprobs, tiny_policy, twin
-from tests.test_learner import (
+from tests.support.learners import (
     BATCH,
     FOREIGN,
     LORA,
@@ -43,6 +42,7 @@ from tests.test_learner import (
     weights_of,
     with_claims,
 )
+from tests.support.small_models import plain_logprobs, tiny_policy, twin
 
 # --- groups of several nodes ----------------------------------------------------------------------------------------
 
@@ -371,10 +371,10 @@ def test_a_real_lack_of_memory_is_survived() -> None:
     """A process that may have little address space more than it has: torch's own allocator fails, the step succeeds."""
     program = """
         import resource, psutil, torch
-        from tests.test_learner import OWN, learner
+        from tests.support.learners import OWN, learner
         from ftis_node.packet import Completion
         import numpy as np
-        from tests.test_learner import vertical
+        from tests.support.learners import vertical
         torch.set_num_threads(1)
         random = np.random.default_rng(0)
         def completion():

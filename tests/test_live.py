@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ftis_node.cli.top import HINT
 from ftis_node.observe.live import node_view
-from tests.test_prometheus import TRAINING, peer
+from tests.support.statuses import TRAINING, peer
 
 STATUS: dict[str, Any] = TRAINING | {
     "name": "a",

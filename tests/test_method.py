@@ -15,8 +15,8 @@ from ftis_node.objective import PRESETS
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.importance import MAX_LOG_RATIO
 from ftis_node.worker.engine import choose_objective
+from tests.support.learners import OWN, changed, learner
 from tests.support.objective_batches import graded, packed
-from tests.test_learner import OWN, changed, learner
 
 
 def kl(p: torch.Tensor, q: torch.Tensor) -> float:

@@ -15,7 +15,7 @@ from aiohttp import web
 from ftis_node.observe.history import History
 from ftis_node.observe.web import Route, Web, json_route, link
 from tests.support.browser import Browser, missing
-from tests.test_history import step
+from tests.support.step_events import step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ftis_node.packet import Completion, Group, pack_group
 from ftis_node.swarm.pool import Pool, Scored
+from tests.support.scored_groups import scored
 
 Key = tuple[bytes, int, int]
 
@@ -22,21 +21,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def scored(author: int, round_: int, slot: int, born: float, rewards: tuple[float, ...] = (1, 0)) -> Scored:
-    name = bytes([author]) * 38
-    completion = Completion(np.ones(1, np.uint32), np.zeros(1, np.float32), True)
-    packet = pack_group(
-        run_id=bytes(16),
-        author=name,
-        round=round_,
-        slot=slot,
-        policy_step=0,
-        prompt_ids=[1],
-        completions=[completion] * len(rewards),
-    )
-    return Scored(Group(name, 0, packet, bytes(32), b""), rewards, born)
 
 
 def pool(max_age: float = 100.0, seed: int = 0) -> tuple[Pool, Clock]:

@@ -23,9 +23,9 @@ from ftis_node.policy.room import GROW_AFTER, Room, out_of_memory
 from ftis_node.store.home import Home
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Sizes
+from tests.support.learners import OWN, learner, vertical
 from tests.support.small_models import arithmetic_run, arithmetic_settings
 from tests.support.steps import step_report, taken_step
-from tests.test_learner import OWN, learner, vertical
 
 SHORTAGES = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),

@@ -21,8 +21,8 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
+from tests.support.scored_groups import scored
 from tests.support.swarm import RUN
-from tests.test_pool import scored
 
 BATCH = 24
 _NUMBERS = itertools.count()

@@ -13,7 +13,7 @@ from torch import Tensor
 from ftis_node.learner import TrainingGroup, trust
 from ftis_node.learner.trust import LENGTH, LIKELIHOOD, LONGER, NEAR_IMPOSSIBLE, distrusted, next_length
 from ftis_node.packet import Completion
-from tests.test_learner import FOREIGN, OWN, assert_close, gradient_of, learner
+from tests.support.learners import FOREIGN, OWN, assert_close, gradient_of, learner
 
 RARE, PLAIN = NEAR_IMPOSSIBLE - 0.1, NEAR_IMPOSSIBLE + 0.1
 

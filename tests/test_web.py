@@ -28,7 +28,7 @@ from ftis_node.store.home import Home
 from ftis_node.worker.client import WorkerDied
 from ftis_node.worker.messages import GroupText, Texts
 from tests.support.daemons import Daemon, run_cli
-from tests.test_web_doors import opens
+from tests.support.page_calls import opens
 
 TOKEN = "t" * 43
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\ud800"

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from ftis_node.node.dashboard import invitation
 from ftis_node.observe import web as web_module
 from ftis_node.observe.web import CODE_SECONDS, CONNECTIONS_MAX, GUESTS_MAX, Guests, Names, Route, Web
+from tests.support.page_calls import opens
 
 TOKEN = "t" * 43
 
@@ -30,14 +30,6 @@ async def page() -> AsyncIterator[Web]:
 
 
 # --- links that open once -----------------------------------------------------------------------------------------
-
-
-async def opens(url: str, cookie: str = "") -> tuple[int, str]:
-    """The answer's status and cookie for a browser that has no other cookie."""
-    headers = {"Cookie": cookie} if cookie else {}
-    jar = aiohttp.DummyCookieJar()
-    async with aiohttp.ClientSession(cookie_jar=jar) as session, session.get(url, headers=headers) as response:
-        return response.status, response.headers.get("Set-Cookie", "").split(";")[0]
 
 
 async def test_the_link_of_a_command_line_opens_once_and_never_has_the_token(page: Web) -> None:

@@ -1,0 +1,110 @@
+"""Learners on tiny models, with groups that those have sampled."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftis_node.config.settings import Settings
+from ftis_node.learner import Learner, Part, TrainingGroup
+from ftis_node.objective import PRESETS
+from ftis_node.packet import Completion
+from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.policy import Policy
+from tests.support.small_models import tiny_policy, twin
+
+TEMPERATURE = 1.3
+POLICY = tiny_policy(vocab_size=32)
+LORA = tiny_policy(vocab_size=32, lora=True)
+PEER = tiny_policy(seed=1, vocab_size=32)
+PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25], [12, 13]]
+# Some uneven, one all right, one all wrong.
+REWARDS = [[1, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
+
+
+def vertical(
+    source: str, prompt: Sequence[int], completions: Sequence[Completion], rewards: Sequence[float], weight: float = 1.0
+) -> TrainingGroup:
+    """A group that one node made."""
+    return TrainingGroup(prompt, [Part(source, completions, rewards, weight)])
+
+
+def changed(group: TrainingGroup, **changes: Any) -> TrainingGroup:
+    """The same group with another source, weight, … of its one part."""
+    return replace(group, parts=[replace(group.parts[0], **changes)])
+
+
+def sampled(policy: Policy, source: str, seed: int, weight: float = 1.0) -> list[TrainingGroup]:
+    """A group for each prompt, with the rewards above."""
+    groups = generate(
+        policy,
+        PROMPTS,
+        group=4,
+        sampling=Sampling(10, TEMPERATURE, tuple(range(1, 5))),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return [
+        vertical(source, prompt, completions, rewards, weight)
+        for prompt, completions, rewards in zip(PROMPTS, groups, REWARDS, strict=True)
+    ]
+
+
+OWN = sampled(POLICY, "own", seed=1)
+
+
+FOREIGN = sampled(PEER, "peer", seed=2)
+
+
+BATCH = [*OWN, *FOREIGN]
+
+
+def learner(
+    policy: Policy = POLICY, objective: str = "ftis", parts: dict[str, Any] | None = None, **kw: Any
+) -> Learner:
+    """A learner on its own copy of `policy`."""
+    settings = Settings(**{"learning_rate": 1e-3, "gradient_clip": 1e9, "warmup_steps": 0, **kw})
+    subject = Learner(twin(policy), PRESETS[objective].replace(**parts or {}), settings, TEMPERATURE, "own")
+    subject.optimiser._adam.register_step_pre_hook(lambda *_: GRADIENTS.update({subject: _gradient(subject)}))
+    return subject
+
+
+def weights_of(subject: Learner) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in subject.trainable.items()}
+
+
+GRADIENTS: weakref.WeakKeyDictionary[Learner, dict[str, Tensor]] = weakref.WeakKeyDictionary()
+
+
+def _gradient(subject: Learner) -> dict[str, Tensor]:
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in subject.trainable.items()}
+
+
+def gradient_of(subject: Learner) -> dict[str, Tensor]:
+    """What the last step gave the optimiser: after clipping."""
+    return GRADIENTS[subject]
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    different = [name for name in left if not torch.equal(left[name], right[name])]
+    assert not different, different
+
+
+def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], atol: float = 1e-6) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=atol, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def with_claims(group: TrainingGroup, logprob: float) -> TrainingGroup:
+    made = group.parts[0].completions
+    return changed(
+        group,
+        completions=[Completion(c.token_ids, np.full(len(c), logprob, np.float32), c.finished) for c in made],
+    )

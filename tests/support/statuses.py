@@ -1,0 +1,133 @@
+"""A node's status and peers, as its API serves them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ftis_node.node.progress import Totals
+
+PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
+
+
+SECONDS = {"generate": 1.0, "wait": 0.5, "train": 2.0, "total": 3.5}
+
+
+DEVICE = {"total": 5.0, "generate": 0.75, "train": 2.0, "evaluate": 1.0, "idle": 1.25, "score": 0.25}
+
+
+LOADING: dict[str, Any] = {
+    "name": "A",
+    "state": "LOADING",
+    "reason": "Loading tiny-a.",
+    "model": "tiny-a",
+    "kind": None,
+    "plan": None,
+    "parameters": None,
+    "addresses": [],
+    "run": None,
+    "uptime": 1.5,
+    "worker_restarts": 0,
+    "worker_memory_bytes": None,
+    "gpu": None,
+}
+
+
+JOINING: dict[str, Any] = LOADING | {
+    "state": "JOINING",
+    "kind": "full",
+    "parameters": 75968,
+    "run": "ab" * 16,
+    "step": 0,
+    "pass_at_1_before": None,
+    "pass_at_1": None,
+    "pass_at_1_step": 0,
+    "own_groups_used": 0,
+    "foreign_groups_used": {},
+    "foreign_weight_share": 0.0,
+    "filtered_fraction": None,
+    "own_reward": None,
+    "foreign_reward": None,
+    "step_seconds": 0.0,
+    "idle_share": None,
+    "last_step": None,
+    "totals": asdict(Totals()),
+    "waiting_for": None,
+    "pool": {"waiting": 0, "no_signal": 0, "expired": 0},
+    "peers": 0,
+    "bytes_in": 0,
+    "bytes_out": 0,
+    "network": {"reachability": "direct", "p2pd_restarts": 0, "p2pd": None, "clock": None},
+    "process": {"memory_bytes": 1000, "python_blocks": 10},
+    "checkpoint": {"step": None, "bytes": None, "age_seconds": None, "due_seconds": None},
+    "refused_packets": {},
+    "announcements": {},
+    "own_groups_refused": 0,
+}
+
+
+TRAINING: dict[str, Any] = JOINING | {
+    "state": "ONLINE",
+    "worker_memory_bytes": 3000,
+    "gpu": {
+        "name": "a GPU",
+        "total_bytes": 24 << 30,
+        "used_bytes": 12 << 30,
+        "allocated_bytes": 9 << 30,
+        "reserved_bytes": 10 << 30,
+        "utilization": 0.75,
+    },
+    "step": 7,
+    "checkpoint": {"step": 6, "bytes": 1 << 20, "age_seconds": 30.0, "due_seconds": 270.0},
+    "pass_at_1_before": 0.25,
+    "pass_at_1": 0.5,
+    "own_groups_used": 10,
+    "foreign_groups_used": {PEER: 4, "others": 2},
+    "foreign_weight_share": 0.25,
+    "filtered_fraction": 0.0,
+    "own_reward": 0.5,
+    "foreign_reward": 0.75,
+    "step_seconds": 3.0,
+    "idle_share": 0.25,
+    "last_step": {
+        "seconds": SECONDS,
+        "device": DEVICE,
+        "loss": -0.5,
+        "gradient_norm": 0.25,
+        "tokens": 100,
+        "skipped": None,
+    },
+    "network": {
+        "clock": {"behind": 3.0, "peers": 2},
+        "reachability": "relayed",
+        "p2pd_restarts": 1,
+        "p2pd": {
+            "reachability": "private",
+            "connections": 3,
+            "memory_bytes": 2000,
+            "cpu_seconds": 0.5,
+            "open_files": 9,
+        },
+    },
+    "refused_packets": {"malformed": 3, "holder": 1},
+    "announcements": {"new": 5},
+}
+
+
+NOBODY: dict[str, Any] = {"peers": [], "left_out": []}
+
+
+def peer(id: str = PEER, **other: Any) -> dict[str, Any]:
+    return {
+        "id": id,
+        "agent": "ftis-node/0.1.0",
+        "seconds_since_seen": 0.5,
+        "used": 4,
+        "standing": "established",
+        "accepted": 5,
+        "refused": {"malformed": 2, "too long": 1},
+        "weight": 1.0,
+        "bytes_in": 100,
+        "bytes_out": 200,
+        **other,
+    }
