@@ -11,14 +11,9 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from ftis_node.config.checks import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY
 from ftis_node.config.settings import OBJECTIVE_PARTS, Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.objective import PRESETS
-from ftis_node.objective.advantages import ADVANTAGES
-from ftis_node.objective.aggregation import AGGREGATIONS
-from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS
-from ftis_node.objective.importance import IMPORTANCES
+from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES
 from ftis_node.worker.engine import choose_objective
 
 
@@ -38,18 +33,6 @@ def accepted(settings: Settings) -> bool:
     except UsageError:
         return False
     return True
-
-
-def test_the_names_are_those_that_the_objective_knows() -> None:
-    assert {key: tuple(names) for key, names in OBJECTIVE_NAMES.items()} == {
-        "objective": tuple(PRESETS),
-        "advantage": tuple(ADVANTAGES),
-        "divergence": tuple(ESTIMATORS),
-        "reduction": tuple(REDUCTIONS),
-        "importance": tuple(IMPORTANCES),
-        "aggregation": tuple(AGGREGATIONS),
-    }
-    assert tuple(name for name, preset in PRESETS.items() if preset.own_only) == OWN_ONLY
 
 
 def test_every_part_of_the_objective_is_checked() -> None:

@@ -149,16 +149,16 @@ WRONG_CHOICES: dict[str, tuple[str, list[Any]]] = {
     "divergence": ("k1, k2, k3, is_k1, is_k3, k3_reverse", ["kl"]),
     "reduction": ("mean, sum, max", ["min"]),
     "importance": ("none, vanilla, truncated", ["some"]),
-    "truncation": ("above 0", [0, None, math.nan]),
-    "epsilon": ("between 0 and 1", [1.0, True]),
-    "threshold": ("at least 0, or None", [-1.0, "50", math.inf]),
-    "gate": ("at least 0 and below 1, or None", [1.0, -0.1]),
+    "truncation": ("> 0", [0, None, math.nan]),
+    "epsilon": ("> 0 and < 1", [1.0, True]),
+    "threshold": ("≥ 0, or none", [-1.0, "50", math.inf]),
+    "gate": ("≥ 0 and < 1, or none", [1.0, -0.1]),
     "aggregation": ("sample, token, fixed", ["mean"]),
-    "divisor": ("above 0, or None", [0]),
+    "divisor": ("> 0", [0]),
     "count_dropped": ("True, False", [None]),
     "count_end": ("True, False", ["no"]),
     "own_only": ("True, False", [1]),
-    "inner_steps": ("whole, at least 1", [0, 1.5]),
+    "inner_steps": ("≥ 1", [0, 1.5]),
 }
 
 

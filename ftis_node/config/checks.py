@@ -1,36 +1,15 @@
-"""What no single setting's type can tell: names of objectives and their parts, and settings that contradict others.
-
-Told before a model is loaded, so nothing here imports torch: the names and limits of `ftis_node.objective` are written
-down a second time, and a test holds both alike.
-"""
+"""What no single setting's type can tell: names of objectives and their parts, and settings that contradict others."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftis_node.errors import UsageError, did_you_mean, raise_all
-
-OBJECTIVE_NAMES: Mapping[str, tuple[str, ...]] = {
-    "objective": ("ftis", "grpo", "nois", "vis", "tis", "f-nois", "f-vis", "opsm", "gated", "ftis-author"),
-    "advantage": ("mean_std", "mean"),
-    "divergence": ("k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"),
-    "reduction": ("mean", "sum", "max"),
-    "importance": ("none", "vanilla", "truncated"),
-    "aggregation": ("sample", "token", "fixed"),
-}
-OBJECTIVE_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
-    "threshold": ("≥ 0, or none", lambda value: value >= 0),
-    "gate": ("≥ 0 and < 1, or none", lambda value: 0 <= value < 1),
-    "truncation": ("> 0", lambda value: value > 0),
-    "epsilon": ("> 0 and < 1", lambda value: 0 < value < 1),
-    "divisor": ("> 0", lambda value: value > 0),
-    "inner_steps": ("≥ 1", lambda value: value >= 1),
-}
-OWN_ONLY = ("grpo",)  # objectives that learn from own samples only
+from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY
 
 # Beyond it numbers have no room in messages (64 bits) or in float32, and mean nothing: seeds have a bound of their own.
 _LARGEST = 10**15

@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from ftis_node.config.checks import OBJECTIVE_LIMITS, OBJECTIVE_NAMES
 from ftis_node.config.profiles import PROFILES, TASKS
 from ftis_node.config.settings import Settings
+from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES
 from ftis_node.text import in_toml
 
 _UNIT = re.compile(r"\[(?P<unit>[^]]+)\] ")

@@ -12,6 +12,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from ftis_node.objective_parts import Advantage
+
 
 def _mean(centred: Tensor) -> Tensor:
     return centred
@@ -24,7 +26,7 @@ def _mean_std(centred: Tensor) -> Tensor:
 
 
 # Name → rewards minus their mean (float64 [G], not all equal) → advantages.
-ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"mean_std": _mean_std, "mean": _mean})
+ADVANTAGES: Mapping[Advantage, Callable[[Tensor], Tensor]] = MappingProxyType({"mean_std": _mean_std, "mean": _mean})
 
 
 # Units in the last place of the largest reward. A reward that is no farther from the mean is at it: a mean is rounded,
@@ -32,7 +34,7 @@ ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"mean_s
 ROUNDING = 64
 
 
-def group_advantages(rewards: Tensor, kind: str) -> Tensor:
+def group_advantages(rewards: Tensor, kind: Advantage) -> Tensor:
     """Advantages of one group: rewards `[G]` → `[G]`, in the rewards' float dtype (float32 for integers).
 
     `mean_std`: Â_i = (r_i − mean(r)) / std(r), population std, no epsilon. `mean`: Â_i = r_i − mean(r).

@@ -21,6 +21,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from ftis_node.objective_parts import Aggregation
+
 
 def _fixed(lengths: Tensor, divisor: float | None) -> Tensor:
     if divisor is None:
@@ -29,7 +31,7 @@ def _fixed(lengths: Tensor, divisor: float | None) -> Tensor:
 
 
 # Name → (counted tokens int64 [N], divisor) → ℓ [N], or [] for all: what a sample's sum over tokens is divided by.
-AGGREGATIONS: Mapping[str, Callable[[Tensor, float | None], Tensor]] = MappingProxyType(
+AGGREGATIONS: Mapping[Aggregation, Callable[[Tensor, float | None], Tensor]] = MappingProxyType(
     {
         # A sample without a counted token has a sum of 0, whatever it is divided by.
         "sample": lambda lengths, divisor: lengths.clamp(min=1),
@@ -39,13 +41,13 @@ AGGREGATIONS: Mapping[str, Callable[[Tensor, float | None], Tensor]] = MappingPr
 )
 
 
-def sample_scale(aggregation: str, *, count_dropped: bool, group_size: int) -> float:
+def sample_scale(aggregation: Aggregation, *, count_dropped: bool, group_size: int) -> float:
     """c_i of a sample whose whole group has `group_size` completions."""
     return 1.0 if aggregation == "token" or not count_dropped else 1.0 / group_size
 
 
 def batch_divisor(
-    aggregation: str,
+    aggregation: Aggregation,
     *,
     count_dropped: bool,
     groups: int,

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from ftis_node.objective.packed import segment_max, segment_sum
+from ftis_node.objective_parts import Divergence, Reduction
 
 # Name → estimate per token of clamped d, any shape. expm1 keeps the small differences of near-equal policies.
-ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+ESTIMATORS: Mapping[Divergence, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "k1": lambda d: -d,  # KL(gen‖θ)
         "k2": lambda d: d.square() / 2,  # neither direction, ≥ 0
@@ -30,7 +31,7 @@ ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 # Name → (values [T], owner int64 [T], lengths int64 [N]) → [N]; 0 for a sample of no tokens.
-REDUCTIONS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
+REDUCTIONS: Mapping[Reduction, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
     {
         "mean": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()) / lengths.clamp(min=1),
         "sum": lambda values, owner, lengths: segment_sum(values, owner, lengths.numel()),
@@ -39,6 +40,8 @@ REDUCTIONS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingPr
 )
 
 
-def sample_divergence(log_ratio: Tensor, owner: Tensor, lengths: Tensor, *, estimator: str, reduction: str) -> Tensor:
+def sample_divergence(
+    log_ratio: Tensor, owner: Tensor, lengths: Tensor, *, estimator: Divergence, reduction: Reduction
+) -> Tensor:
     """Divergence D of each sample: clamped d `[T]`, owner int64 `[T]`, lengths int64 `[N]` → `[N]`, dtype of d."""
     return REDUCTIONS[reduction](ESTIMATORS[estimator](log_ratio), owner, lengths)

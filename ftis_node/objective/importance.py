@@ -14,6 +14,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from ftis_node.objective_parts import ImportanceName
+
 # Every exponential is of a difference of log-probs clamped to this, so that no claim of a peer can make an infinity.
 # e^20 is far beyond any weight that a sane C or ε lets through.
 MAX_LOG_RATIO = 20.0
@@ -33,7 +35,7 @@ class Importance:
     truncates: bool = False
 
 
-IMPORTANCES: Mapping[str, Importance] = MappingProxyType(
+IMPORTANCES: Mapping[ImportanceName, Importance] = MappingProxyType(
     {
         "none": Importance(lambda ratio, cap: torch.ones_like(ratio)),
         "vanilla": Importance(lambda ratio, cap: ratio, through_ratio=True),

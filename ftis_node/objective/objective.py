@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,16 @@ from ftis_node.objective.gate import admit, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Terms, clip_active, values
 from ftis_node.objective.samples import pack
+from ftis_node.objective_parts import OBJECTIVE_LIMITS, Advantage, Aggregation, Divergence, ImportanceName, Reduction
+
+_KNOWN: Mapping[str, Collection[str]] = {
+    "advantage": ADVANTAGES,
+    "divergence": ESTIMATORS,
+    "reduction": REDUCTIONS,
+    "importance": IMPORTANCES,
+    "aggregation": AGGREGATIONS,
+}
+_MAY_BE_NONE = ("threshold", "gate", "divisor")
 
 
 @dataclass(frozen=True)
@@ -45,15 +55,15 @@ class Objective:
     """
 
     name: str
-    advantage: str = "mean_std"
-    divergence: str = "k3_reverse"
-    reduction: str = "mean"
-    importance: str = "truncated"
+    advantage: Advantage = "mean_std"
+    divergence: Divergence = "k3_reverse"
+    reduction: Reduction = "mean"
+    importance: ImportanceName = "truncated"
     truncation: float = 2.0
     threshold: float | None = 50.0
     gate: float | None = None
     epsilon: float = 0.2
-    aggregation: str = "sample"
+    aggregation: Aggregation = "sample"
     divisor: float | None = None
     count_dropped: bool = True
     count_end: bool = True
@@ -61,20 +71,16 @@ class Objective:
     own_only: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("advantage", self.advantage, ADVANTAGES)
-        _one_of("divergence", self.divergence, ESTIMATORS)
-        _one_of("reduction", self.reduction, REDUCTIONS)
-        _one_of("importance", self.importance, IMPORTANCES)
-        _one_of("aggregation", self.aggregation, AGGREGATIONS)
-        _number("truncation", self.truncation, "above 0", lambda cap: cap > 0)
-        _number("epsilon", self.epsilon, "between 0 and 1", lambda epsilon: 0 < epsilon < 1)
-        _number("inner_steps", self.inner_steps, "that is whole, at least 1", lambda n: isinstance(n, int) and n >= 1)
-        if self.threshold is not None:
-            _number("threshold", self.threshold, "at least 0, or None for no filter", lambda g: g >= 0)
-        if self.gate is not None:
-            _number("gate", self.gate, "at least 0 and below 1, or None for no gate", lambda share: 0 <= share < 1)
-        if self.divisor is not None:
-            _number("divisor", self.divisor, "above 0, or None for the run's completion cap", lambda size: size > 0)
+        for field, names in _KNOWN.items():
+            if getattr(self, field) not in names:
+                raise ValueError(f"{field} must be one of {', '.join(names)}, not {getattr(self, field)!r}")
+        for field, (limits, holds) in OBJECTIVE_LIMITS.items():
+            value = getattr(self, field)
+            if value is None and field in _MAY_BE_NONE:
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not (number and holds(value)):
+                raise ValueError(f"{field} must be a number {limits}, not {value!r}")
         for field in ("count_dropped", "count_end", "own_only"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{field} must be one of True, False, not {getattr(self, field)!r}")
@@ -187,13 +193,3 @@ class Objective:
         objective has no gate. A step is gated by the m from before it: so neither packing nor order can matter.
         """
         return level if self.gate is None else next_level(level, likelihoods, self.gate)
-
-
-def _one_of(field: str, value: str, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {value!r}")
-
-
-def _number(field: str, value: object, allowed: str, holds: Callable[[float], bool]) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not holds(value):
-        raise ValueError(f"{field} must be a number {allowed}, not {value!r}")

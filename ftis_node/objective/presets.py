@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from ftis_node.objective.objective import Objective
+from ftis_node.objective_parts import OWN_ONLY, ObjectiveName
+
+
+def _named(name: ObjectiveName, **parts: Any) -> Objective:
+    return Objective(name, own_only=name in OWN_ONLY, **parts)
+
 
 # grpo         trains alone, section 2: the term of vis without foreign data
 # nois … ftis  section 3, C = 2 and g = 50; f-nois and f-vis have the filter of ftis (sections 3.2 and 4.6)
@@ -18,16 +25,16 @@ PRESETS: Mapping[str, Objective] = MappingProxyType(
     {
         objective.name: objective
         for objective in (
-            Objective("ftis"),
-            Objective("grpo", importance="vanilla", threshold=None, own_only=True),
-            Objective("nois", importance="none", threshold=None),
-            Objective("vis", importance="vanilla", threshold=None),
-            Objective("tis", threshold=None),
-            Objective("f-nois", importance="none"),
-            Objective("f-vis", importance="vanilla"),
-            Objective("opsm", importance="vanilla", divergence="k1", threshold=0.5),
-            Objective("gated", importance="none", threshold=None, gate=0.0),
-            Objective("ftis-author", advantage="mean", count_end=False, count_dropped=False),
+            _named("ftis"),
+            _named("grpo", importance="vanilla", threshold=None),
+            _named("nois", importance="none", threshold=None),
+            _named("vis", importance="vanilla", threshold=None),
+            _named("tis", threshold=None),
+            _named("f-nois", importance="none"),
+            _named("f-vis", importance="vanilla"),
+            _named("opsm", importance="vanilla", divergence="k1", threshold=0.5),
+            _named("gated", importance="none", threshold=None, gate=0.0),
+            _named("ftis-author", advantage="mean", count_end=False, count_dropped=False),
         )
     }
 )

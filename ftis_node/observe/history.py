@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
-from ftis_node.observe.parts import DAMAGED, Part, opened, tell_damage
+from ftis_node.observe.parts import Part, opened
 
 POINTS = 500  # of a curve, at most
-BLOCK = 1 << 20  # bytes read at a time
-WHOLE = 64 << 20  # bytes; of a longer log that is there already, windows are read in place of all
+WHOLE = 64 << 20  # bytes; in a longer log that is there already, only windows are taken in, so many bytes in all
 WINDOWS = 512
 TEACHERS = 256  # authors whose shares are kept apart; those with least of it make room
 OWN, OTHERS = "own", "others"
-_Source = tuple[int, int, Callable[[], AbstractContextManager[IO[bytes]]]]  # number and length of a part, and the part
 
 Point = dict[str, float | None]
 
 
 class Curve:
-    """Points in their order, at most `POINTS`. When it is full, neighbours become one, and from then on as many are
-    joined before they count as a point: means, but for `LAST`, which are those of the latest."""
+    """Points in their order, at most `POINTS`. When it is full, each two neighbours become one, and from then on as
+    many new points are joined into one: by their means, but for `LAST`, which are those of the latest."""
 
     LAST = ("step", "time")
 
@@ -36,41 +33,36 @@ class Curve:
         Args:
             joined: False: of neighbours the later one stays as it is (a measurement with its interval has no mean).
         """
-        self.stride = 1
+        self.stride = 1  # steps that each point stands for
         self._joined = joined
-        self._points: list[tuple[int, Point]] = []  # each with how many it stands for
-        self._open: list[tuple[int, Point]] = []
+        self._points: list[Point] = []
+        self._open: list[Point] = []  # fewer than `stride`
 
     def add(self, point: Point) -> None:
-        self._open.append((1, point))
+        """Add a point. All points of a curve have the same names."""
+        self._open.append(point)
         if len(self._open) >= self.stride:
             self._points.append(self._join(self._open))
             self._open = []
         if len(self._points) >= POINTS:
-            pairs = [self._points[i : i + 2] for i in range(0, len(self._points), 2)]
-            self._points = [self._join(pair) for pair in pairs]
+            self._points = [self._join(self._points[i : i + 2]) for i in range(0, POINTS, 2)]
             self.stride *= 2
 
     def cut(self, step: float) -> None:
-        """Forgets points after `step`: a restart from an older checkpoint made them void."""
-        self._points = [one for one in self._points if (one[1]["step"] or 0) <= step]
-        self._open = [one for one in self._open if (one[1]["step"] or 0) <= step]
+        """Forget points after `step`: a restart from an older checkpoint made them void."""
+        self._points = [point for point in self._points if (point["step"] or 0) <= step]
+        self._open = [point for point in self._open if (point["step"] or 0) <= step]
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Name → values, all of one length; the latest point may stand for fewer than the others."""
-        points = [point for _, point in (*self._points, *([self._join(self._open)] if self._open else []))]
-        names = dict.fromkeys(name for point in points for name in point)
-        return {name: [_short(point.get(name)) for point in points] for name in names}
+        """Name → values, all of one length; the latest point may stand for fewer steps than the others."""
+        points = [*self._points, self._join(self._open)] if self._open else self._points
+        return {name: [_short(point[name]) for point in points] for name in (points[0] if points else ())}
 
-    def _join(self, some: list[tuple[int, Point]]) -> tuple[int, Point]:
-        if len(some) == 1 or not self._joined:
-            return sum(count for count, _ in some), some[-1][1]
-        joined: Point = {}
-        for name in dict.fromkeys(name for _, point in some for name in point):
-            known = [(count, value) for count, point in some if (value := point.get(name)) is not None]
-            whole = sum(count for count, _ in known)
-            joined[name] = sum(count * value for count, value in known) / whole if whole else None
-        return sum(count for count, _ in some), joined | {name: some[-1][1].get(name) for name in self.LAST}
+    def _join(self, some: Sequence[Point]) -> Point:
+        last = some[-1]
+        if not self._joined:
+            return last
+        return {name: last[name] if name in self.LAST else _mean([point[name] for point in some]) for name in last}
 
 
 class History:
@@ -91,10 +83,9 @@ class History:
     def follow(self) -> bool:
         """Reads what was written since the last call; whether that was anything."""
         before = self.version
-        older, present = opened(self._path)
-        if present is not None:
-            with present:
-                self._take(older, present)
+        with opened(self._path) as parts:
+            if parts and parts[-1].file is not None:
+                self._take(parts, os.fstat(parts[-1].file.fileno()))
         return self.version != before
 
     def facts(self) -> dict[str, Any]:
@@ -108,60 +99,36 @@ class History:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def _take(self, older: Sequence[Part], present: IO[bytes]) -> None:
-        number = older[-1].number + 1 if older else 1
-        stat = os.fstat(present.fileno())
-        file = (stat.st_dev, stat.st_ino)
-        if number < self._part or (number == self._part and (file != self._file or stat.st_size < self._read)):
+    def _take(self, parts: Sequence[Part], present: os.stat_result) -> None:
+        number, file = parts[-1].number, (present.st_dev, present.st_ino)
+        if number < self._part or (number == self._part and (file != self._file or present.st_size < self._read)):
             self._begin()  # it is another log
             self.version += 1
-        sources: list[_Source] = [(part.number, part.length(), part.open) for part in older]
-        sources.append((number, stat.st_size, lambda: nullcontext(present)))
-        if self._file is None:
-            self._take_windows(sources)
+        lengths = [part.length() for part in parts]
+        # Parsing a year of lines would take minutes, and show the same curve: windows of a long log, evenly spread.
+        window = WHOLE // WINDOWS
+        stride = max(window, sum(lengths) // WINDOWS) if self._file is None else window
         self._file = file
-        parts = {part.number: part for part in older}
-        for number, _, opening in sources:
-            if number >= self._part:
-                try:
-                    with opening() as data:
-                        self._take_rest(number, data)
-                except FileNotFoundError:  # it has been dropped
-                    continue
-                except DAMAGED as error:
-                    if number in parts:
-                        tell_damage(parts[number], error)
+        for part, begin in zip(parts, accumulate(lengths, initial=0), strict=False):
+            if part.number >= self._part:
+                self._take_part(part, begin, stride, window)
 
-    def _take_rest(self, number: int, file: IO[bytes]) -> None:
-        """What was not read yet of a part."""
-        self._part, self._read = number, self._read if number == self._part else 0
-        file.seek(self._read)
-        rest = b""
-        while block := cast(io.BufferedReader, file).read1(BLOCK):  # of a damaged part all up to the damage
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
+    def _take_part(self, part: Part, begin: int, stride: int, window: int) -> None:
+        """Take in what was not read yet of a part, which begins at byte `begin` of the log.
+
+        Lines count that begin in the first `window` of every `stride` bytes, or end in the last of the present file.
+        """
+        self._part, self._read = part.number, self._read if part.number == self._part else 0
+        last = part.length() - window if part.file is not None else math.inf
+        for line in part.lines(self._read):
+            if not line.endswith(b"\n"):
+                break  # its other half is still to come
+            at = begin + self._read
+            self._read += len(line)
+            if at % stride < window or self._read > last:
                 self._line(line)
-        self._read = file.tell() - len(rest)
-
-    def _take_windows(self, sources: Sequence[_Source]) -> None:
-        """Of a long log a part, evenly spread: reading a year of it would take minutes, and show the same curve."""
-        whole = sum(length for _, length, _ in sources)
-        if whole <= WHOLE:
-            return
-        begin, stride = 0, whole // WINDOWS
-        for number, length, opening in sources:
-            spots = [at - begin for at in range(0, WINDOWS * stride, stride) if begin <= at < begin + length]
-            begin += length
-            if not spots:
-                continue
-            with suppress(*DAMAGED), opening() as file:
-                for spot in spots:
-                    file.seek(spot)
-                    lines = file.read(WHOLE // WINDOWS).split(b"\n")
-                    for line in lines[spot > 0 : -1]:
-                        self._line(line)
-                    self._part, self._read = number, file.tell() - len(lines[-1])
-                    self._before = None  # no traffic across a gap
+            else:
+                self._before = None  # no traffic across a gap
 
     def _line(self, line: bytes) -> None:
         """Takes an event in; a line that a kill cut short, or that is something else, is left out."""
@@ -228,6 +195,12 @@ def _mean_importance(figures: Mapping[str, Any]) -> float | None:
     """The mean of min(ρ, 2) over the tokens of a source: `excess` is the sum of min(ρ, 2) − 1."""
     tokens, excess = _number(figures.get("tokens")), _number(figures.get("excess"))
     return 1.0 + excess / tokens if tokens and excess is not None else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _number(value: Any) -> float | None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ftis_node.observe.parts import PART_BYTES, compress, drop_oldest, end_of_parts, every_line, older_parts
+from ftis_node.observe.parts import PART_BYTES, compress, drop_oldest, end_of_parts, every_line, set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,7 @@ class MetricsLog:
 
     def _begin_part(self) -> None:
         """Raises OSError if the next file cannot be made, as on a full disk; the next line tries again."""
-        older = older_parts(self._path)
-        number = older[-1].number + 1 if older else 1
-        with suppress(FileNotFoundError):  # it is a part already, and only the next file was not made
-            self._path.rename(self._path.with_name(f"{self._path.stem}-{number:08d}{self._path.suffix}"))
+        set_aside(self._path)
         whole, self._file = self._file, self._open()
         whole.close()
         self._tidy()

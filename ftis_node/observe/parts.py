@@ -16,14 +16,14 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
 from ftis_node.host.files import end_of, sync
 
-BLOCK = 1 << 16
+BLOCK = 1 << 20  # bytes read at a time
 PART_BYTES = 8 << 20  # of the present file, before it becomes a part
 LEVEL = 6
 MOST_RATIO = 64  # lines of figures become ten times smaller
@@ -35,105 +35,106 @@ _told: set[Path] = set()  # damaged parts that the log knows of
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """An older part; it never changes, but for being compressed or dropped."""
+    """A part of a log. The present one alone grows; an older one may be compressed or dropped at any moment.
+
+    file: the present one, held open, because its name passes to the next.
+    """
 
     number: int
     path: Path
+    file: IO[bytes] | None = field(default=None, compare=False)
 
-    def open(self) -> IO[bytes]:
+    def lines(self, start: int = 0) -> Iterator[bytes]:
+        """Lines from byte `start` on, each with its newline; the very last may be cut short.
+
+        They end early where the part is damaged, which the log says once, or has been dropped.
+        """
+        try:
+            with self._open() as file:
+                file.seek(start)
+                rest = b""
+                while block := cast(io.BufferedReader, file).read1(BLOCK):  # a damaged part's lines up to the damage
+                    *lines, rest = (rest + block).split(b"\n")
+                    yield from (line + b"\n" for line in lines)
+                if rest:
+                    yield rest
+        except FileNotFoundError:
+            return
+        except DAMAGED as error:
+            if self.path not in _told:
+                _told.add(self.path)
+                logger.warning("%s is damaged (%s): what comes after that in it is left out.", self.path, error)
+
+    def length(self) -> int:
+        """Return the bytes it has uncompressed; 0 if it cannot be read.
+
+        A compressed part says its own length (RFC 1952, 2.3.1). One that was cut short says anything, so `MOST_RATIO`
+        bounds it.
+        """
+        with suppress(OSError), self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if self.path.suffix != ".gz":
+                return size
+            file.seek(-4, os.SEEK_END)
+            return min(int.from_bytes(file.read(4), "little"), MOST_RATIO * size)
+        return 0
+
+    def _open(self) -> AbstractContextManager[IO[bytes]]:
         """Raises FileNotFoundError if it has been dropped."""
+        if self.file is not None:
+            return nullcontext(self.file)
         if self.path.suffix != ".gz":
             with suppress(FileNotFoundError):  # compressed meanwhile
                 return self.path.open("rb")
         return cast(IO[bytes], gzip.open(_compressed(self.path), "rb"))
 
-    def length(self) -> int:
-        """In bytes, uncompressed, as a compressed one says (RFC 1952, 2.3.1); 0 if it cannot be read. One that was cut
-        short says anything, so `MOST_RATIO` bounds it."""
-        with suppress(OSError), self.path.open("rb") as file:
-            if self.path.suffix != ".gz":
-                return file.seek(0, os.SEEK_END)
-            size = file.seek(-4, os.SEEK_END) + 4
-            return min(int.from_bytes(file.read(4), "little"), MOST_RATIO * size)
-        return 0
-
 
 def older_parts(path: Path) -> list[Part]:
-    """The parts beside a log, oldest first."""
-    found: dict[int, Part] = {}
-    for part in (*_numbered(path, ""), *_numbered(path, ".gz")):  # where both are there, the latter is whole
-        found[part.number] = part
+    """Return the parts beside a log, oldest first."""
+    found = {part.number: part for part in _numbered(path, "")}
+    found |= {part.number: part for part in _numbered(path, ".gz")}  # where both are there, this one is whole
     return sorted(found.values())
 
 
-def opened(path: Path) -> tuple[list[Part], IO[bytes] | None]:
-    """The older parts and the present file, as they were at one moment; None if there is no present file."""
-    while True:
-        try:
-            present = path.open("rb")
-        except (FileNotFoundError, NotADirectoryError):
-            older = older_parts(path)
-            if not path.exists():
-                return older, None
-            continue
+def set_aside(path: Path) -> None:
+    """Make the present file the latest of the older parts; nothing happens if it is one already."""
+    number = _next_number(older_parts(path))
+    with suppress(FileNotFoundError):
+        path.rename(path.with_name(f"{path.stem}-{number:08d}{path.suffix}"))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[list[Part]]:
+    """All parts as they were at one moment, oldest first; the last is the present file, if there is one."""
+    with ExitStack() as files:
         older = older_parts(path)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(present.fileno()), path.stat()):
-                return older, present
-        present.close()  # it has become a part meanwhile
+        while True:
+            present = []
+            with suppress(FileNotFoundError, NotADirectoryError):
+                present = [files.enter_context(path.open("rb"))]
+            before, older = older, older_parts(path)
+            if older == before:  # else the present file may be among them by now
+                break
+        yield [*older, *(Part(_next_number(older), path, file) for file in present)]
 
 
 def every_line(path: Path) -> Iterator[bytes]:
-    """All lines, oldest first; the last one may be cut short. A part that is damaged ends where it is."""
-    older, present = opened(path)
-    for part in older:
-        try:
-            with part.open() as file:
-                yield from file
-        except FileNotFoundError:
-            continue
-        except DAMAGED as error:
-            tell_damage(part, error)
-    if present is not None:
-        with present:
-            yield from present
+    """Yield all lines, oldest first; the last one may be cut short."""
+    with opened(path) as parts:
+        for part in parts:
+            yield from part.lines()
 
 
 def end_of_parts(path: Path, size: int) -> bytes:
-    """The last `size` bytes in whole lines, of older parts too where the present file is shorter."""
-    older, present = opened(path)
+    """Return the last `size` bytes in whole lines, from older parts too where the present file is shorter."""
     data, left = b"", size
-    if present is not None:
-        with present:
-            data = end_of(present, left)
-            left -= present.tell()
-    while older and left > 0:
-        with suppress(FileNotFoundError):
-            whole = _readable(older.pop())
+    with opened(path) as parts:
+        while parts and left > 0:
+            part = parts.pop()
+            whole = part.file or io.BytesIO(b"".join(part.lines()))
             data = end_of(whole, left) + data
             left -= whole.tell()  # all of it, also where no whole line fits: an older one must not come in its place
     return data
-
-
-def _readable(part: Part) -> IO[bytes]:
-    """A part, of a damaged one what comes before the damage. Raises FileNotFoundError if it has been dropped."""
-    found = io.BytesIO()
-    try:
-        with part.open() as file:
-            while block := cast(io.BufferedReader, file).read1(BLOCK):
-                found.write(block)
-    except FileNotFoundError:
-        raise
-    except DAMAGED as error:
-        tell_damage(part, error)
-    return found
-
-
-def tell_damage(part: Part, error: Exception) -> None:
-    """Says in the log that a part cannot be read to its end, once of each."""
-    if part.path not in _told:
-        _told.add(part.path)
-        logger.warning("%s is damaged (%s): what comes after that in it is left out.", part.path, error)
 
 
 def compress(path: Path) -> None:
@@ -171,6 +172,10 @@ def _numbered(path: Path, ending: str) -> list[Part]:
     name = re.compile(rf"{re.escape(path.stem)}-(\d{{8,}}){re.escape(path.suffix + ending)}")
     entries = list(path.parent.iterdir()) if path.parent.is_dir() else []
     return [Part(int(told[1]), entry) for entry in entries if (told := name.fullmatch(entry.name))]
+
+
+def _next_number(older: list[Part]) -> int:
+    return older[-1].number + 1 if older else 1
 
 
 def _compressed(plain: Path) -> Path:

@@ -6,13 +6,16 @@ text took over would run code here. So this process answers in bytes and JSON.
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ftis_node.errors import UserError
 
@@ -20,19 +23,26 @@ UNANSWERED_A_GROUP = 3
 """So many answers of a group may get no verdict; the rest of it is wrong unasked, or a group would take a minute."""
 
 
+START_SECONDS = 60.0
+_CHILD = Path(__file__).with_name("judge_child.py")
+_REPLY_BYTES = 1 << 16
+
+
 class Asked(ABC):
     """Owns the process, which starts with the first answer and ends with `close`. For one thread at a time."""
 
-    def __init__(self, seconds: float, start_seconds: float) -> None:
+    def __init__(self, rule: str, seconds: float, start_seconds: float = START_SECONDS, memory: int = 0) -> None:
         """
         Args:
-            seconds: of wall time that an answer may take, and start_seconds until it is ready.
+            rule: math, regex, or the name of a task whose function returns a reward function.
+            seconds: wall time that an answer may take; start_seconds: until the process is ready.
+            memory: bytes of address space of the process; 0: no limit.
         """
         self.started = 0  # processes, up to now
         self.unanswered = 0  # answers that are wrong because nothing was said of them
         self._left: int | None = None  # of what may go unanswered in this group; None: answers come one by one
-        self._seconds = seconds
-        self._start_seconds = start_seconds
+        self._rule, self._memory = rule, memory
+        self._seconds, self._start_seconds = seconds, start_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
@@ -64,32 +74,33 @@ class Asked(ABC):
                 process.kill()
             process.wait()
 
-    def _ask(self, request: bytes, receive: Callable[[socket.socket], bytes]) -> bytes:
-        """What it says; nothing where it takes too long or dies, and for the rest of a group of which too many did so.
+    def _ask(self, *request: str | bool) -> Any:
+        """Return the verdict; None where it takes too long or dies, and for the rest of a group of which too many did.
 
         Raises:
             UserError: the process cannot be started.
         """
         if self._left == 0:
             self.unanswered += 1
-            return b""
+            return None
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it died between two answers: the next one has no part in that
         connection = self._connection or self._start()
         try:
             connection.settimeout(self._seconds)  # of the whole sendall, and then of the wait
-            connection.sendall(request)
-            reply = receive(connection)
-        except OSError:  # a timeout is one too
-            reply = b""
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            verdict, grown = json.loads(_reply(connection))
+        except (OSError, ValueError):  # a timeout is the former, a reply that is cut short the latter
+            verdict, grown = None, True
         except BaseException:  # interrupted: the verdict that is still to come must not be taken for the next one's
             self.close()
             raise
-        if reply == b"":
+        if verdict is None:
             self.unanswered += 1
             self._left = None if self._left is None else self._left - 1
+        if grown:
             self.close()
-        return reply
+        return verdict
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -110,10 +121,20 @@ class Asked(ABC):
             raise self._did_not_start()
         return ours
 
+    def _command(self) -> list[str]:
+        """The child's command line. -P: neither the script's folder nor the current one has modules for it."""
+        limits = (os.getpid(), self._seconds, self._memory)
+        return [sys.executable, "-P", str(_CHILD), *map(str, limits), self._rule]
+
     @abstractmethod
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
-        """The process, with the connection as its stdin; it says R when it is ready."""
+        """Start `_command` with the connection as its stdin; it says R when it is ready."""
 
     @abstractmethod
     def _did_not_start(self) -> UserError:
         """What to tell then."""
+
+
+def _reply(connection: socket.socket) -> bytes:
+    with connection.makefile("rb") as file:
+        return file.readline(_REPLY_BYTES)

@@ -9,13 +9,10 @@ wrong, and the next answer gets a new process.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 from ftis_node.errors import UsageError, UserError
@@ -28,8 +25,6 @@ MEMORY_BYTES = 1 << 30
 ANSWER_CHARACTERS = 300  # of mathematics; the longest gold of MATH-500 has 53
 _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTERS}
 
-_START_SECONDS = 60.0
-_CHILD = Path(__file__).with_name("judge_child.py")
 # The rest of the environment, tokens and passwords with it, is none of its business.
 _KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
@@ -52,9 +47,7 @@ class Judge(Asked):
             raise UsageError(
                 "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
             )
-        super().__init__(SECONDS[rule] if seconds is None else seconds, _START_SECONDS)
-        self._rule = rule
-        self._memory = memory
+        super().__init__(rule, SECONDS[rule] if seconds is None else seconds, memory=memory)
 
     def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
         """Whether `answer` is worth what `gold`, an expression in LaTeX, is, or matches the regular expression `gold`.
@@ -68,13 +61,7 @@ class Judge(Asked):
         Raises:
             UserError: the process cannot be started.
         """
-        if len(answer) > _LONGEST[self._rule]:
-            return False
-        request = json.dumps([gold, answer, loose]).encode() + b"\n"
-        letter = self._ask(request, lambda connection: connection.recv(1))
-        if letter not in (b"0", b"1"):
-            self.close()
-        return letter in (b"1", b"y")
+        return len(answer) <= _LONGEST[self._rule] and self._ask(gold, answer, loose) is True
 
     def _did_not_start(self) -> UserError:
         library = {"math": "math_verify", "regex": "re"}[self._rule]
@@ -84,10 +71,9 @@ class Judge(Asked):
         )
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
-        # -P: neither the script's folder nor the one a person happens to be in has modules for it. A session of its
-        # own: Ctrl-C is for the parent.
+        # A session of its own: Ctrl-C is for the parent.
         return subprocess.Popen(
-            [sys.executable, "-P", str(_CHILD), str(os.getpid()), str(self._seconds), str(self._memory), self._rule],
+            self._command(),
             stdin=connection.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,12 +1,14 @@
-"""The process that judges answers written by strangers; `judge` runs this file as a script and kills it at will.
+"""The process that judges answers written by strangers; `asked` runs this file as a script and kills it at will.
 
-It knows nothing of this package: stdlib and math-verify only. Requests come as JSON lines `[gold, answer, loose]` over
-the socket that is its stdin, verdicts leave as single letters: 1 right, 0 wrong; y and n say the same and that this
-process has grown too large to be trusted with another answer. R: ready.
+For the rules it knows nothing of this package: stdlib and math-verify only. A person's reward function is imported with
+all that it needs. Requests come as JSON lines over the socket that is its stdin: `[gold, answer, loose]`, or `[text,
+answer]` for a function. Each gets a JSON line `[verdict, grown]`; grown: the process is too large to be trusted with
+another answer. R: ready.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -28,25 +30,28 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     """Serves until the other end is closed, the process `parent` is gone, or an answer takes twice `seconds`.
 
     Args:
-        memory: bytes of address space, for imports and answers together.
-        rule: `math` or `regex`.
+        memory: bytes of address space, for imports and answers together; 0: neither memory nor files are limited.
+        rule: `math`, `regex`, or the name of a person's task with a reward function.
     """
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    connection = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if memory:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The kernel ends this process at the alarm whatever Python is busy with, and even if nobody is left to kill it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    verdict = _load() if rule == "math" else _matches
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    connection = socket.socket(fileno=os.dup(0))
+    known: dict[str, Callable[[], Callable[..., object]]] = {"math": _load, "regex": lambda: _matches}
+    verdict = known[rule]() if rule in known else _own(rule)
+    if memory:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     connection.sendall(b"R")
-    while (line := next_line(connection, parent)) is not None:
-        gold, answer, loose = json.loads(line)
+    while (line := _next_line(connection, parent)) is not None:
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
-        right = verdict(gold, answer, loose)
+        reply = verdict(*json.loads(line))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        grown = _address_space() > _GROWN * memory
-        connection.sendall((b"y" if right else b"n") if grown else (b"1" if right else b"0"))
+        grown = memory > 0 and _address_space() > _GROWN * memory
+        connection.sendall(json.dumps([reply, grown]).encode() + b"\n")
 
 
 def _address_space() -> int:
@@ -55,7 +60,7 @@ def _address_space() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def next_line(connection: socket.socket, parent: int) -> bytes | None:
+def _next_line(connection: socket.socket, parent: int) -> bytes | None:
     """The next request; None if the other end is closed, or the process `parent` is gone."""
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -76,6 +81,17 @@ def _matches(gold: str, answer: str, _: bool) -> bool:
         return re.fullmatch(gold, answer) is not None
     except (re.error, RecursionError, OverflowError):
         return False
+
+
+def _own(name: str) -> Callable[[str, str], list[float | bool] | str]:
+    """Imports a person's task; answers the function that gives its verdict on a text and a gold answer."""
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it, which the compute process is run by
+    from ftis_node.tasks.own import call, judged
+
+    scorer = call(name)[1].scorer
+    if scorer is None:
+        sys.exit(f"{name} has no reward function any more.")
+    return functools.partial(judged, scorer)
 
 
 def _load() -> Callable[[str, str, bool], bool]:

@@ -25,14 +25,13 @@ from typing import Any
 
 from ftis_node.config.run import CODE
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks.asked import Asked
+from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
 from ftis_node.tasks.task import TEMPLATES, Example, Task
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
 _NAME_CHARACTERS = 64  # of a task in a run
-_START_SECONDS = 60.0
 _WRONG = Score(0.0, formatted=False, lenient=False)
 
 logger = logging.getLogger(__name__)
@@ -126,7 +125,7 @@ def load_own(name: str, *, code: bool) -> Task:
         check_rule(task.reward)
         return replace(task, name=name, data=data)
     reward = f"{CODE}{_code_digest(name, function, task.scorer)[:40]}"
-    guarded = Guarded(name, task.scorer_seconds, _START_SECONDS + 3 * seconds)
+    guarded = Guarded(name, task.scorer_seconds, START_SECONDS + 3 * seconds)
     return replace(task, name=name, data=data, reward=reward, scorer=guarded)
 
 
@@ -160,13 +159,12 @@ class Guarded(Asked):
         Args:
             name: of the task's function. seconds, start_seconds: see `Asked`.
         """
-        super().__init__(seconds, start_seconds)
-        self._name = name
+        super().__init__(name, seconds, start_seconds)
         self._told: set[str] = set()
 
     def another(self) -> Guarded:
         """For another thread. What one of them has told, the others tell no more."""
-        made = Guarded(self._name, self._seconds, self._start_seconds)
+        made = Guarded(self._rule, self._seconds, self._start_seconds)
         made._told = self._told
         return made
 
@@ -176,12 +174,10 @@ class Guarded(Asked):
         Raises:
             UserError: its process cannot be started.
         """
-        before = self.unanswered
-        reply = self._ask(json.dumps([text, answer]).encode() + b"\n", _line)
-        if self.unanswered > before:
+        verdict = self._ask(text, answer)
+        if verdict is None:
             self._tell("late", f"took longer than {self._seconds:g} s, or ended its process")
             return _WRONG
-        verdict = json.loads(reply)
         if isinstance(verdict, str):
             self._tell("failed", f"failed ({verdict})")
             return _WRONG
@@ -190,32 +186,20 @@ class Guarded(Asked):
     def _tell(self, kind: str, what: str) -> None:
         if kind not in self._told:
             logger.warning(
-                "The reward function of %s %s: such answers count as wrong; this is told once.", self._name, what
+                "The reward function of %s %s: such answers count as wrong; this is told once.", self._rule, what
             )
         self._told.add(kind)
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "ftis_node.tasks.own_child", str(os.getpid()), str(self._seconds), self._name]
         # What it prints goes where errors go: stdout may be somebody's JSON. Ctrl-C is for the parent.
-        return subprocess.Popen(line, stdin=connection.fileno(), stdout=2, stderr=2, start_new_session=True)
+        return subprocess.Popen(self._command(), stdin=connection.fileno(), stdout=2, stderr=2, start_new_session=True)
 
     def _did_not_start(self) -> UserError:
         return UserError(
-            f"The process that runs the reward function of {self._name} was not ready within "
+            f"The process that runs the reward function of {self._rule} was not ready within "
             f"{self._start_seconds:.0f} s.",
             "What it printed says why; it imports the module and calls that function once more.",
         )
-
-
-def _line(connection: socket.socket) -> bytes:
-    """One, or nothing if the other end is closed before it ends."""
-    line = b""
-    while not line.endswith(b"\n"):
-        part = connection.recv(1 << 12)
-        if not part:
-            return b""
-        line += part
-    return line
 
 
 def judged(function: Scorer, text: str, answer: str) -> list[float | bool] | str:

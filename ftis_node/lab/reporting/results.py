@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ftis_node.config.checks import OBJECTIVE_NAMES
 from ftis_node.errors import UsageError
 from ftis_node.lab.payloads import TOKENS, of_attack
 from ftis_node.lab.reporting.manifest import ATTACK, HELD_OUT, Cell, Claim, Manifest, TrialEntry, read_manifest
 from ftis_node.lab.reporting.statistics import reached
+from ftis_node.objective_parts import OBJECTIVE_NAMES
 
 Measure: TypeAlias = Literal["final", "time", "cpu", "generated", "trained"]
 LATE = 4  # one step in so many, the last ones, shows what a node has come to say

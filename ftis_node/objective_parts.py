@@ -1,0 +1,38 @@
+"""The parts of an objective: their names, and the limits of their numbers.
+
+Settings are checked before a model is loaded, so nothing here imports torch. `config.checks` and `objective` both read
+them here: mypy refuses a part whose name is not declared, and a test tries each declared one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+
+ObjectiveName = Literal["ftis", "grpo", "nois", "vis", "tis", "f-nois", "f-vis", "opsm", "gated", "ftis-author"]
+Advantage = Literal["mean_std", "mean"]
+Divergence = Literal["k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"]
+Reduction = Literal["mean", "sum", "max"]
+ImportanceName = Literal["none", "vanilla", "truncated"]
+Aggregation = Literal["sample", "token", "fixed"]
+
+OWN_ONLY: tuple[ObjectiveName, ...] = ("grpo",)
+"""Objectives that learn from own samples only."""
+
+OBJECTIVE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "objective": get_args(ObjectiveName),
+    "advantage": get_args(Advantage),
+    "divergence": get_args(Divergence),
+    "reduction": get_args(Reduction),
+    "importance": get_args(ImportanceName),
+    "aggregation": get_args(Aggregation),
+}
+OBJECTIVE_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "threshold": ("≥ 0, or none", lambda value: value >= 0),
+    "gate": ("≥ 0 and < 1, or none", lambda value: 0 <= value < 1),
+    "truncation": ("> 0", lambda value: value > 0),
+    "epsilon": ("> 0 and < 1", lambda value: 0 < value < 1),
+    "divisor": ("> 0", lambda value: value > 0),
+    "inner_steps": ("≥ 1", lambda value: value >= 1 and isinstance(value, int)),
+}
+"""Part → the limits of its number in words, and whether a finite number keeps them."""
