@@ -31,7 +31,7 @@ def in_json(value: object) -> str:
 
 
 def say(*lines: object, error: bool = False, flush: bool = False) -> None:
-    """Prints lines as they are, each in one line: what a name or a peer put into them moves no terminal.
+    """Print lines as they are, each in one line: what a name or a peer put into them moves no terminal.
 
     Args:
         error: on stderr, not on stdout.

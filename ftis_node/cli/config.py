@@ -32,7 +32,7 @@ def show(
     run: Annotated[Path | None, typer.Option(help="As of join: a run file.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows every setting as `join` with the same flags and this environment would settle it; as a settings file.
+    """Show every setting as `join` with the same flags and this environment would settle it; as a settings file.
 
     Of a home that was begun, model and LoRA or not are those of its checkpoints, and batches what its memory allowed.
     """

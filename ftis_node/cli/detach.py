@@ -24,7 +24,7 @@ ERROR_LINES = 2
 def detach(
     home: Path, arguments: Sequence[str], tell: Callable[[str], None], peers: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Starts a daemon that outlives this process and waits until it has its model, however long that takes.
+    """Start a daemon that outlives this process and waits until it has its model, however long that takes.
 
     Args:
         arguments: of ``ftis-node``, without ``--detach``.

@@ -243,7 +243,7 @@ def _compared(ours: _Result, chosen: _Chosen, theirs: _Result) -> _Compared:
 
 
 def _release() -> None:
-    """Gives back what a model held that is gone."""
+    """Give back what a model held that is gone."""
     import torch
 
     gc.collect()  # models hold themselves in cycles
@@ -357,7 +357,7 @@ def _verdict(one: Judged) -> _Verdict:
 
 
 def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
-    """Raises UsageError for an output that is the file that the questions are from."""
+    """Raise UsageError for an output that is the file that the questions are from."""
     for file in (data, Path(task) if task.endswith(".jsonl") else None):
         if file is not None and out.exists() and file.exists() and out.samefile(file):
             raise UsageError(f"{out} holds the questions: it is not written over.", "Name another --out.")

@@ -28,7 +28,7 @@ def export(
     set_: Annotated[list[str] | None, typer.Option("--set", help="lora_alpha=…, if the checkpoint lacks it.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.
+    """Write a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.
 
     The node may be running. What is written is complete: weights (safetensors), tokenizer, generation config, card.
     """

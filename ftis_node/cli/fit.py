@@ -57,7 +57,7 @@ def fit(
     completions: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
     json: JsonOption = False,
 ) -> None:
-    """Says whether and how a model can be trained in so much memory. Exit code 1: it cannot.
+    """Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.
 
     Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
     """

@@ -42,7 +42,7 @@ _NAME = re.compile(r"([a-z0-9_]([a-z0-9_-]*[a-z0-9])?\.)*[a-z]([a-z0-9_-]*[a-z0-
 
 
 def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    """Checks settled settings; `origins` says of each where it came from.
+    """Check settled settings; `origins` says of each where it came from.
 
     Raises:
         UsageError: what is wrong, all of it.

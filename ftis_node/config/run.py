@@ -183,7 +183,7 @@ def run_for(facts: Mapping[str, Any], **fields: Any) -> Run:
 
 
 def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
-    """Refuses a model or data that would misread the run's tokens, before anything is sent.
+    """Refuse a model or data that would misread the run's tokens, before anything is sent.
 
     Args:
         facts: tokenizer, vocabulary, and what `check_task` takes.
@@ -223,7 +223,7 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
 
 
 def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, data: Path | None = None) -> None:
-    """Refuses a run that asks for what the owner of this node has to ask for: code, a file, or a large parser.
+    """Refuse a run that asks for what the owner of this node has to ask for: code, a file, or a large parser.
 
     Args:
         task, reward, data: what the owner named at this start. ours: the run is the home's own, joined or begun before.
@@ -252,7 +252,7 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, d
 
 
 def refuse_horizontal(run: Run) -> None:
-    """Raises UsageError for a run of a kind that only the lab can do."""
+    """Raise UsageError for a run of a kind that only the lab can do."""
     if run.parts > 1:
         raise UsageError(
             "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",

@@ -270,7 +270,7 @@ class Layers:
         self._unknown: list[UserError] = []
 
     def add(self, origin: str, values: Mapping[str, Any]) -> None:
-        """Adds a layer; keys with value None are taken as not given, unknown ones are told when it is settled."""
+        """Add a layer; keys with value None are taken as not given, unknown ones are told when it is settled."""
         for key, value in values.items():
             if key not in Settings.model_fields:
                 self._unknown.append(UsageError(f"Unknown setting {key!r} in {origin}.", _nearest(key)))
@@ -319,7 +319,7 @@ def collect(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Settles all layers; returns the settings and the origin of each.
+    """Settle all layers; returns the settings and the origin of each.
 
     File, environment and flags may also name the machine profile, as `profile`; the highest that does decides.
 
@@ -347,7 +347,7 @@ def collect(
 
 
 def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
-    """Takes the machine profile's name out of all layers; returns the highest one's, None for none."""
+    """Take the machine profile's name out of all layers; returns the highest one's, None for none."""
     chosen: object = NO_PROFILE
     source = "default"
     for origin, values in given:

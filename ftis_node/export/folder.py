@@ -52,7 +52,7 @@ def check_target(to: Path, *, overwrite: bool, source: Path, base: Path | None =
 
 
 def _open_to_others(folder: Path) -> None:
-    """Gives files the mode that the umask leaves: safetensors makes its own 0600, and a model is no secret."""
+    """Give files the mode that the umask leaves: safetensors makes its own 0600, and a model is no secret."""
     umask = os.umask(0o077)
     os.umask(umask)
     for file in folder.iterdir():

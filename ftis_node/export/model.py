@@ -54,7 +54,7 @@ def export(
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
 ) -> Exported:
-    """Writes the folder `to`, whole or not at all, and returns what is in it.
+    """Write the folder `to`, whole or not at all, and returns what is in it.
 
     Args:
         settings: as `trained.settings_for` gives them. Without a dtype: an adapter keeps the checkpoint's; a model

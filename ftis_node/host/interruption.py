@@ -14,7 +14,7 @@ class Interrupted(FtisError):
 
 
 def interrupt() -> None:
-    """Ends the computation that runs, or the next one, at its next `check`; from any thread."""
+    """End the computation that runs, or the next one, at its next `check`; from any thread."""
     _asked.set()
 
 

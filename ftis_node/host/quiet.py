@@ -28,7 +28,7 @@ QUIET: Mapping[str, str] = MappingProxyType(
 
 
 def be_quiet(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets `QUIET` for this process and those that it starts."""
+    """Set `QUIET` for this process and those that it starts."""
     environment.update(QUIET)
 
 

@@ -75,7 +75,7 @@ class Checkpoints:
         return directory
 
     def commit(self, directory: Path, facts: Facts) -> Path:
-        """Makes what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.
+        """Make what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.
 
         Args:
             facts: what else to remember; comes back from `latest`.
@@ -122,7 +122,7 @@ class Checkpoints:
         return None
 
     def set_aside(self, after: int, why: Literal["diverged", "doubted"] = "diverged") -> None:
-        """Renames the checkpoints of later steps than `after`; earlier ones of the same name then go."""
+        """Rename the checkpoints of later steps than `after`; earlier ones of the same name then go."""
         later = [directory for directory in _complete(self.path) if _step(directory) > after]
         for forgotten in self.path.glob(f"*.{why}") if later else ():
             shutil.rmtree(forgotten, ignore_errors=True)
@@ -130,7 +130,7 @@ class Checkpoints:
             directory.rename(directory.with_suffix(f".{why}"))
 
     def take_back(self) -> bool:
-        """Makes checkpoints again of those that were set aside as doubted; returns whether there were any.
+        """Make checkpoints again of those that were set aside as doubted; returns whether there were any.
 
         Those that a newer checkpoint has outlived are removed instead.
         """
@@ -177,7 +177,7 @@ def _named(path: Path, suffix: str) -> list[Path]:
 
 
 def verify(directory: Path) -> Facts:
-    """Checks every file of a checkpoint against its checksum and returns the facts it was committed with.
+    """Check every file of a checkpoint against its checksum and returns the facts it was committed with.
 
     Raises:
         CheckpointError: a file is missing or altered.

@@ -73,7 +73,7 @@ class Home:
         return 0
 
     def open(self) -> None:
-        """Creates and locks the home, and clears what a killed daemon left behind; an open one stays as it is.
+        """Create and locks the home, and clears what a killed daemon left behind; an open one stays as it is.
 
         Raises:
             UserError: another daemon uses this home, or it cannot be written.
@@ -118,7 +118,7 @@ class Home:
             replace_text(self.schema, json.dumps({"schema": SCHEMA.newest}), durable=True)
 
     def close(self) -> None:
-        """Removes the runtime directory and gives up the lock; a home that is not open is left alone."""
+        """Remove the runtime directory and gives up the lock; a home that is not open is left alone."""
         if self._lock is None:
             return
         runtime = self.runtime()
@@ -174,7 +174,7 @@ class Home:
         return directory
 
     def record_runtime(self, directory: Path, children: tuple[int, ...] = ()) -> None:
-        """Writes down the runtime directory and the child processes, for clients and for the next start's reaper."""
+        """Write down the runtime directory and the child processes, for clients and for the next start's reaper."""
         started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
         record = Runtime(os.getpid(), str(directory), started)
         replace_text(self._runtime_file, json.dumps(msgspec.structs.asdict(record)))
@@ -201,7 +201,7 @@ class Home:
         return Path(record.directory) / "api.sock" if record else None
 
     def _reap(self) -> None:
-        """Ends children of a killed daemon that are still there (by pid and start time), removes its sockets."""
+        """End children of a killed daemon that are still there (by pid and start time), removes its sockets."""
         record = self.runtime()
         if record is None:
             return

@@ -100,17 +100,17 @@ class PacketStore:
         return self._rounds.upcoming()
 
     def take_round(self, number: int) -> None:
-        """Makes sure that this number is never given again, also not after a restart."""
+        """Make sure that this number is never given again, also not after a restart."""
         with self._durably():
             self._rounds.use(number)
 
     def skip_round(self) -> None:
-        """Leaves one round out, as a start does: a round announced just before a crash is then never contradicted."""
+        """Leave one round out, as a start does: a round announced just before a crash is then never contradicted."""
         if self._rounds.any:
             self.take_round(self._rounds.upcoming())
 
     def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
-        """Keeps admitted packets with their bytes, the oldest making room once the quota is reached."""
+        """Keep admitted packets with their bytes, the oldest making room once the quota is reached."""
         now = self._clock.now()
         with self._transaction():
             for group, body in groups:
@@ -145,7 +145,7 @@ class PacketStore:
         return self._db.execute(query, key).fetchone() is not None
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
-        """Writes down, before it happens, what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`.
+        """Write down, before it happens, what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`.
 
         Only `trained` waits for the disk. Of the others a power loss may take the latest, which are then scored or
         refused once more: whoever sends such groups must not cost a node a sync each.

@@ -48,7 +48,7 @@ class RoundNumbers:
         return number
 
     def use(self, number: int) -> None:
-        """Writes down that `number` was used; the caller makes it durable. It must be `upcoming`."""
+        """Write down that `number` was used; the caller makes it durable. It must be `upcoming`."""
         grown = self._db.execute(
             "UPDATE used_rounds SET next = ? WHERE run = ? AND next = ?", (number + 1, self._run, number)
         )

@@ -54,7 +54,7 @@ class Asked(ABC):
         self._left = UNANSWERED_A_GROUP
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing; another answer starts another."""
+        """End the process, whatever it is doing; another answer starts another."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
         if connection is not None:

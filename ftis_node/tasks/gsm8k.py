@@ -49,7 +49,7 @@ def to_be_downloaded(data: Path | None, eval_data: Path | None) -> tuple[Remote,
 
 
 def check_gsm8k(data: Path | None, eval_data: Path | None) -> None:
-    """Raises UsageError where a file that was named cannot be read or used."""
+    """Raise UsageError where a file that was named cannot be read or used."""
     for path in (data, eval_data):
         if path is not None:
             read_rows(path, gold_answer)

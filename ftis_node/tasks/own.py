@@ -237,7 +237,7 @@ def _sound(verdict: Any) -> Score:
 
 
 def check_module(name: str) -> None:
-    """Raises UsageError where the module of the task is nowhere to be found. Nothing is imported."""
+    """Raise UsageError where the module of the task is nowhere to be found. Nothing is imported."""
     module_name = name.partition(":")[0]
     top = module_name.partition(".")[0]
     if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:

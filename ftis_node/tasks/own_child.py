@@ -17,7 +17,7 @@ from ftis_node.tasks.own import call, judged
 
 
 def main(parent: int, seconds: float, name: str) -> None:
-    """Serves until the other end is closed, the process `parent` is gone, or an answer takes twice `seconds`."""
+    """Serve until the other end is closed, the process `parent` is gone, or an answer takes twice `seconds`."""
     connection = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     # The kernel ends this process at the alarm whatever Python is busy with, and even if nobody is left to kill it.

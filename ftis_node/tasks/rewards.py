@@ -57,7 +57,7 @@ Scorer: TypeAlias = Callable[[str, str], Score]
 
 
 def check_rule(rule: str) -> None:
-    """Raises UsageError for a rule that is none."""
+    """Raise UsageError for a rule that is none."""
     if rule not in RULES:
         raise UsageError(f"There is no reward rule {rule[:40]!a}.", f"Use one of: {', '.join(RULES)}.")
 
@@ -79,7 +79,7 @@ def score(rule: str, text: str, answer: str) -> Score:
 
 
 def score_text(right: Callable[[str], bool], text: str) -> Score:
-    """Scores `text` by whether its answer, stripped and in NFC, is `right`, which is asked once at most.
+    """Score `text` by whether its answer, stripped and in NFC, is `right`, which is asked once at most.
 
     An answer may have 1 to `TEXT_CHARACTERS` characters. `lenient` is of the last answer anywhere: after the last
     `<answer>` or, in a text without one, its last line.
