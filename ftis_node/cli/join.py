@@ -72,7 +72,7 @@ def join(
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 
-    What leaves this machine: its address, and the token ids and log-probs that its model samples. Never the model.
+    This leaves your machine: its address, and the token ids and log-probs that its model samples. Never the model.
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")

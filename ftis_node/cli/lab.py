@@ -73,7 +73,9 @@ def run(
 def report(
     out: Annotated[Path, typer.Argument(help="The directory that `lab run` wrote to.")],
     destination: Annotated[Path | None, typer.Option("--to", help="Where to write; default: report/ in it.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="For a repository: short, two pictures, one table.")] = False,
+    small: Annotated[
+        bool, typer.Option("--small", help="Write it for a repository: short, two pictures, one table.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Write the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, SVG, CSV)."""
@@ -100,7 +102,7 @@ def replay(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a daemon's steps again from its log and its packets, and compares.
+    """Take a daemon's steps again from its log and its packets, and compare.
 
     On a CPU it arrives at the same weights bit for bit; exit code 1: it did not.
     """
@@ -120,7 +122,7 @@ def replay(
 def simulate(
     nodes: Annotated[str, typer.Option(help="How many, a simulation for each number.")] = "10,100",
     seconds: Annotated[float, typer.Option(min=1, help="Simulated seconds of each.")] = 900.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything that is random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
     eager: Annotated[
         bool, typer.Option("--eager", help="Nodes greet all they hear of, however many peers they have.")
     ] = False,

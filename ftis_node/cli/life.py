@@ -44,7 +44,7 @@ def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonO
 
 
 def resume(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Load the model again and goes on from the last checkpoint."""
+    """Load the model again and go on from the last checkpoint."""
     answer = _command(home, "resume")
     _say(answer, "The node ends." if answer["state"] == "STOPPING" else "The node goes on.", json=json)
 

@@ -1,7 +1,7 @@
-"""What no single setting's type can tell: names of objectives and their parts, and settings that contradict others.
+"""Checks beyond a single setting's type: names of objectives and their parts, and settings that contradict others.
 
-Told before a model is loaded, so nothing here imports torch: the names and limits of `ftis_node.objective` are written
-down a second time, and a test holds both alike.
+They run before a model is loaded, so nothing here imports torch. The names and limits of `ftis_node.objective` are
+written down a second time, and a test holds both alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LARGEST = 10**15
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _MB_PER_GB = 1024
-# Of a host; the last label begins with a letter, or a mistyped address would be a name.
+# Pattern of a host; the last label begins with a letter, or a mistyped address would be a name.
 _NAME = re.compile(r"([a-z0-9_]([a-z0-9_-]*[a-z0-9])?\.)*[a-z]([a-z0-9_-]*[a-z0-9])?", re.IGNORECASE)
 
 

@@ -67,7 +67,7 @@ def _of_a_model(entry: Path) -> bool:
 def appearing(to: Path) -> Iterator[Path]:
     """A fresh directory beside `to`, which is renamed to it at the end; removed if there is an error.
 
-    What was at `to` is gone afterwards (see `check_target`), and stays where it is if there is an error.
+    The old contents of `to` are gone afterwards (see `check_target`); after an error they are still there.
 
     Raises:
         UserError: it cannot be written.

@@ -29,7 +29,7 @@ def limit() -> int:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, or to 65,536 if that is less; returns it. Child processes inherit it."""
+    """Raise the soft limit to the hard one, or to 65,536 if that is less; return it. Child processes inherit it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if wanted > limit():

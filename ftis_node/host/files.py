@@ -44,7 +44,7 @@ def end_of(file: IO[bytes], size: int) -> bytes:
 
 
 def bytes_under(directory: Path) -> int:
-    """Of all files in a directory and those below it; 0 if there is none."""
+    """Bytes of all files in a directory and those below it; 0 if there is none."""
     total = 0
     for file in directory.rglob("*") if directory.is_dir() else ():
         with suppress(OSError):  # somebody may take it away meanwhile

@@ -10,7 +10,7 @@ _asked = threading.Event()
 
 
 class Interrupted(FtisError):
-    """It was given up; nothing has changed but random states."""
+    """The computation was given up; nothing has changed but random states."""
 
 
 def interrupt() -> None:

@@ -1,4 +1,4 @@
-"""What the system, a person or a terminal asks of the daemon's process."""
+"""Requests of the system, a person or a terminal to the daemon's process."""
 
 from __future__ import annotations
 

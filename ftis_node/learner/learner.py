@@ -135,7 +135,7 @@ class Learner:
     # --- the gradient ---------------------------------------------------------------------------------------------
 
     def accumulate(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
-        """Leave the gradient of a batch in the parameters, up to `divisor`, and changes nothing else.
+        """Leave the gradient of a batch in the parameters, up to `divisor`, and change nothing else.
 
         Args:
             start: log-probs of each sample at the first inner step, none if this is it.
@@ -208,7 +208,7 @@ class Learner:
         )
 
     def _apply(self, batch: Batch, computed: Sequence[Computed]) -> tuple[float, float, str | None]:
-        """Change the weights; returns the loss, the norm of the whole gradient, and why it did not, if it did not."""
+        """Change the weights; return the loss, the norm of the whole gradient, and why nothing changed, if so."""
         scale = 1 / self.divisor(batch, computed)
         loss = sum(part.loss for part in computed) * scale
         norm = self.optimiser.gradient_norm()

@@ -47,7 +47,7 @@ class Optimiser:
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
     def step(self, *, norm: float, scale: float, updates: int) -> None:
-        """Take one step on the gradients that lie in the parameters, and drops them.
+        """Take one step on the gradients that lie in the parameters, and drop them.
 
         Args:
             norm: what `gradient_norm` gave.

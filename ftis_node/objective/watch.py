@@ -39,9 +39,9 @@ class FilterWatch:
         self._streaks: dict[str, _Streak] = {}
 
     def observe(self, sources: Mapping[str, Mapping[str, float]], *, own: str) -> list[str]:
-        """Take `Diagnostics.summary().sources` of a step; gives one sentence per peer that there is to tell about.
+        """Take `Diagnostics.summary().sources` of a step; return one sentence for each peer with something to report.
 
-        A step in which a peer had no negatives neither ends nor lengthens its streak. What was told of a peer last is
+        A step in which a peer had no negatives neither ends nor lengthens its streak. The last report of each peer is
         not told again, also if it ceased meanwhile: a streak that comes and goes fills no log. A peer not seen for
         `FORGET_AFTER` observations is forgotten.
         """

@@ -38,7 +38,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_policy(settings: Settings) -> Policy:
-    """Load model and tokenizer; adds LoRA layers if asked to.
+    """Load model and tokenizer; add LoRA layers if asked to.
 
     Raises:
         UsageError: the name is unknown, or the architecture is not supported.

@@ -65,7 +65,7 @@ def ready(policy: Policy) -> Policy:
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:
-    """Dropout of modules, and rates that modules keep as a number and hand to functions."""
+    """Remove the dropout of modules, and set to 0 the rates that modules hand to functions."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

@@ -1,7 +1,7 @@
 """A process that judges strangers' text, and is killed when one verdict takes too long.
 
-Pebble's process pool also kills late workers, but its parent unpickles what a worker sends: a worker that strangers'
-text took over would run code here. So this process answers in bytes and JSON.
+Pebble's process pool also kills late workers, but its parent unpickles what a worker sends. A worker taken over by a
+stranger's text would run code here. So this process answers in bytes and JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNANSWERED_A_GROUP = 3
 
 
 class Asked(ABC):
-    """Owns the process, which starts with the first answer and ends with `close`. For one thread at a time."""
+    """Owns the process, which starts with the first answer and ends with `close`. One thread at a time may use it."""
 
     def __init__(self, seconds: float, start_seconds: float) -> None:
         """
@@ -46,7 +46,7 @@ class Asked(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Pid of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
     def begin(self) -> None:
@@ -65,7 +65,8 @@ class Asked(ABC):
             process.wait()
 
     def _ask(self, request: bytes, receive: Callable[[socket.socket], bytes]) -> bytes:
-        """What it says; nothing where it takes too long or dies, and for the rest of a group of which too many did so.
+        """Return its answer. It is empty where the process takes too long or dies, and for the rest of a group after
+        too many of these.
 
         Raises:
             UserError: the process cannot be started.
@@ -116,4 +117,4 @@ class Asked(ABC):
 
     @abstractmethod
     def _did_not_start(self) -> UserError:
-        """What to tell then."""
+        """The error for a process that cannot be started."""

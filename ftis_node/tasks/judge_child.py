@@ -79,7 +79,7 @@ def _matches(gold: str, answer: str, _: bool) -> bool:
 
 
 def _load() -> Callable[[str, str, bool], bool]:
-    """Import math-verify; answers the function that tells whether an answer is worth the gold one."""
+    """Import math-verify; return the function that decides whether an answer is worth the gold one."""
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify

@@ -152,8 +152,9 @@ def call(name: str) -> tuple[Callable[[], Any], Task]:
 
 
 class Guarded(Asked):
-    """A person's reward function, which may fail, hang or die, but not take the node with it: it runs in a process of
-    its own, which imports the same code. For one thread at a time."""
+    """A person's reward function. It may fail, hang or die without harm to the node: it runs in a process of its own,
+    which imports the same code. One thread at a time may use it.
+    """
 
     def __init__(self, name: str, seconds: float, start_seconds: float) -> None:
         """
@@ -165,7 +166,7 @@ class Guarded(Asked):
         self._told: set[str] = set()
 
     def another(self) -> Guarded:
-        """For another thread. What one of them has told, the others tell no more."""
+        """Make one for another thread. A problem that one of them has reported, the others report no more."""
         made = Guarded(self._name, self._seconds, self._start_seconds)
         made._told = self._told
         return made
@@ -196,7 +197,7 @@ class Guarded(Asked):
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
         line = [sys.executable, "-m", "ftis_node.tasks.own_child", str(os.getpid()), str(self._seconds), self._name]
-        # What it prints goes where errors go: stdout may be somebody's JSON. Ctrl-C is for the parent.
+        # Its output goes to stderr: stdout may be somebody's JSON. Ctrl-C is for the parent.
         return subprocess.Popen(line, stdin=connection.fileno(), stdout=2, stderr=2, start_new_session=True)
 
     def _did_not_start(self) -> UserError:
@@ -219,7 +220,7 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def judged(function: Scorer, text: str, answer: str) -> list[float | bool] | str:
-    """What the function says, or why that is no verdict; in its own process."""
+    """Return the function's verdict, or why it gave none; it runs in its own process."""
     try:
         verdict = _sound(function(text, answer))
     except (Exception, SystemExit) as error:

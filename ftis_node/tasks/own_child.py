@@ -1,7 +1,7 @@
 """The process that runs a person's reward function, ``python -m ftis_node.tasks.own_child``; `own` kills it at will.
 
-Requests come as JSON lines `[text, answer]` over the socket that is its stdin; it answers each with a JSON line, a
-score as `[reward, formatted, lenient]` or why there is none as a string. R: ready.
+Requests come as JSON lines `[text, answer]` over the socket that is its stdin. It answers each with a JSON line: a
+score as `[reward, formatted, lenient]`, or the reason for none as a string. R: ready.
 """
 
 from __future__ import annotations

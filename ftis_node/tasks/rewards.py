@@ -1,7 +1,7 @@
 """Scores of text that strangers wrote: pure string work, linear in its length, the same verdict on every node.
 
-Nothing is evaluated, no number longer than 40 characters is converted, and for integers only ASCII whitespace and
-digits count, so that neither the text nor the Unicode tables of a Python version can make two nodes disagree. `exact`
+Nothing is evaluated, and no number longer than 40 characters is converted. Integers have only ASCII whitespace and
+digits, so the Unicode tables of a Python version cannot make two nodes disagree. `exact`
 compares in NFC, which Unicode promises not to change for characters that it has.
 """
 
@@ -113,7 +113,7 @@ def parse_integer(text: str) -> int | None:
 
 
 def answer_of(text: str) -> str | None:
-    """What stands between the answer's tags in a text that is exactly <think>…</think> <answer>…</answer>."""
+    """The text between the answer's tags in a text that is exactly <think>…</think> <answer>…</answer>."""
     text = text.strip(_SPACE)
     if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in TAGS):
         return None

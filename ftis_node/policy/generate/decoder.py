@@ -202,7 +202,7 @@ class Decoder:
         self._cos, self._sin = cos[0], torch.cat([-sin[0, :, : self._half], sin[0, :, self._half :]], -1)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Give each row its next token, int64 `[rows]`, and returns logits of the one after it, `[rows, V]`."""
+        """Give each row its next token, int64 `[rows]`, and return logits of the one after it, `[rows, V]`."""
         weights = self._weights
         self._cache.grow()
         positions = self._lengths[self._cache.owner] + self._given
