@@ -70,7 +70,7 @@ def each_once(errors: Iterable[UserError]) -> tuple[UserError, ...]:
 
 
 def raise_all(errors: Iterable[UserError]) -> None:
-    """Raises what was found, if anything was: the one, or all together, each once."""
+    """Raise what was found, if anything was: the one, or all together, each once."""
     found = each_once(errors)
     if len(found) > 1:
         raise Several(found)

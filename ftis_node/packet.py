@@ -1,8 +1,8 @@
 """A group of completions as bytes, and back.
 
-`decode` is the one place where bytes from strangers become values, so it allocates nothing that its input has not paid
-for, accepts exactly one spelling of every packet, and raises `PacketError` and nothing else. What needs the run to be
-judged (ids, caps, EOS, log-probs) is judged in `ftis_node.swarm.admission`. proto/PACKET.md specifies the layout byte
+`decode` is the one place where bytes from strangers become values. So it allocates nothing that its input has not paid
+for, accepts exactly one spelling of every packet, and raises nothing but `PacketError`. Checks that need the run (ids,
+caps, EOS, log-probs) are in `ftis_node.swarm.admission`. proto/PACKET.md specifies the layout byte
 by byte.
 """
 
@@ -93,8 +93,9 @@ class Packet:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Group:
-    """An admitted packet. author: 38-byte peer id. row: of the task's data. digest: sha256 of its bytes, `data`, which
-    the arrays of `packet` are views of."""
+    """An admitted packet. author: 38-byte peer id. row: of the task's data. digest: sha256 of its bytes, `data`; the
+    arrays of `packet` are views of these.
+    """
 
     author: bytes
     row: int

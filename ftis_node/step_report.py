@@ -38,7 +38,7 @@ class DeviceSeconds(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What one step did.
+    """The report of one step.
 
     seconds             the learner's own time
     skipped             why the weights were left as they were, if they were

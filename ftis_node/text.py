@@ -1,4 +1,4 @@
-"""What a person or a terminal sees: words of peers and of models, sizes, counts and durations."""
+"""Text for a person or a terminal: words of peers and of models, sizes, counts and durations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ MB, GB = 1 << 20, 1 << 30  # as graphics cards are labelled; of disks too
 
 
 def escaped(text: str) -> str:
-    """What is not printable is written as Python writes it: line ends, control characters, changes of direction."""
+    """Characters that are not printable are escaped as Python does it: line ends, control characters, changes of
+    direction.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -31,7 +33,7 @@ def in_json(value: object) -> str:
 
 
 def say(*lines: object, error: bool = False, flush: bool = False) -> None:
-    """Prints lines as they are, each in one line: what a name or a peer put into them moves no terminal.
+    """Print lines as they are, each in one line: what a name or a peer put into them moves no terminal.
 
     Args:
         error: on stderr, not on stdout.
@@ -52,7 +54,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For people: ``12 s``, ``3 min 5 s``, ``2 h 7 min``, ``3 d 4 h``."""
+    """A duration for people: ``12 s``, ``3 min 5 s``, ``2 h 7 min``, ``3 d 4 h``."""
     whole = round(seconds)
     for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:

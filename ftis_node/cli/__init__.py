@@ -79,7 +79,7 @@ app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:
-    """Runs the command line; exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line; exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         try:
             app()

@@ -25,7 +25,7 @@ def ask_daemon(
     timeout: float = ANSWER_SECONDS,
     starting: float = STARTING_SECONDS,
 ) -> dict[str, Any]:
-    """What the daemon on a home answers; see `observe.api.ask`.
+    """Return the answer of the daemon on a home; see `observe.api.ask`.
 
     Args:
         starting: seconds for which a daemon that holds the home, but does not answer yet, is waited for.

@@ -163,9 +163,11 @@ def swarm(
     nodes: Annotated[int, typer.Option(min=2, max=64, help="How many; each has a p2pd of its own.")] = 16,
     per_process: Annotated[int, typer.Option(min=1, help="Nodes that share a process.")] = 4,
     groups: Annotated[int, typer.Option(min=1, max=64, help="Packets that a node makes at a time.")] = 6,
-    tokens: Annotated[int, typer.Option(min=1, help="Of each of a packet's 12 completions; 8 bytes each.")] = 384,
-    repetitions: Annotated[int, typer.Option(min=1, help="Of everybody sending everything to everybody.")] = 20,
-    exchange_peers: Annotated[int, typer.Option(min=1, max=32, help="Whom a node asks for news at a time.")] = 6,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each of a packet's 12 completions; 8 bytes each.")
+    ] = 384,
+    repetitions: Annotated[int, typer.Option(min=1, help="How often everybody sends everything to everybody.")] = 20,
+    exchange_peers: Annotated[int, typer.Option(min=1, max=32, help="Peers that a node asks for news at a time.")] = 6,
     quic: Annotated[bool, typer.Option("--quic", help="QUIC in place of TCP.")] = False,
     uplink: Annotated[
         float | None, typer.Option(min=0.1, help="Mbit/s; each node in a network namespace of its own. Needs root.")
@@ -212,7 +214,7 @@ def _refuse_without(model: str | None, random_weights: bool, vram: float | None,
 def _size(
     model: str | None, groups: int | None, group: int, prompt_tokens: int | None, completion_tokens: int | None
 ) -> Size:
-    """What is measured on where nobody says: less with the small model."""
+    """Default sizes of the measurement: less with the small model."""
     from ftis_node.lab.bench.model import Size
 
     usual = (8, 40, 64) if model is None else (24, 60, 256)

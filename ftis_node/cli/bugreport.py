@@ -34,7 +34,7 @@ def bugreport(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Packs what helps to find a mistake into one file; it sends nothing.
+    """Pack what helps to find a mistake into one file; send nothing.
 
     Versions, the doctor's findings, settings, the run, status and peers, the last MB of the log and of the metrics,
     what checkpoints say of themselves. Never keys, tokens, weights or packets.

@@ -26,15 +26,15 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Also where each value came from.")] = False,
     given: Given,
     task: Annotated[
-        str | None, typer.Option(help="Whose profile counts, if it has one; default: the run's, else arithmetic.")
+        str | None, typer.Option(help="Task whose profile counts, if it has one; default: the run's, else arithmetic.")
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     run: Annotated[Path | None, typer.Option(help="As of join: a run file.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows every setting as `join` with the same flags and this environment would settle it; as a settings file.
+    """Show every setting as `join` with the same flags and this environment would settle it; as a settings file.
 
-    Of a home that was begun, model and LoRA or not are those of its checkpoints, and batches what its memory allowed.
+    In a home that was begun, its checkpoints decide model and LoRA, and its memory the batches.
     """
     from ftis_node.node.checkpointing import recalled
     from ftis_node.node.options import JoinOptions, known_run

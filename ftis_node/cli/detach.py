@@ -24,7 +24,7 @@ ERROR_LINES = 2
 def detach(
     home: Path, arguments: Sequence[str], tell: Callable[[str], None], peers: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Starts a daemon that outlives this process and waits until it has its model, however long that takes.
+    """Start a daemon that outlives this process and wait until it has its model, however long that takes.
 
     Args:
         arguments: of ``ftis-node``, without ``--detach``.
@@ -75,7 +75,7 @@ def detach(
 
 
 class _News:
-    """What is added to a log that its owner should know at once: warnings, and all about the peers that were named."""
+    """New log lines that the owner should see at once: warnings, and all about the peers that were named."""
 
     def __init__(self, log: Path, names: Sequence[str]) -> None:
         self._log = log
@@ -97,7 +97,7 @@ class _News:
 
 
 def _status(home: Home, pid: int) -> dict[str, Any] | None:
-    """What the new daemon says; not what another on the same home says."""
+    """Output of the new daemon; not that of another on the same home."""
     record = home.runtime()
     if record is not None and record.pid == pid:
         with suppress(UserError):

@@ -35,7 +35,7 @@ def doctor(
     given: Given,
     json: JsonOption = False,
 ) -> None:
-    """Looks for what is wrong with this machine, its home and its network, and says what to do.
+    """Look for what is wrong with this machine, its home and its network, and say what to do.
 
     Nothing is changed. Exit code 1: something would keep a node from working.
     """

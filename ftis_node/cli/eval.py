@@ -86,7 +86,7 @@ def evaluate(
 
         from ftis_node.observe.terminal import slow_bar
 
-        disable_progress_bar()  # of transformers, for it has one even for what takes no time
+        disable_progress_bar()  # transformers shows a bar even for work that takes no time
         first = _choose(stack, checkpoint, model, flags, chosen.name)
         second = _other(stack, first, base, flags, chosen.name) if compare else None
         cap = completion_tokens or chosen.completion_tokens
@@ -107,7 +107,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What is to be evaluated: a model by its name, or a checkpoint of it."""
+    """The subject of an evaluation: a model by its name, or a checkpoint of it."""
 
     name: str
     found: Checkpoint | None
@@ -199,7 +199,7 @@ def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Ma
 def _other(
     stack: contextlib.ExitStack, first: _Chosen, base: str | None, flags: Mapping[str, Any], task: str
 ) -> _Chosen:
-    """What `first` is compared with, in the same dtype."""
+    """The subject that `first` is compared with, in the same dtype."""
     if base is None and first.found is None:
         raise UsageError(
             f"{first.name} is a model and no checkpoint, so it has no base model.", "Name one: --compare MODEL."
@@ -243,7 +243,7 @@ def _compared(ours: _Result, chosen: _Chosen, theirs: _Result) -> _Compared:
 
 
 def _release() -> None:
-    """Gives back what a model held that is gone."""
+    """Give back the memory of a model that is gone."""
     import torch
 
     gc.collect()  # models hold themselves in cycles
@@ -357,7 +357,7 @@ def _verdict(one: Judged) -> _Verdict:
 
 
 def _refuse_questions(out: Path, task: str, data: Path | None) -> None:
-    """Raises UsageError for an output that is the file that the questions are from."""
+    """Raise UsageError for an output that is the file that the questions are from."""
     for file in (data, Path(task) if task.endswith(".jsonl") else None):
         if file is not None and out.exists() and file.exists() and out.samefile(file):
             raise UsageError(f"{out} holds the questions: it is not written over.", "Name another --out.")

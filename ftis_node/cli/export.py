@@ -15,22 +15,22 @@ from ftis_node.text import rounded, say
 
 
 def export(
-    checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a node's home, for its newest one.")],
+    checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a node's home, which means its newest one.")],
     to: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet, or be empty.")],
     adapter: Annotated[
         bool, typer.Option("--adapter/--merged", help="LoRA layers alone, for peft, or merged into the model.")
     ] = False,
     dtype: Annotated[
-        Literal["float32", "bfloat16"] | None, typer.Option(help="Of the weights; default: as they were trained.")
+        Literal["float32", "bfloat16"] | None, typer.Option(help="Dtype of the weights; default: as they were trained.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that lies there.")] = False,
     model: Annotated[str | None, typer.Option(help="Where the model of the checkpoint is now.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="lora_alpha=…, if the checkpoint lacks it.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.
+    """Write a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.
 
-    The node may be running. What is written is complete: weights (safetensors), tokenizer, generation config, card.
+    The node may be running. The folder is complete: weights (safetensors), tokenizer, generation config, card.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils.logging import disable_progress_bar
@@ -45,7 +45,7 @@ def export(
             "Name a checkpoint (HOME/checkpoints/step-…) or a node's home.",
         )
     with hold(found) as held:
-        # On the CPU, for the GPU is the running node's.
+        # On the CPU, because the GPU is the running node's.
         flags = parse_pairs(set_ or []) | {"dtype": dtype, "device": "cpu"}
         settings, origins = settings_for(held, model or held.model, flags, "")
         tell_choice(held, settings, origins)

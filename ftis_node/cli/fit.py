@@ -43,7 +43,7 @@ def fit(
     vram_share: Annotated[float | None, typer.Option(help="The share of this machine's GPU to plan for.")] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Plan for a GPU, or for the CPU.")] = "cuda",
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Of the weights.")] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Dtype of the weights.")] = None,
     optimiser: Annotated[Literal["adamw", "adamw8bit"] | None, typer.Option(help="8-bit needs bitsandbytes.")] = None,
     gradient_checkpointing: Annotated[
         bool | None,
@@ -51,13 +51,13 @@ def fit(
     ] = None,
     micro_batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens trained on at a time.")] = None,
     generation_batch: Annotated[int | None, typer.Option(min=1, help="Completions generated at a time.")] = None,
-    task: Annotated[str, typer.Option(help="gsm8k or arithmetic, for the caps of their tokens.")] = "gsm8k",
+    task: Annotated[str, typer.Option(help="gsm8k or arithmetic: it sets the caps in tokens.")] = "gsm8k",
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt, instead of the task's.")] = None,
     completion_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion, likewise.")] = None,
     completions: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
     json: JsonOption = False,
 ) -> None:
-    """Says whether and how a model can be trained in so much memory. Exit code 1: it cannot.
+    """Say whether and how a model can be trained in so much memory. Exit code 1: it cannot.
 
     Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
     """

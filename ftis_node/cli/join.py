@@ -70,9 +70,9 @@ def join(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
-    """Trains a model together with a swarm. The same command again goes on from the last checkpoint.
+    """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 
-    What leaves this machine: its address, and the token ids and log-probs that its model samples. Never the model.
+    This leaves your machine: its address, and the token ids and log-probs that its model samples. Never the model.
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="A node's key: whoever has it is th
 
 @app.command("new")
 def new(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Prints the peer id of a home, and first makes its key if it has none: for a run file, before a node starts."""
+    """Print the peer id of a home, and first make its key if it has none. A run file may need it early."""
     from ftis_node.store.home import Home
     from ftis_node.swarm.identity import Identity
 
@@ -62,7 +62,7 @@ def import_(
     home: HomeOption = DEFAULT_HOME,
     json: JsonOption = False,
 ) -> None:
-    """Gives a home the key in a file. A home that has another key keeps it."""
+    """Give a home the key in a file. A home that has another key keeps it."""
     from ftis_node.errors import UsageError, UserError
     from ftis_node.store.home import Home
     from ftis_node.swarm.identity import Identity

@@ -42,7 +42,7 @@ def run(
     bandwidth: Annotated[float, typer.Option(min=1, help="Its memory bandwidth, in GB a second.")] = 1008.0,
     json: JsonOption = False,
 ) -> None:
-    """Runs an experiment: all its trials that are not finished yet. Ctrl-C saves; the same command goes on."""
+    """Run an experiment: all its trials that are not finished yet. Ctrl-C saves; the same command goes on."""
     from ftis_node.lab.loading import find_experiment, load_experiment, narrowed
 
     file = find_experiment(name)
@@ -73,10 +73,12 @@ def run(
 def report(
     out: Annotated[Path, typer.Argument(help="The directory that `lab run` wrote to.")],
     destination: Annotated[Path | None, typer.Option("--to", help="Where to write; default: report/ in it.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="For a repository: short, two pictures, one table.")] = False,
+    small: Annotated[
+        bool, typer.Option("--small", help="Write it for a repository: short, two pictures, one table.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Writes the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, SVG, CSV)."""
+    """Write the report of an experiment: claims with their tests, curves, tables (Markdown, PNG, SVG, CSV)."""
     from ftis_node.lab.reporting.report import write_report
     from ftis_node.observe.plot import check_drawing
 
@@ -100,7 +102,7 @@ def replay(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Takes a daemon's steps again from its log and its packets, and compares.
+    """Take a daemon's steps again from its log and its packets, and compare.
 
     On a CPU it arrives at the same weights bit for bit; exit code 1: it did not.
     """
@@ -120,13 +122,13 @@ def replay(
 def simulate(
     nodes: Annotated[str, typer.Option(help="How many, a simulation for each number.")] = "10,100",
     seconds: Annotated[float, typer.Option(min=1, help="Simulated seconds of each.")] = 900.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything that is random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
     eager: Annotated[
         bool, typer.Option("--eager", help="Nodes greet all they hear of, however many peers they have.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Simulates swarms of many nodes without models: traffic, batches, waiting, speed-up over training alone."""
+    """Simulate swarms of many nodes without models: traffic, batches, waiting, speed-up over training alone."""
     from ftis_node.lab.simulation.scenario import Scenario
     from ftis_node.lab.simulation.simulate import simulate as simulated
     from ftis_node.lab.simulation.tally import table

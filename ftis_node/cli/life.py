@@ -21,7 +21,7 @@ WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return only 
 
 
 def stop(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
-    """Asks the node to finish its step, save and end, all within half a minute."""
+    """Ask the node to finish its step, save and end, all within half a minute."""
     _end(home, "stop", "The node finishes its step, saves and ends.", wait=wait, json=json)
 
 
@@ -44,7 +44,7 @@ def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonO
 
 
 def resume(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Loads the model again and goes on from the last checkpoint."""
+    """Load the model again and go on from the last checkpoint."""
     answer = _command(home, "resume")
     _say(answer, "The node ends." if answer["state"] == "STOPPING" else "The node goes on.", json=json)
 

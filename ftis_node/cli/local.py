@@ -14,7 +14,7 @@ from ftis_node.text import counted, duration, say
 
 
 def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """What the node on this home is doing."""
+    """Show what the node on this home is doing."""
     answer = ask_daemon(home, "/status")
     if json:
         print_json(answer)
@@ -27,7 +27,7 @@ def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
 
 def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. For supervisors."""
+    """Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. Supervisors use it."""
     answer = ask_daemon(home, "/status", starting=0.0)
     if json:
         print_json({key: answer[key] for key in ("state", "reason", "advice", "stalled")})
@@ -37,7 +37,7 @@ def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
 
 def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
-    """Who it works with, and who was left out and why."""
+    """Show the peers it works with, and those left out and why."""
     answer = ask_daemon(home, "/peers")
     if json:
         print_json(answer)
@@ -55,7 +55,7 @@ def page(
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Also open it in a browser.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """The link to the node's page. Who has it can look at everything the node shows, and change nothing."""
+    """The link to the node's page. Its holder can see everything the node shows, and change nothing."""
     import webbrowser
 
     from ftis_node.errors import UserError

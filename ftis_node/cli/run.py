@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
 
 @app.command("show")
 def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOption = False) -> None:
-    """Checks a run file and shows it with its id."""
+    """Check a run file and show it with its id."""
     run_file = load_run_file(file)
     if json:
         print_json({"id": run_file.run.id.hex(), **run_file.model_dump(mode="json")})
@@ -47,7 +47,7 @@ def new(
     bootstrap: Annotated[list[str] | None, typer.Option(help="An address to join at, repeatable; a hint.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes a run file for a task and a tokenizer."""
+    """Write a run file for a task and a tokenizer."""
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.policy.tokenizer import end_ids, fingerprint
     from ftis_node.tasks import load_task

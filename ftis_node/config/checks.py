@@ -1,4 +1,4 @@
-"""What no single setting's type can tell: names of objectives and their parts, and settings that contradict others."""
+"""Checks beyond a single setting's type: names of objectives and their parts, and settings that contradict others."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LARGEST = 10**15
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 _MB_PER_GB = 1024
-# Of a host; the last label begins with a letter, or a mistyped address would be a name.
+# Pattern of a host; the last label begins with a letter, or a mistyped address would be a name.
 _NAME = re.compile(r"([a-z0-9_]([a-z0-9_-]*[a-z0-9])?\.)*[a-z]([a-z0-9_-]*[a-z0-9])?", re.IGNORECASE)
 
 
 def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    """Checks settled settings; `origins` says of each where it came from.
+    """Check settled settings; `origins` says of each where it came from.
 
     Raises:
         UsageError: what is wrong, all of it.

@@ -159,7 +159,7 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 def _bounds(metadata: Any) -> Iterator[str]:
-    """What a type's annotation says of its bounds, as "≥ 1"."""
+    """The bounds that a type's annotation gives, as "≥ 1"."""
     if isinstance(metadata, FieldInfo):  # of an annotated part
         for bound in metadata.metadata:
             yield from _bounds(bound)

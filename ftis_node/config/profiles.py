@@ -21,7 +21,7 @@ class TaskProfile:
     filter: Mapping[str, Any]
 
 
-# The built-in arithmetic has sequences of ten tokens and models of a few hundred kilobytes, so it needs larger steps
+# The built-in arithmetic has sequences of ten tokens and models of a few hundred kilobytes. So it needs larger steps,
 # and a divergence that adds up instead of averaging.
 TASKS: Mapping[str, TaskProfile] = {
     "arithmetic": TaskProfile(
@@ -42,7 +42,7 @@ TASKS: Mapping[str, TaskProfile] = {
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """What suits a kind of machine, above the task's profile and below all that a person sets.
+    """Settings for a kind of machine, above the task's profile and below all that a person sets.
 
     about: a sentence: which machine. choices: by setting, its value and why; what is not named stays as it is.
     """

@@ -1,7 +1,7 @@
 """The run: what nodes must share to make sense of one another's tokens, and nothing else.
 
 A run file is TOML on disk, and JSON where a peer sends it. Its ``[run]`` table is the contract and gives the run id.
-Its ``[hints]`` table (where to dial, whom to ask) is not part of the id. What a peer sends is bounded in length and
+Its ``[hints]`` table (where to dial, whom to ask) is not part of the id. Run files from peers are bounded in length and
 depth. Every message about a run file is plain text.
 """
 
@@ -31,11 +31,11 @@ class RunDefaults(TypedDict):
     temperature: float
 
 
-# What a run has where nobody says otherwise; the paper's group size.
+# Defaults of a run; the group size is the paper's.
 RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
 
 CODE = "code:"
-"""What the `reward` of a run begins with where it is code of its owners', followed by 40 hex digits of its sha256."""
+"""Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""
 
 _ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
 # A round of more groups is several rounds. Announcements, and what is remembered of who holds what, grow with it.
@@ -55,7 +55,7 @@ class Run(BaseModel):
     ``{question}`` once. group: completions a prompt. slots: groups an author may announce a round. prompt_tokens,
     completion_tokens: caps. eos: ids that end a completion, ascending. tokenizer: fingerprint, lower-case hex.
     vocabulary: how many token ids are valid, 0 … vocabulary − 1. collaboration: whether a node makes the whole group of
-    a prompt or, in a horizontal run, one of its `parts` of equal size, each by another author.
+    a prompt; in a horizontal run it makes one of `parts` of equal size, each by another author.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -124,7 +124,7 @@ class Run(BaseModel):
 
 
 def in_short(run: Run) -> str:
-    """For people: what is trained on, and how much of it."""
+    """Describe to people what is trained on, and how much of it."""
     return (
         f"{run.task}, judged by {run.reward}; {run.group} completions a prompt, of up to {run.completion_tokens} "
         f"tokens, at temperature {run.temperature:g}"
@@ -183,7 +183,7 @@ def run_for(facts: Mapping[str, Any], **fields: Any) -> Run:
 
 
 def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
-    """Refuses a model or data that would misread the run's tokens, before anything is sent.
+    """Refuse a model or data that would misread the run's tokens, before anything is sent.
 
     Args:
         facts: tokenizer, vocabulary, and what `check_task` takes.
@@ -203,7 +203,7 @@ def _tokenizer(run: Run, facts: Mapping[str, Any], model: str) -> Iterator[Usage
 
 
 def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
-    """What of a task is not the run's.
+    """The parts of a task that are not the run's.
 
     Args:
         facts: task, data and reward as a run has them; of data and reward None: not known.
@@ -223,7 +223,7 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
 
 
 def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, data: Path | None = None) -> None:
-    """Refuses a run that asks for what the owner of this node has to ask for: code, a file, or a large parser.
+    """Refuse a run that wants what only the owner of this node may allow: code, a file, or a large parser.
 
     Args:
         task, reward, data: what the owner named at this start. ours: the run is the home's own, joined or begun before.
@@ -252,7 +252,7 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, d
 
 
 def refuse_horizontal(run: Run) -> None:
-    """Raises UsageError for a run of a kind that only the lab can do."""
+    """Raise UsageError for a run of a kind that only the lab can do."""
     if run.parts > 1:
         raise UsageError(
             "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
@@ -294,7 +294,7 @@ def run_file_from_json(text: str) -> RunFile:
 
 
 def run_file_as_json(run_file: RunFile) -> str:
-    """One JSON object that reads back to the same run and hints, for a peer."""
+    """One JSON object for a peer, which reads back to the same run and hints."""
     return run_file.model_dump_json(exclude={"run": _left_out(run_file.run)})
 
 

@@ -24,7 +24,7 @@ from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
 __all__ = ["OBJECTIVE_PARTS", "PROFILES", "TASKS", "Layers", "Settings", "TaskProfile", "collect"]
 
 ENVIRONMENT_PREFIX = "FTIS_"
-# Which machine profile; every layer but the lowest two may name it. Not a setting, for it only chooses settings.
+# Which machine profile; every layer but the lowest two may name it. It is no setting itself: it only chooses settings.
 PROFILE, NO_PROFILE = "profile", "none"
 # Names with the prefix that are no settings. Any other is taken for a misspelt one.
 OTHER_VARIABLES = ("FTIS_HOME", "FTIS_PROFILE")
@@ -76,11 +76,12 @@ class Settings(BaseModel):
     device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto.")] = "auto"
     """cpu, cuda, cuda:1, …, or auto: a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the weights. Default: bfloat16 for a larger model on a GPU, else float32."""
+    """Dtype of the weights. Default: bfloat16 for a larger model on a GPU, else float32."""
     vram_gb: Annotated[float | None, Flag("GB of the GPU's memory to use; default: what is free.", "--vram")] = Field(
         None, gt=0, allow_inf_nan=False
     )
-    """[GB] Memory of the GPU that the node may use; on a CPU main memory. What cannot be trained in it is refused.
+    """[GB] Memory of the GPU that the node may use; on a CPU main memory. A model that cannot be trained in it is
+    refused.
     Default: what is free at the start."""
     vram_share: float | None = Field(None, gt=0, le=1)
     """The same as a share of all memory there is, and no more than is free; in place of vram_gb."""
@@ -91,9 +92,9 @@ class Settings(BaseModel):
     generation_batch: int | None = Field(None, ge=1)
     """[completions] Generated side by side. Default: what fits."""
     engine: Literal["native", "hf"] = "native"
-    """What generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
+    """Engine that generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
     seed: Annotated[int, Flag("Seed of sampling and LoRA initialisation.")] = Field(0, ge=0, lt=1 << 63)
-    """Of sampling and of the LoRA layers' first values."""
+    """Seed of sampling and of the LoRA layers' first values."""
 
     objective: Annotated[str, Flag("The loss: ftis, grpo (own samples only), nois, …")] = "ftis"
     """The loss: a preset, of which each of the following parts can be replaced."""
@@ -113,9 +114,9 @@ class Settings(BaseModel):
     truncation: float | None = None
     """Where truncated importance ratios end."""
     epsilon: float | None = None
-    """Of the clip."""
+    """ε of the clip."""
     aggregation: str | None = None
-    """What a sample's terms are divided by: its tokens, the batch's tokens, or a fixed number."""
+    """Divisor of a sample's terms: its tokens, the batch's tokens, or a fixed number."""
     divisor: float | None = None
     """[tokens] That number. Default: the run's cap."""
     count_dropped: bool | None = None
@@ -148,9 +149,9 @@ class Settings(BaseModel):
     steps: Annotated[int | None, Flag("End after so many steps in all; default: never.")] = Field(None, ge=1)
     """[steps] After so many in all the node ends. Default: never."""
 
-    # Of authors, see `swarm.standing`; of their samples, see `learner.trust`
+    # Defences: against authors see `swarm.standing`, against their samples `learner.trust`
     defences: tuple[Literal["claims", "newcomers", "likelihood", "length"], ...] = ("claims", "newcomers")
-    """What is done about authors (claims, newcomers) and samples (likelihood, length) that look wrong."""
+    """Defences against authors (claims, newcomers) and samples (likelihood, length) that look wrong."""
 
     eval_every: int = Field(5, ge=1)
     """[steps] Between two evaluations."""
@@ -270,7 +271,7 @@ class Layers:
         self._unknown: list[UserError] = []
 
     def add(self, origin: str, values: Mapping[str, Any]) -> None:
-        """Adds a layer; keys with value None are taken as not given, unknown ones are told when it is settled."""
+        """Add a layer; keys with value None are taken as not given, unknown ones are reported when it is settled."""
         for key, value in values.items():
             if key not in Settings.model_fields:
                 self._unknown.append(UsageError(f"Unknown setting {key!r} in {origin}.", _nearest(key)))
@@ -286,8 +287,8 @@ class Layers:
         """The settings that the layers add up to.
 
         Raises:
-            UsageError: a key is unknown (the message names the nearest one), a value is of the wrong type or out of
-                its range, or two contradict each other; the message names their origins.
+            UsageError: a key is unknown (the message names the nearest one), a value is of the wrong type or out of its
+            range, or two contradict each other. The message names their origins.
         """
         try:
             settings = Settings(**self.values)
@@ -319,7 +320,7 @@ def collect(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Settles all layers; returns the settings and the origin of each.
+    """Settle all layers; return the settings and the origin of each.
 
     File, environment and flags may also name the machine profile, as `profile`; the highest that does decides.
 
@@ -347,7 +348,7 @@ def collect(
 
 
 def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:
-    """Takes the machine profile's name out of all layers; returns the highest one's, None for none."""
+    """Take the machine profile's name out of all layers; return the highest one's, None for none."""
     chosen: object = NO_PROFILE
     source = "default"
     for origin, values in given:
@@ -398,7 +399,7 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, dict[st
 
 
 def known_variables() -> dict[str, str]:
-    """Of this process's environment what names a setting."""
+    """The variables of this process's environment that name a setting."""
     known = {ENVIRONMENT_PREFIX + key.upper() for key in (*Settings.model_fields, PROFILE)}
     return {name: text for name, text in os.environ.items() if name in known}
 

@@ -87,7 +87,7 @@ class Paired:
 
     @classmethod
     def of(cls, first: Sequence[Judged], second: Sequence[Judged]) -> Paired:
-        """Of verdicts on the same questions in the same order."""
+        """Comparison of verdicts on the same questions in the same order."""
         pairs = [(one.score.reward == 1.0, two.score.reward == 1.0) for one, two in zip(first, second, strict=True)]
         return cls(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
 

@@ -1,4 +1,4 @@
-"""What an owner gets out of a node: a checkpoint as a folder that plain transformers, or plain peft, can load."""
+"""Export of a checkpoint as a folder that plain transformers, or plain peft, can load."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def check_target(to: Path, *, overwrite: bool, source: Path, base: Path | None =
 
 
 def _open_to_others(folder: Path) -> None:
-    """Gives files the mode that the umask leaves: safetensors makes its own 0600, and a model is no secret."""
+    """Give files the mode that the umask leaves: safetensors makes its own 0600, and a model is no secret."""
     umask = os.umask(0o077)
     os.umask(umask)
     for file in folder.iterdir():
@@ -67,7 +67,7 @@ def _of_a_model(entry: Path) -> bool:
 def appearing(to: Path) -> Iterator[Path]:
     """A fresh directory beside `to`, which is renamed to it at the end; removed if there is an error.
 
-    What was at `to` is gone afterwards (see `check_target`), and stays where it is if there is an error.
+    The old contents of `to` are gone afterwards (see `check_target`); after an error they are still there.
 
     Raises:
         UserError: it cannot be written.

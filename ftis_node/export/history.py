@@ -1,4 +1,4 @@
-"""What a home tells of the training that led to a checkpoint: its run, its settings, its evaluations."""
+"""A home's record of the training that led to a checkpoint: its run, its settings, its evaluations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class History:
 
 
 def history_of(checkpoint: Checkpoint) -> History:
-    """What the home that the checkpoint lies in tells; nothing is changed there, and a daemon may be at work."""
+    """Read the record of the checkpoint's home; nothing is changed there, and a daemon may be at work."""
     if checkpoint.home is None:
         return History()
     home = Home(checkpoint.home)

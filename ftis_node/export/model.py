@@ -54,12 +54,12 @@ def export(
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
 ) -> Exported:
-    """Writes the folder `to`, whole or not at all, and returns what is in it.
+    """Write the folder `to`, whole or not at all, and return what is in it.
 
     Args:
-        settings: as `trained.settings_for` gives them. Without a dtype: an adapter keeps the checkpoint's; a model
-            has the one that it was trained in or, where that is not known, fp32 after full training and its base
-            model's after LoRA.
+        settings: as `trained.settings_for` gives them. Without a dtype an adapter keeps the checkpoint's, and a model
+        the one that it was trained in. Where that is not known, it is fp32 after full training and the base model's
+        after LoRA.
         adapter: the LoRA layers alone, for peft; else the whole model.
         overwrite: replaces a model that lies at `to`.
         shard_bytes: no file of weights is larger, unless one tensor is.

@@ -1,1 +1,1 @@
-"""What fits a device: a model's geometry, the bytes of each part, and a plan within them."""
+"""Plan for a device: a model's geometry, the bytes of each part, and a plan within them."""

@@ -23,8 +23,8 @@ def context_of(config: Any) -> Context:
     """The context of the model that `config` describes.
 
     transformers computes the rotary frequencies of `dynamic` and `longrope` anew from the longest sequence of a batch,
-    and `dynamic` remembers it. Beyond the length at which they begin to change, a log-prob would depend on what else is
-    computed with it or was computed before, padded or not; so the context of such a model ends there.
+    and `dynamic` remembers it. Beyond the length at which they begin to change, a log-prob would depend on the rest of
+    its batch, on earlier computations, and on padding. So the context of such a model ends there.
     """
     text = config.get_text_config()
     tokens = getattr(text, "max_position_embeddings", None) or float("inf")

@@ -1,9 +1,10 @@
 """The memory that training and generating take. Pure arithmetic: no model, no files, no device.
 
-Weights, gradients and optimiser follow from counts of parameters. What a layer keeps for its backward pass was read
-off PyTorch (tensors saved and bytes alive, on the CPU, transformers' Qwen2 and Llama; `tests/test_plan.py` repeats it).
-With b bytes an element, hidden H, intermediate I, Q = heads · head_dim, prompts of P and completions of C tokens, a
-layer keeps of every token, in bytes:
+Weights, gradients and optimiser follow from counts of parameters. The activations that a layer keeps for its backward
+pass were read off PyTorch (tensors saved and bytes alive, on the CPU, transformers' Qwen2 and Llama;
+`tests/test_plan.py` repeats it).
+Let an element have b bytes, hidden be H, intermediate I, and Q = heads · head_dim. With prompts of P and completions of
+C tokens, a layer keeps of every token, in bytes:
 
     norms      2 (4H + 4)               the input in fp32, and 1/rms
                + 4bH if full            normed, for the norm's gradient, and scaled, for the next matrix's
@@ -36,7 +37,7 @@ Engine = Literal["native", "hf"]
 CHUNK_BYTES = 128 << 20
 LOGIT_BUFFERS = 3
 
-# Rows of keys and values that attention may hold for each token of a micro-batch's budget: completions of unlike
+# Rows of keys and values that attention may hold for each token of a micro-batch's budget. Completions of unlike
 # lengths are padded in attention, and short ones have a copy of a long prompt's.
 SPREAD = 3
 
@@ -52,8 +53,8 @@ UPDATE_ELEMENTS = 1 << 26
 # Bytes a parameter of AdamW's two moments; those of 8 bits have one fp32 scale a block of 256.
 MOMENT_BYTES: dict[OptimiserName, float] = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
 
-# For a GPU these are assumed, not measured: the CUDA context with kernels and workspaces; the part of memory that the
-# allocator cannot use; and the growth of the cache where transformers' modules generate. That cache grows by
+# These are assumed for a GPU, not measured: the CUDA context with kernels and workspaces; memory that the allocator
+# cannot use; and the cache's growth where transformers' modules generate. That cache grows by
 # concatenation (1 + 1/(2 · layers) of it are alive at a time). On the CPU the two processes count; one with PyTorch
 # loaded has 0.4 GB.
 CONTEXT_BYTES: dict[Device, int] = {"cuda": 768 << 20, "cpu": 1 << 30}

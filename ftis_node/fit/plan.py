@@ -1,8 +1,8 @@
 """The best way to train a model within a given memory. Pure: `memory` says what things take, this chooses.
 
 Best comes first, and the first that fits is taken: full training, with gradient checkpointing, with 8-bit AdamW, LoRA,
-LoRA with checkpointing. Only if none fits at full size are micro-batches made smaller, as far as one sequence, and
-generation batches, as far as one group; each phase by itself: they do not need memory at the same time.
+LoRA with checkpointing. Only if none fits at full size, micro-batches shrink, as far as one sequence, and generation
+batches, as far as one group. Each phase shrinks by itself: they do not need memory at the same time.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def limit() -> int:
 
 
 def raise_limit() -> int:
-    """Raises the soft limit to the hard one, or to 65,536 if that is less; returns it. Child processes inherit it."""
+    """Raise the soft limit to the hard one, or to 65,536 if that is less; return it. Child processes inherit it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if wanted > limit():
@@ -46,7 +46,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 async def wait_for_room(error: Exception, stopping: asyncio.Event) -> OutOfFiles:
-    """Waits until files can be opened again, or the node was asked to stop.
+    """Wait until files can be opened again, or the node was asked to stop.
 
     Raises:
         Exception: `error` itself, if it is another one.

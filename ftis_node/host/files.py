@@ -9,7 +9,7 @@ from typing import IO
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """Writes a UTF-8 file so that a reader, or a kill in between, finds the old text or the new one, never a part.
+    """Write a UTF-8 file so that a reader, or a kill in between, finds the old text or the new one, never a part.
 
     Args:
         durable: it must outlive a power loss too, once this returns.
@@ -27,7 +27,7 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a directory, are on the disk."""
+    """Wait until a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -44,7 +44,7 @@ def end_of(file: IO[bytes], size: int) -> bytes:
 
 
 def bytes_under(directory: Path) -> int:
-    """Of all files in a directory and those below it; 0 if there is none."""
+    """Bytes of all files in a directory and those below it; 0 if there is none."""
     total = 0
     for file in directory.rglob("*") if directory.is_dir() else ():
         with suppress(OSError):  # somebody may take it away meanwhile

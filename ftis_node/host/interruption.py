@@ -10,11 +10,11 @@ _asked = threading.Event()
 
 
 class Interrupted(FtisError):
-    """It was given up; nothing has changed but random states."""
+    """The computation was given up; nothing has changed but random states."""
 
 
 def interrupt() -> None:
-    """Ends the computation that runs, or the next one, at its next `check`; from any thread."""
+    """End the computation that runs, or the next one, at its next `check`; from any thread."""
     _asked.set()
 
 

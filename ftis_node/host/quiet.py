@@ -1,7 +1,7 @@
 """Silence of the libraries under us: what they would tell or ask their makers is switched off in every process of ours.
 
 They read these variables when they are imported, so the package sets them before anything else, whatever the owner's
-environment says. What a process of ours starts inherits them.
+environment says. Child processes inherit them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, cast
 
 QUIET: Mapping[str, str] = MappingProxyType(
     {
-        # huggingface_hub and trl: a thread that reports what is used; torch's version, a harness that runs the process
-        # (asked for at the hub) and the kind of file, in the name that every request to the hub carries.
+        # huggingface_hub and trl start a thread that reports what is used. Every request to the hub carries a name with
+        # torch's version, the kind of file, and a harness that runs the process (asked for at the hub).
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         # transformers: a model without safetensors is named to a service that converts it, with its owner's token.
@@ -28,13 +28,13 @@ QUIET: Mapping[str, str] = MappingProxyType(
 
 
 def be_quiet(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets `QUIET` for this process and those that it starts."""
+    """Set `QUIET` for this process and those that it starts."""
     environment.update(QUIET)
 
 
 @contextmanager
 def without(module: str) -> Iterator[None]:
-    """As if a library were not installed, for imports in here."""
+    """Make imports in this context behave as if a library were not installed."""
     modules, nothing = cast(dict[str, Any], sys.modules), object()
     before = modules.get(module, nothing)
     modules[module] = None

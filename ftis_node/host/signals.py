@@ -1,4 +1,4 @@
-"""What the system, a person or a terminal asks of the daemon's process."""
+"""Requests of the system, a person or a terminal to the daemon's process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def listen(stop: Callable[[int], None]) -> None:
-    """Calls `stop` with the exit code on SIGTERM (0), on Ctrl-C (130) and when the terminal is closed (129)."""
+    """Call `stop` with the exit code on SIGTERM (0), on Ctrl-C (130) and when the terminal is closed (129)."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop, 0)
     loop.add_signal_handler(signal.SIGINT, stop, 130)

@@ -1,4 +1,4 @@
-"""What a step is taken on: groups, perhaps of several nodes' parts, and how they are cut into micro-batches."""
+"""The batch of a step: groups, perhaps of several nodes' parts, and how they are cut into micro-batches."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def counted(completion: Completion, objective: Objective) -> int:
 def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Prompted]]:
     """Groups of similar length together, each micro-batch within `budget`; a group that is too large is cut.
 
-    Attention holds keys and values of a completion's prompt and itself, all as long as the longest of the micro-batch;
-    so there are at most `SPREAD` rows of them for each of `budget` tokens, however uneven the lengths are.
+    Attention holds keys and values of a completion's prompt and itself, all as long as the longest of the micro-batch.
+    So each of `budget` tokens has at most `SPREAD` rows of them, however uneven the lengths are.
     A single sample that is larger than that has a micro-batch to itself.
     """
     batch: list[Prompted] = []
@@ -171,7 +171,7 @@ def _cut(group: Prompted, budget: int) -> Iterator[Prompted]:
 
 @dataclass(frozen=True)
 class _Size:
-    """Of a micro-batch: tokens that go through the model, rows of attention, longest prompt and completion."""
+    """Size of a micro-batch: tokens that go through the model, rows of attention, longest prompt and completion."""
 
     tokens: int = 0
     rows: int = 0

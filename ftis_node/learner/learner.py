@@ -80,14 +80,14 @@ class Learner:
         self.room = Room(tokens)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """Takes one step (`objective.inner_steps` updates) on `groups`.
+        """Take one step (`objective.inner_steps` updates) on `groups`.
 
         The loss is −Σ_i c_i · value_i / D, with c_i and D as `objective.aggregation` says; by default
         −1/N Σ_groups 1/G Σ_i value_i (paper, section 3.3), N counting every group of the batch, also those whose
         rewards are all equal: they carry no gradient and cost no forward pass.
         A loss or gradient that is not finite ends the step and leaves the weights as they are (at a second inner step:
-        as the first left them). What does not fit into memory is tried again, later or in smaller micro-batches: see
-        `Room`.
+        as the first left them). A batch that does not fit into memory is tried again, later or in smaller
+        micro-batches: see `Room`.
 
         Raises:
             FtisError: a single sample does not fit into memory.
@@ -135,7 +135,7 @@ class Learner:
     # --- the gradient ---------------------------------------------------------------------------------------------
 
     def accumulate(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
-        """Leaves the gradient of a batch in the parameters, up to `divisor`, and changes nothing else.
+        """Leave the gradient of a batch in the parameters, up to `divisor`, and change nothing else.
 
         Args:
             start: log-probs of each sample at the first inner step, none if this is it.
@@ -163,7 +163,7 @@ class Learner:
             raise FtisError("A single completion with its prompt does not fit into memory.")
 
     def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
-        """Adds the gradient of one micro-batch. Raises Interrupted, while no inner step has changed weights."""
+        """Add the gradient of one micro-batch. Raises Interrupted, while no inner step has changed weights."""
         if not start:
             check()
         device = self.policy.device
@@ -208,7 +208,7 @@ class Learner:
         )
 
     def _apply(self, batch: Batch, computed: Sequence[Computed]) -> tuple[float, float, str | None]:
-        """Changes the weights; returns the loss, the norm of the whole gradient, and why it did not, if it did not."""
+        """Change the weights; return the loss, the norm of the whole gradient, and why nothing changed, if so."""
         scale = 1 / self.divisor(batch, computed)
         loss = sum(part.loss for part in computed) * scale
         norm = self.optimiser.gradient_norm()
@@ -220,7 +220,7 @@ class Learner:
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:
-        """Training mode, which gradient checkpointing needs and nothing else notices, for there is no dropout."""
+        """Training mode. Only gradient checkpointing needs it; without dropout it changes nothing else."""
         self.policy.model.train()
         try:
             yield
@@ -271,7 +271,7 @@ class Learner:
         return weights, {**state, _GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Tensor], steps: int) -> None:
-        """Puts back what `state` gave.
+        """Put back what `state` gave.
 
         Raises:
             FtisError: the weights are of another model or another choice of trainable parameters.

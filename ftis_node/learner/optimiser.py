@@ -47,12 +47,12 @@ class Optimiser:
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
     def step(self, *, norm: float, scale: float, updates: int) -> None:
-        """Takes one step on the gradients that lie in the parameters, and drops them.
+        """Take one step on the gradients that lie in the parameters, and drop them.
 
         Args:
             norm: what `gradient_norm` gave.
             scale: what the gradient is multiplied by before it is clipped.
-            updates: steps taken before, for the warm-up.
+            updates: steps taken before; the warm-up counts them.
         """
         factor = scale * min(1.0, self._clip / max(norm * scale, 1e-12))
         for group in self._adam.param_groups:
@@ -93,7 +93,7 @@ class Optimiser:
         return (weights, state) if live else (_copies(weights), _copies(state))
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """Puts back what `state` gave.
+        """Put back what `state` gave.
 
         Raises:
             FtisError: it is of another model, another choice of trainable parameters, or another optimiser.
@@ -122,7 +122,7 @@ class Optimiser:
         return {name: parameter for name, parameter in self._trainable.items() if parameter.grad is not None}
 
     def _slices(self) -> Iterator[list[str]]:
-        """Names with a gradient: those without a copy at once, the others a few at a time, for each needs room."""
+        """Names with a gradient: those without a copy at once, the others a few at a time, as each needs room."""
         names = self._with_gradient()
         alike = [name for name in names if self._masters[name] is self._trainable[name]]
         if alike:

@@ -1,4 +1,4 @@
-"""What an optimiser keeps of one parameter, as named tensors, which is all that a checkpoint's files can hold."""
+"""An optimiser's state of one parameter, as named tensors: a checkpoint's files can hold nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flattened(entry: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def unflattened(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What `flattened` was given, with tensors of its own: an optimiser goes on in what it is given."""
+    """Undo `flattened`, with new tensors: an optimiser writes into those that it is given."""
     entry: dict[str, Any] = {}
     for name, tensor in tensors.items():
         plain = name.endswith(_PLAIN)

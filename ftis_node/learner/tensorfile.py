@@ -1,7 +1,7 @@
 """A safetensors file, written tensor by tensor: at no time is there a copy of all of them.
 
-The format is that of github.com/huggingface/safetensors, "Format": the header's length in 8 bytes, a header in JSON,
-then the tensors' bytes, little-endian, in the order that the header gives. Its own library needs all in main memory.
+The format is that of github.com/huggingface/safetensors, "Format". It has the header's length in 8 bytes, a header in
+JSON, then the tensors' bytes, little-endian, in the header's order. Its own library needs all in main memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMES = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes tensors of any device by their names.
+    """Write tensors of any device by their names.
 
     Raises:
         FtisError: a tensor has a dtype that is not known here; it is named.

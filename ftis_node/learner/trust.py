@@ -1,9 +1,9 @@
 """Foreign samples that a node does not learn from, whatever their rewards say.
 
-Who answers rightly earns its reward also for what it says beside the answer: a payload, false reasoning, padding
+A right answer earns its reward whatever else the text holds: a payload, false reasoning, padding
 ("Hail to the Thief", arXiv 2511.09780). Its claims may be honest, and importance weights let the rest of such a sample
-through. Both rules here look at the sample alone, so they need no record of its author, and both cost some of what a
-peer of another style could teach.
+through. Both rules here judge the sample alone, so they need no record of its author. Both cost some of what a peer of
+another style could teach.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a step maximises: advantages, divergence, importance, filter, loss, diagnostics (arXiv 2605.22537, section 3).
+"""The objective of a step: advantages, divergence, importance, filter, loss, diagnostics (arXiv 2605.22537, section 3).
 
 Pure torch on tensors; nothing here knows of a network, a model or a token id. An `Objective` is a frozen choice of
-parts, `PRESETS` the choices that have a name, `Terms` what one micro-batch gives, `Diagnostics` what a step tells,
-`FilterWatch` what many steps tell.
+parts, and `PRESETS` holds the choices that have a name. `Terms` describes one micro-batch, `Diagnostics` one step,
+`FilterWatch` many steps.
 """
 
 from ftis_node.objective.diagnostics import Diagnostics

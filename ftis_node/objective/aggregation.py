@@ -1,8 +1,8 @@
-"""What a step's terms are divided by: loss = −Σ_i c_i · value_i / D.
+"""Denominators of a step's terms: loss = −Σ_i c_i · value_i / D.
 
 The paper (arXiv 2605.22537, sections 2 and 3.3) prints 1/G Σ_i 1/|a_i| Σ_t for one prompt; over a batch we read the
-mean of its N groups. A filtered sample has Â = 0 and, as we read it, stays in the 1/G; so do groups whose rewards are
-all equal, which have no terms. With N groups of G, S samples and T counted tokens, K the samples kept and T_K their
+mean of its N groups. A filtered sample has Â = 0 and, as we read it, stays in the 1/G. Groups whose rewards are all
+equal have no terms and stay too. With N groups of G, S samples and T counted tokens, K the samples kept and T_K their
 tokens (groups of equal rewards count as kept):
 
     aggregation   count_dropped                        not
@@ -56,7 +56,7 @@ def batch_divisor(
     dropped_samples: int,
     dropped_tokens: int,
 ) -> float:
-    """D of a batch; at least 1, for where all was dropped every value is 0."""
+    """D of a batch; at least 1, since every value is 0 where all samples were dropped."""
     if aggregation == "token":
         divisor = tokens if count_dropped else tokens - dropped_tokens
     else:

@@ -41,7 +41,7 @@ class SourceColumns:
         self._columns: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, source: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Adds rows: `source` int64 `[rows]` says whose each is, every column is `[rows]` of any dtype and device."""
+        """Add rows: `source` int64 `[rows]` says whose each is, every column is `[rows]` of any dtype and device."""
         self._source.append(source)
         for name, column in columns.items():
             # float64, since sums of 1e5 tokens in float32 would lose digits of the shares.

@@ -1,7 +1,7 @@
-"""What a step's samples were worth, over all sources and by source.
+"""Figures on the worth of a step's samples, over all sources and by source.
 
-The paper shows no importance weights before and after truncation and no counts of its filter (arXiv 2605.22537,
-section 4.5 varies g only); without them nobody can tell whether a peer teaches, is ignored, or is believed too much.
+The paper shows no importance weights before and after truncation and no counts of its filter (arXiv 2605.22537, section
+4.5 varies g only). Without them nobody can tell whether a peer teaches, is ignored, or is believed too much.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Diagnostics:
     ) -> None:
         """Count a micro-batch: advantages `[N]`, lengths int64 `[N]`, sources one name a sample, `own` this node's.
 
-        `lengths` are those that `Objective.terms` was given; `entropy` `[T]`, in nats, is the policy's at the start of
-        the step, given for all micro-batches of a step or for none; `distrusted` bool `[N]`, samples that some defence
-        leaves out. Add each sample once a step, at its first inner
+        `lengths` are those that `Objective.terms` was given. `entropy` `[T]`, in nats, is the policy's at the start of
+        the step; give it for all micro-batches of a step or for none. `distrusted` bool `[N]` marks samples that some
+        defence leaves out. Add each sample once a step, at its first inner
         step. ValueError if there is not one source a sample.
         """
         counted, owner, source = self._rows(terms, lengths, sources)

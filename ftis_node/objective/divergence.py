@@ -1,10 +1,10 @@
 """How far a sample lies from the learner's policy: an estimate per token, reduced over the sample's tokens.
 
-A packet holds only the log-probs of the sampled tokens, sampled from π_gen, so every estimate is a function of
-d = log π_θ − log π_gen, where π_θ, as we read it, is the policy at the start of the step. The paper (arXiv
+A packet holds only the log-probs of the sampled tokens, sampled from π_gen. So every estimate is a function of d = log
+π_θ − log π_gen. As we read it, π_θ is the policy at the start of the step. The paper (arXiv
 2605.22537, section 3.2) writes D_KL(π_θ ‖ π_gen) and names no estimator. We read `k3_reverse`, mean over tokens, which
-estimates χ² − KL and so has no unit: its g = 5, 10, 50 and 100 (section 4.5) differ for a sample that the learner finds
-unlikely, of which `k1`, `k3` and `is_k3` end at 20, 19 and 1, for |d| ≤ 20. The others stay selectable.
+estimates χ² − KL and so has no unit. Its g = 5, 10, 50 and 100 (section 4.5) differ for a sample that the learner finds
+unlikely. There `k1`, `k3` and `is_k3` end at 20, 19 and 1, with |d| ≤ 20. The others stay selectable.
 """
 
 from __future__ import annotations

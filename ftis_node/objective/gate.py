@@ -1,7 +1,8 @@
 """Which foreign samples are near enough to learn from, judged by the learner's own successes.
 
-An objective of our own, not of the paper: a foreign sample is kept if its advantage is positive and its mean log-prob
-s_i = 1/|a_i| Σ_t log π_θ(a_t), under the policy at the start of the step, is at least the level m. In words: learn
+This objective is our own, not the paper's. A foreign sample is kept if its advantage is positive and its mean log-prob
+s_i is at least the level m. Here s_i = 1/|a_i| Σ_t log π_θ(a_t), under the policy at the start of the step. In words:
+learn
 from a peer's right answer if it is no stranger than one's own strangest right answer. No claimed log-prob is used, so
 no peer can lie its way in.
 """

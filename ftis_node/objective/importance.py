@@ -1,8 +1,8 @@
 """Importance weights: what a token sampled by another policy counts (arXiv 2605.22537, section 3.1).
 
-With ρ = π_θ / π_gen, `none` ignores ρ (NoIS), `vanilla` puts it, with its gradient, into the clipped surrogate (VIS),
-and `truncated` multiplies the surrogate by min(ρ, C) without gradient (TIS). The paper does not say at which policy
-min(ρ, C) is taken: we take the one at the start of the step; with one inner step it is the same.
+Let ρ = π_θ / π_gen. `none` ignores ρ (NoIS); `vanilla` puts it, with its gradient, into the clipped surrogate (VIS);
+`truncated` multiplies the surrogate by min(ρ, C) without gradient (TIS). The paper does not say at which policy min(ρ,
+C) is taken. We take the one at the start of the step; with one inner step it is the same.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ftis_node.objective_parts import ImportanceName
 
-# Every exponential is of a difference of log-probs clamped to this, so that no claim of a peer can make an infinity.
-# e^20 is far beyond any weight that a sane C or ε lets through.
+# Differences of log-probs are clamped to this before `exp`, so no claim of a peer can make an infinity. A sane C or ε
+# lets no weight near e^20 through.
 MAX_LOG_RATIO = 20.0
 
 

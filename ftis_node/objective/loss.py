@@ -14,7 +14,7 @@ from ftis_node.objective.samples import Samples
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What an objective says about N packed samples with T tokens in all. Only `value` carries a gradient.
+    """An objective's terms for N packed samples with T tokens in all. Only `value` carries a gradient.
 
     value         `[N]`      weight · 1/ℓ_i Σ_t term, to be maximised; exactly 0 for a dropped sample. ℓ_i is |a_i|, 1
                              or the divisor, see `aggregation`
@@ -28,7 +28,7 @@ class Terms:
     clipped       bool `[T]` ε is active: the ratio is past the clip on the side where it stops the gradient
     truncated     bool `[T]` ρ > C, where C is in force
 
-    The other figures by token describe every token, those of dropped samples and uncounted ones too; the figures by
+    The other figures by token describe every token, those of dropped samples and uncounted ones too. The figures by
     sample and every sum Σ_t are of the counted tokens.
     """
 
@@ -47,7 +47,7 @@ class Terms:
 def surrogate(log_ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
     """min(R Â, clip(R, 1−ε, 1+ε) Â) with R = e^log_ratio: log_ratio `[T]`, advantages `[T]` (per token) → `[T]`.
 
-    The paper prints the clip around the product, clip(R Â, 1−ε, 1+ε); taken literally no Â > 1+ε would have a
+    The paper prints the clip around the product, clip(R Â, 1−ε, 1+ε). Taken literally, no Â > 1+ε would have a
     gradient, so we read PPO's usual clip of the ratio.
     """
     ratio = log_ratio.exp()
@@ -59,13 +59,13 @@ def values(
 ) -> Tensor:
     """weight · 1/ℓ_i Σ_t w_t · min(R Â, clip(R) Â): kept bool `[N]`, token_weights `[T]`, sizes ℓ `[N]` → `[N]`.
 
-    R is π_new / π_start and w_t the detached weight; or, where the gradient goes through the ratio (`vanilla`), R is
-    ρ = π_new / π_gen and w_t is 1. The paper's R (section 3.1) is π_θ / stop_grad(π_θ); with several inner steps we
-    read the denominator as the policy at the start of the step, without which the clip would never act.
+    R is π_new / π_start and w_t the detached weight. Where the gradient goes through the ratio (`vanilla`), R is ρ =
+    π_new / π_gen and w_t is 1. The paper's R (section 3.1) is π_θ / stop_grad(π_θ). With several inner steps we read
+    the denominator as the policy at the start of the step; otherwise the clip would never act.
     """
     gain = samples.weights * samples.advantages
-    # What cannot teach is cut out before anything is computed with it: a NaN multiplied by 0, forward or backward,
-    # is still a NaN, and one alien sample would spoil the gradient of all.
+    # Cut out samples that cannot teach before anything is computed with them. A NaN times 0 is still a NaN, forward or
+    # backward, and one alien sample would spoil the gradient of all.
     live = (kept & (gain != 0))[samples.owner] & samples.counted
     base = samples.generator if importance.through_ratio else samples.start
     new, base = (torch.where(live, log_probs, torch.zeros_like(log_probs)) for log_probs in (samples.new, base))

@@ -33,7 +33,7 @@ _MAY_BE_NONE = ("threshold", "gate", "divisor")
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step maximises: 1/N Σ_groups 1/G Σ_i 1/|a_i| Σ_t term (arXiv 2605.22537, section 3.3).
+    """The objective of a step: 1/N Σ_groups 1/G Σ_i 1/|a_i| Σ_t term (arXiv 2605.22537, section 3.3).
 
     advantage      `mean_std` or `mean`                               see `advantages`
     divergence     `k1`, `k2`, `k3`, `is_k1`, `is_k3`, `k3_reverse`   see `divergence`
@@ -137,7 +137,7 @@ class Objective:
             )
             likelihood = samples.sum_counted(samples.start) / samples.lengths.clamp(min=1)
             kept = keep(samples.advantages, divergence, self.threshold)
-            # What was only an EOS that does not count has nothing to be judged by, not even at g = 0.
+            # A sample that was only an uncounted EOS cannot be judged, not even at g = 0.
             kept = kept | (samples.lengths == 0)
             if self.gate is not None:
                 kept = kept & admit(samples.advantages, likelihood, samples.own, gate)
@@ -189,7 +189,8 @@ class Objective:
     def next_gate(self, level: float | None, likelihoods: Tensor) -> float | None:
         """m after a step, from m before it and `Terms.likelihood` of the step's own samples with Â > 0, `[n]`.
 
-        0.8 · m + 0.2 · their quantile `gate`, nearest rank; that alone at first; unchanged if there are none or the
-        objective has no gate. A step is gated by the m from before it: so neither packing nor order can matter.
+        0.8 · m + 0.2 · their quantile `gate`, nearest rank; that quantile alone at first. It stays the same if there
+        are none or the objective has no gate. A step is gated by the m from before it: so neither packing nor order can
+        matter.
         """
         return level if self.gate is None else next_level(level, likelihoods, self.gate)

@@ -14,8 +14,8 @@ from ftis_node.objective.packed import check, owners, segment_sum
 class Samples:
     """Packed samples; `owner` int64 `[T]` names each token's sample, see `packed`.
 
-    `counted` bool `[T]`: the token is in loss, divergence and likelihood; `lengths` int64 `[N]` counts those, and is 0
-    for a sample that was only an EOS which does not count.
+    `counted` bool `[T]`: the token is in loss, divergence and likelihood. `lengths` int64 `[N]` counts those, and is 0
+    for a sample that was only an uncounted EOS.
     """
 
     new: Tensor
@@ -47,8 +47,8 @@ def pack(
 ) -> Samples:
     """The arguments of `Objective.terms` as `Samples`: `tokens` holds `new`, `start` and `generator`, each `[T]`.
 
-    The paper's |a_i| (arXiv 2605.22537, section 3) does not say whether the sampled EOS is one of its tokens: we count
-    it, as the policy chose it like any other. Without `count_end` the last token of a sample that `ended` is left out.
+    The paper does not say whether |a_i| counts the sampled EOS (arXiv 2605.22537, section 3). We count it, as the
+    policy chose it like any other token. Without `count_end` the last token of a sample that `ended` is left out.
     """
     new = tokens["new"]
     weights = torch.ones_like(advantages) if weights is None else weights

@@ -20,8 +20,9 @@ ADVICE = {
 
 @dataclass
 class _Streak:
-    """What the filter did to a peer, for how many steps in a row, when the peer was last seen, and what was
-    told of it last."""
+    """The filter's last state for one peer: for how many steps in a row, when the peer was last seen, and the last
+    report.
+    """
 
     verdict: str | None = None
     steps: int = 0
@@ -38,9 +39,9 @@ class FilterWatch:
         self._streaks: dict[str, _Streak] = {}
 
     def observe(self, sources: Mapping[str, Mapping[str, float]], *, own: str) -> list[str]:
-        """Takes `Diagnostics.summary().sources` of a step; gives one sentence per peer that there is to tell about.
+        """Take `Diagnostics.summary().sources` of a step; return one sentence for each peer with something to report.
 
-        A step in which a peer had no negatives neither ends nor lengthens its streak. What was told of a peer last is
+        A step in which a peer had no negatives neither ends nor lengthens its streak. The last report of each peer is
         not told again, also if it ceased meanwhile: a streak that comes and goes fills no log. A peer not seen for
         `FORGET_AFTER` observations is forgotten.
         """

@@ -26,7 +26,7 @@ _ELSEWHERE = "download it elsewhere, copy the folder here and pass --model FOLDE
 
 @dataclass(frozen=True)
 class Hub:
-    """What one request to the hub showed.
+    """The result of one request to the hub.
 
     answers: whether it did. switched_off: HF_HUB_OFFLINE is set, so it was not asked. trouble: why it did not answer.
     behind: seconds by which this machine's clock is behind the hub's (less than a second of it means nothing); None if
@@ -66,7 +66,7 @@ def cached(source: str, *files: str) -> Path | None:
 
 
 def offered(source: str, seconds: float = HUB_SECONDS) -> None:
-    """Returns if the hub would give this model.
+    """Return if the hub would give this model.
 
     Raises:
         UserError: it would not, or does not answer.

@@ -38,7 +38,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_policy(settings: Settings) -> Policy:
-    """Loads model and tokenizer; adds LoRA layers if asked to.
+    """Load model and tokenizer; add LoRA layers if asked to.
 
     Raises:
         UsageError: the name is unknown, or the architecture is not supported.
@@ -143,7 +143,7 @@ def _refuse_small_embedding(model: Any, tokenizer: PreTrainedTokenizerBase, name
 def where_to_look(source: str) -> dict[str, bool]:
     """Where transformers may look: for a hub id only into its cache while the hub does not answer.
 
-    Left to itself it would ask for every file of a model anew, for 23 seconds each.
+    Otherwise it would ask for every file of a model anew, and wait 23 seconds for each.
     """
     if Path(source).is_dir():
         return {}
@@ -181,7 +181,7 @@ def _dtype(wanted: str | None) -> torch.dtype:
 
 
 def unloadable(name: str, source: str, error: Exception) -> UserError:
-    """What to tell a person when a model, or a part of it, cannot be had."""
+    """The error for a person when a model, or a part of it, cannot be had."""
     first_line = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
     return UserError(
         f"The model {name!r} ({source}) cannot be loaded: {first_line}",

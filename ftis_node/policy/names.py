@@ -23,7 +23,7 @@ def built_in() -> tuple[str, ...]:
 
 
 def resolve(name: str) -> str:
-    """What transformers should load for `name`: a folder, or a hub id.
+    """The folder or hub id that transformers should load for `name`.
 
     Raises:
         UsageError: `name` is neither a folder, a built-in model, an alias, nor of the form owner/model.
@@ -51,7 +51,7 @@ def resolve(name: str) -> str:
 
 
 def source_of(name: str) -> str:
-    """What `resolve` makes of a name; the name itself where that is nothing here, as a folder that is gone."""
+    """The result of `resolve`; the name itself where nothing here has it, as a folder that is gone."""
     try:
         return resolve(name)
     except UsageError:

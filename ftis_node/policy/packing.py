@@ -145,7 +145,7 @@ class Packing:
 
 
 def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
-    """Lays out prompts and completions; the last token of a completion is predicted only and so left out."""
+    """Lay out prompts and completions; the last token of a completion is predicted only and so left out."""
     prompts = [np.asarray(group.prompt, dtype=np.int64) for group in groups]
     completions = [np.asarray(c, dtype=np.int64) for group in groups for c in group.completions]
     owner = np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups])
@@ -193,7 +193,7 @@ class Padded:
 
 
 def pad(groups: Sequence[Prefixed], device: torch.device) -> Padded:
-    """Lays out every completion after a copy of its prompt."""
+    """Lay out every completion after a copy of its prompt."""
     pairs = [(list(group.prompt), c) for group in groups for c in group.completions]
     lengths = np.asarray([len(prompt) + len(completion) for prompt, completion in pairs])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
@@ -233,7 +233,8 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer: query `[1, heads, T, d]`, key and value `[1, kv heads, T, d]`.
+    """The attention that transformers calls in every layer: query `[1, heads, T, d]`, key and value `[1, kv heads, T,
+    d]`.
 
     Without a packing (generation) it is transformers' own SDPA.
     """

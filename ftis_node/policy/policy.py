@@ -48,7 +48,7 @@ class Policy:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights that are computed with."""
+        """Dtype of the weights that are computed with."""
         return self.causal_lm.get_input_embeddings().weight.dtype  # type: ignore[no-any-return]
 
     def trainable(self) -> int:

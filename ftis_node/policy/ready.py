@@ -20,9 +20,9 @@ from ftis_node.policy.score import completion_logprobs
 
 _OTHER_MODEL = "Use a model of another family, for example Qwen2.5 or Llama."
 
-# How far log-probs of one model may lie apart, on average, in layouts that mean the same: in fp32; and in fewer digits
-# as a multiple of what rounding alone makes, between bounds. Random Qwen2 of 2 to 28 layers, sharp and not, needed 1.3
-# of it at most; positions shifted by one made more than 7 of it where they changed a log-prob by a tenth or more.
+# How far log-probs of one model may lie apart, on average, in layouts that mean the same. The first is for fp32; with
+# fewer digits it is a multiple of rounding alone, between bounds. Random Qwen2 of 2 to 28 layers, sharp and not, needed
+# 1.3 of it at most. Positions shifted by one made more than 7 of it where they changed a log-prob by a tenth or more.
 _EXACT = 1e-3
 _NOISE, _LEAST, _MOST = 2.5, 0.01, 1.0
 _UNKNOWN = 0.1  # where rounding cannot be measured
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 def ready(policy: Policy) -> Policy:
     """The policy as all else expects it.
 
-    Without dropout, for log-probs of training must be those of sampling. Packed, if its attention goes through
+    Dropout is off, because log-probs of training must be those of sampling. Packed, if its attention goes through
     transformers' interface, has no window, and gives what padding gives. Lean, if `decoder` knows it and gives that
     too. `way` says which it is, and why.
 
@@ -65,7 +65,7 @@ def ready(policy: Policy) -> Policy:
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:
-    """Of modules, and of what modules only remember as a number and hand to functions."""
+    """Remove the dropout of modules, and set to 0 the rates that modules hand to functions."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -122,8 +122,8 @@ def _in_short(error: Exception) -> str:
 def _tolerance(policy: Policy, probe: list[Prefixed], plain: Tensor) -> float:
     """How far log-probs may lie apart, by `_EXACT` and what follows it.
 
-    Rounding is measured by the same passes of the model's own code with another attention kernel, which sums in another
-    order; nothing of this project's layouts is in it.
+    To measure rounding, the model's own code makes the same passes with another attention kernel, which sums in another
+    order. This project's layouts play no part in it.
     """
     if policy.dtype == torch.float32:
         return _EXACT

@@ -1,4 +1,4 @@
-"""What to make of a lack of memory."""
+"""Ways to go on when memory is short."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ WAITS = (1.0, 5.0, 15.0)
 # So many attempts must succeed before more is tried again; twice as many each time that this fails, up to the last.
 GROW_AFTER, GROW_AFTER_MOST = 10, 160
 
-# How PyTorch and what it calls say that an allocation failed, in small letters: CUDA, ROCm, XPU and MPS, their
-# libraries, PyTorch's allocator for the CPU on Linux and elsewhere, C++. A library's handle takes memory too: where
+# Words of a failed allocation, in small letters. They come from CUDA, ROCm, XPU and MPS, their libraries, C++, and
+# PyTorch's allocator for the CPU on Linux and elsewhere. A library's handle takes memory too: where
 # there is none left, cuBLAS and cuDNN say "not initialized" when one is made (discuss.pytorch.org/t/125450).
 _WORDS = re.compile(
     r"out of memory|can't allocate memory|not enough memory|bad_alloc|(cu|roc|hip)(blas|dnn)(lt)?_status_alloc_failed"
     r"|cublas_status_not_initialized when calling .?cublascreate|cudnn_status_not_initialized|out_of_memory"
 )
-# What leaves a GPU unusable for this process, whatever else the message says: only another process helps.
+# These errors leave a GPU unusable for this process, whatever else the message says: only another process helps.
 _BROKEN = re.compile(r"illegal memory access|device-side assert|misaligned address|launch failure|illegal instruction")
 
 
@@ -43,8 +43,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 class Room:
-    """How much is done at a time, in a memory that others use too: `size`, at most `most`. What is too much is waited
-    for, then halved; after enough successes twice as much is tried."""
+    """How much is done at a time, in a memory that others use too: `size`, at most `most`. An amount that does not fit
+    is tried again later, then halved; after enough successes it is doubled.
+    """
 
     def __init__(self, most: int, size: int | None = None) -> None:
         self.most, self.size = most, min(most, size or most)
@@ -62,11 +63,11 @@ class Room:
 
     def short(self, there: int, least: int) -> bool:
         """It did not fit: waits, or makes `size` smaller. Returns whether another attempt makes sense. Call it outside
-        the handler, for an exception holds what its frames held.
+        the handler, because an exception holds what its frames held.
 
         Args:
             there: how much there was to be done; of less than `size`, a half is taken.
-            least: less than this is not tried, for it would save nothing.
+            least: less than this is not tried; it would save nothing.
         """
         free_memory()
         smallest = min(self.size, there) <= least
@@ -90,7 +91,7 @@ class Room:
 
 
 def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) -> T:
-    """What `attempt` gives with as many sequences side by side as the room has space for.
+    """Return what `attempt` gives with as many sequences side by side as the room has space for.
 
     Args:
         there: how many there are at all.
@@ -113,6 +114,6 @@ def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) 
 
 
 def free_memory() -> None:
-    """Gives cached blocks back to the device. Call it outside the handler: an exception holds what its frames held."""
+    """Give cached blocks back to the device. Call it outside the handler: an exception holds what its frames held."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -42,7 +42,7 @@ def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature:
 class _Head(torch.autograd.Function):
     """hidden `[T, H]`, weight `[rows, H]`, bias `[rows]` or None, targets `[T]` → log-probs and entropies, fp32 `[T]`.
 
-    The logits of one chunk of tokens exist at a time, and again in the backward pass; if a single chunk is enough its
+    The logits of one chunk of tokens exist at a time, and again in the backward pass. If a single chunk is enough, its
     probabilities are kept instead. Rows of the head beyond the vocabulary are padding and count as −inf.
     """
 

@@ -1,4 +1,4 @@
-"""What two tokenizers must have in common before one node can read the other's token ids."""
+"""Fingerprint that two tokenizers must share before one node can read the other's token ids."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _END_TOKENS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_te
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """sha256 (hex) over sorted (id, token, special flag), merges, normaliser, pre-tokenizer and decoder.
 
-    Chat template, padding and the default EOS are left out, so that a family's base, Instruct and Coder models share
-    one fingerprint; embedding rows beyond the tokenizer (Qwen2.5 pads them) do not enter either.
+    Chat template, padding and the default EOS are left out: a family's base, Instruct and Coder models share one
+    fingerprint. Embedding rows beyond the tokenizer (Qwen2.5 pads them) do not enter either.
 
     Raises:
         UsageError: the tokenizer has no fast (Rust) backend to read these from.

@@ -21,7 +21,7 @@ _OURS = "This is a mistake of the doctor's, not of this machine's: please report
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check, for the doctor. advice: what to do, empty if nothing."""
+    """The result of a check. advice: what to do; empty if nothing."""
 
     subject: str
     verdict: Verdict

@@ -172,7 +172,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
 
 
 def _refuse_rows(case: Case, words: Any) -> None:
-    """Raises UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
+    """Raise UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
     from ftis_node.fit.context import refuse_prompts
     from ftis_node.policy.tokenizer import prompt_ids
 

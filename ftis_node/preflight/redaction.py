@@ -13,9 +13,9 @@ from pathlib import Path
 
 REMOVED = "[removed]"
 
-# Texts may be JSON, or JSON within JSON: quotes come with backslashes before them, and line breaks as \n, whose letter
-# is no part of the word that follows. And texts may be hostile: every pattern takes time with the length of the text
-# and no more, so whatever repeats is possessive, has a limit, or cannot begin within itself. Groups are never
+# Texts may be JSON, or JSON within JSON. Quotes come with backslashes before them, and line breaks as \n, whose letter
+# is no part of the word that follows. Texts may also be hostile: every pattern takes time linear in the text's length.
+# So each repetition is possessive, has a limit, or cannot begin within itself. Groups are never
 # possessive: Python before 3.11.5 takes a character too many after them (python/cpython#106052).
 _BEGIN = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))"
 _BREAK = r"(?:\s|\\{1,8}[nrt]){0,40}"
@@ -31,8 +31,8 @@ _SECRETS = re.compile(
     rf"(?:{_BREAK}[A-Za-z0-9+/=]{{0,76}}+{_BREAK}-----END [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----)?"
 )
 _URL = re.compile(r"://[^\s\"'<>]++")
-# NAME=value, "name": "value", Authorization: Bearer value. Whatever else is in the name, before or after. `tokens`,
-# `tokenizer` and `token_ids`, of which logs are full, are no secret. What is quoted goes up to the same quote.
+# NAME=value, "name": "value", Authorization: Bearer value. Anything may stand before or after it in the name. `tokens`,
+# `tokenizer` and `token_ids`, of which logs are full, are no secret. A quoted value goes up to the same quote.
 _NAMED = re.compile(
     r"(?i)((?:passw(?:or)?d|passphrase|secret|credential|(?:api|private|access)[_-]?key|token(?!s|iz|[_-]?id))"
     rf"[\w-]{{0,40}}+{_QUOTE}[ \t]*+[:=][ \t]*+)"

@@ -1,1 +1,1 @@
-"""What a node keeps on disk: packets, rounds and checkpoints."""
+"""A node's data on disk: packets, rounds and checkpoints."""

@@ -20,7 +20,7 @@ _MANIFEST = "checkpoint.json"
 
 
 def labelled(model: str, kind: str) -> str:
-    """What checkpoints are of: the model's name and what of it is trained, `lora` or `full`."""
+    """Identity of the trained weights: the model's name and its trained part, `lora` or `full`."""
     return f"{model} ({kind})"
 
 
@@ -36,7 +36,7 @@ Facts = dict[str, Any]
 
 
 SCHEMA = Schema[Facts](2)
-"""Of what a manifest says. No checkpoint is written a second time: a step would change what was read."""
+"""Version of what a manifest says. No checkpoint is written a second time: a step would change what was read."""
 
 
 class CheckpointError(FtisError):
@@ -46,8 +46,8 @@ class CheckpointError(FtisError):
 class Checkpoints:
     """The checkpoints under one directory. `begin`, fill the directory, `commit`; only then does it exist.
 
-    A start takes the newest sound one (`latest`). "Newest" is by the branch that its facts name, then by step: every
-    start and every way back to an older checkpoint begins a branch, with a number above all before it (`next_branch`).
+    A start takes the newest sound one (`latest`). "Newest" is by the branch that its facts name, then by step. Every
+    start and every return to an older checkpoint begins a branch, with a number above all before it (`next_branch`).
     Checkpoints that `set_aside` took away are of two kinds:
 
     * diverged: its weights led to no finite numbers. It never comes back.
@@ -75,7 +75,7 @@ class Checkpoints:
         return directory
 
     def commit(self, directory: Path, facts: Facts) -> Path:
-        """Makes what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.
+        """Make what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.
 
         Args:
             facts: what else to remember; comes back from `latest`.
@@ -122,7 +122,7 @@ class Checkpoints:
         return None
 
     def set_aside(self, after: int, why: Literal["diverged", "doubted"] = "diverged") -> None:
-        """Renames the checkpoints of later steps than `after`; earlier ones of the same name then go."""
+        """Rename the checkpoints of later steps than `after`; earlier ones of the same name then go."""
         later = [directory for directory in _complete(self.path) if _step(directory) > after]
         for forgotten in self.path.glob(f"*.{why}") if later else ():
             shutil.rmtree(forgotten, ignore_errors=True)
@@ -130,7 +130,7 @@ class Checkpoints:
             directory.rename(directory.with_suffix(f".{why}"))
 
     def take_back(self) -> bool:
-        """Makes checkpoints again of those that were set aside as doubted; returns whether there were any.
+        """Make checkpoints again of those that were set aside as doubted; return whether there were any.
 
         Those that a newer checkpoint has outlived are removed instead.
         """
@@ -177,7 +177,7 @@ def _named(path: Path, suffix: str) -> list[Path]:
 
 
 def verify(directory: Path) -> Facts:
-    """Checks every file of a checkpoint against its checksum and returns the facts it was committed with.
+    """Check every file of a checkpoint against its checksum and return the facts it was committed with.
 
     Raises:
         CheckpointError: a file is missing or altered.

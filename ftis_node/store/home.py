@@ -61,7 +61,7 @@ class Home:
 
     @property
     def flag(self) -> str:
-        """What a command needs to mean this home: nothing for the default. With a space before it."""
+        """The flags by which a command means this home; empty for the default home. With a space before it."""
         path = self.path.absolute()
         return "" if path == DEFAULT_HOME.expanduser() else f" --home {shlex.quote(str(path))}"
 
@@ -73,7 +73,7 @@ class Home:
         return 0
 
     def open(self) -> None:
-        """Creates and locks the home, and clears what a killed daemon left behind; an open one stays as it is.
+        """Create and lock the home, and clear what a killed daemon left behind; an open one stays as it is.
 
         Raises:
             UserError: another daemon uses this home, or it cannot be written.
@@ -118,7 +118,7 @@ class Home:
             replace_text(self.schema, json.dumps({"schema": SCHEMA.newest}), durable=True)
 
     def close(self) -> None:
-        """Removes the runtime directory and gives up the lock; a home that is not open is left alone."""
+        """Remove the runtime directory and give up the lock; a home that is not open is left alone."""
         if self._lock is None:
             return
         runtime = self.runtime()
@@ -129,14 +129,14 @@ class Home:
         self._lock = None
 
     def taken(self) -> UserError:
-        """What a second daemon is told."""
+        """The error for a second daemon on one home."""
         return UserError(
             f"Another ftis-node daemon is running on the home {self.path}.",
             f"Stop it with `ftis-node stop{self.flag}`, or name another --home.",
         )
 
     def failed(self, error: Exception) -> UserError:
-        """What a daemon ends with that could not write or read in it."""
+        """The error that ends a daemon when it could not read or write here."""
         if ran_out(error):
             return UserError(
                 f"The node needs more open files than the {limit()} that it may have.",
@@ -174,7 +174,9 @@ class Home:
         return directory
 
     def record_runtime(self, directory: Path, children: tuple[int, ...] = ()) -> None:
-        """Writes down the runtime directory and the child processes, for clients and for the next start's reaper."""
+        """Write down the runtime directory and the child processes: clients read them, and so does the next start's
+        reaper.
+        """
         started = {str(pid): psutil.Process(pid).create_time() for pid in children if psutil.pid_exists(pid)}
         record = Runtime(os.getpid(), str(directory), started)
         replace_text(self._runtime_file, json.dumps(msgspec.structs.asdict(record)))
@@ -201,7 +203,7 @@ class Home:
         return Path(record.directory) / "api.sock" if record else None
 
     def _reap(self) -> None:
-        """Ends children of a killed daemon that are still there (by pid and start time), removes its sockets."""
+        """End children of a killed daemon that are still there (by pid and start time), and remove its sockets."""
         record = self.runtime()
         if record is None:
             return

@@ -24,7 +24,7 @@ class Schema(Generic[_Thing]):
 
     @property
     def newest(self) -> int:
-        """What this version writes."""
+        """The schema version that this program writes."""
         return self.oldest + len(self.steps)
 
     def pending(self, what: str, found: object) -> Sequence[Callable[[_Thing], None]]:

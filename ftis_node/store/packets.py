@@ -50,8 +50,8 @@ class PacketStore:
     ) -> None:
         """
         Args:
-            first_round: count this run's rounds from here, whatever the time; by default they are numbered near
-                `clock`, so that a key whose store was lost does not contradict what it once announced.
+            first_round: count this run's rounds from here, whatever the time. By default they are numbered near
+            `clock`, so that a key whose store was lost does not contradict what it once announced.
             clock: milliseconds since 1970.
 
         Raises:
@@ -100,17 +100,17 @@ class PacketStore:
         return self._rounds.upcoming()
 
     def take_round(self, number: int) -> None:
-        """Makes sure that this number is never given again, also not after a restart."""
+        """Make sure that this number is never given again, also not after a restart."""
         with self._durably():
             self._rounds.use(number)
 
     def skip_round(self) -> None:
-        """Leaves one round out, as a start does: a round announced just before a crash is then never contradicted."""
+        """Leave one round out, as a start does: a round announced just before a crash is then never contradicted."""
         if self._rounds.any:
             self.take_round(self._rounds.upcoming())
 
     def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
-        """Keeps admitted packets with their bytes, the oldest making room once the quota is reached."""
+        """Keep admitted packets with their bytes, the oldest making room once the quota is reached."""
         now = self._clock.now()
         with self._transaction():
             for group, body in groups:
@@ -145,9 +145,9 @@ class PacketStore:
         return self._db.execute(query, key).fetchone() is not None
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
-        """Writes down, before it happens, what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`.
+        """Write down, before it happens, what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`.
 
-        Only `trained` waits for the disk. Of the others a power loss may take the latest, which are then scored or
+        Only `trained` waits for the disk. A power loss may take the latest of the others, which are then scored or
         refused once more: whoever sends such groups must not cost a node a sync each.
         """
         now = self._clock.now()
@@ -168,7 +168,7 @@ class PacketStore:
         return [(bytes(author), bytes(body), max(0.0, now - stored)) for author, body, stored in rows]
 
     def _remember(self, digest: bytes, body: bytes) -> None:
-        """What is new is asked for by many at once."""
+        """Many peers ask for a new packet at once."""
         if digest not in self._recent:
             self._recent[digest] = body
             self._recent_bytes += len(body)
@@ -255,8 +255,8 @@ class StoredPackets:
 class _Timeline:
     """Seconds since 1970 that only grow, also if somebody sets the machine's clock, now or between two starts.
 
-    So what was stored last is always the newest, and keys are not forgotten because a clock jumped ahead. What a
-    sleeping machine misses is counted; what a wrong clock once put too late stays so.
+    So what was stored last is always the newest, and keys are not forgotten because a clock jumped ahead. Time that a
+    sleeping machine misses is counted. A time that a wrong clock once put too late stays so.
     """
 
     def __init__(self, latest: float = 0.0) -> None:
@@ -271,7 +271,7 @@ class _Timeline:
 
 
 def _pending(db: sqlite3.Connection, path: Path) -> Sequence[Callable[[sqlite3.Connection], None]]:
-    """What makes the newest schema of a database. Raises UserError for a schema that is not known."""
+    """The steps that bring a database to the newest schema. Raises UserError for a schema that is not known."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     return SCHEMA.pending(f"The database {path}", version) if version else [_make]
 

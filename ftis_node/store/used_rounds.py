@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS used_rounds (
 ) WITHOUT ROWID
 """
 # Receivers take an author's first round only within three hours of their clocks (`swarm.rounds`). A node counts on by
-# one while the clock goes on by 1,000 a second, so it begins anew at its clock before it falls out of that.
+# one while its clock gains 1,000 a second. So it begins anew at its clock before it falls out of that.
 BEHIND_MS, AHEAD_MS = 2 * 3600 * 1000, 3 * 3600 * 1000
 
 
@@ -48,7 +48,7 @@ class RoundNumbers:
         return number
 
     def use(self, number: int) -> None:
-        """Writes down that `number` was used; the caller makes it durable. It must be `upcoming`."""
+        """Write down that `number` was used; the caller makes it durable. It must be `upcoming`."""
         grown = self._db.execute(
             "UPDATE used_rounds SET next = ? WHERE run = ? AND next = ?", (number + 1, self._run, number)
         )

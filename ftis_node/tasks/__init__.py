@@ -108,7 +108,8 @@ def check_files(
     reward: str | None = None,
     code: bool = False,
 ) -> Task | None:
-    """What `load_task` would refuse, as far as that needs no download and no code; the task, if it needs neither.
+    """Refuse what `load_task` would, as far as that needs no download and no code; return the task, if it needs
+    neither.
 
     Raises:
         UsageError: as `load_task`.
@@ -137,8 +138,8 @@ def foreseen(name: str, *, data: Path | None = None, reward: str | None = None) 
 def load_evaluation(name: str, *, data: Path | None = None, reward: str | None = None, code: bool = False) -> Task:
     """The task to evaluate on; its `train` is empty, and no training file is looked for.
 
-    `data` is a local file of the questions, all of which are used; by default the tests of `gsm8k` and `math500` are
-    downloaded once, and of a `.jsonl` file the tenth is used that training on it leaves out. `reward` and `code` as for
+    `data` is a local file of the questions, all of which are used. By default the tests of `gsm8k` and `math500` are
+    downloaded once. A `.jsonl` file gives the tenth that training on it leaves out. `reward` and `code` as for
     `load_task`. Raises UsageError for an unknown name and for unusable files.
     """
     if name in _ARITHMETIC or names_code(name):
@@ -158,7 +159,7 @@ def load_evaluation(name: str, *, data: Path | None = None, reward: str | None =
 
 @contextmanager
 def scoring(rule: str, own: Scorer | None = None) -> Iterator[Scorer]:
-    """What scores by a rule of `RULES`, as long as the context lasts; for one thread at a time.
+    """Yield a scorer by a rule of `RULES`, which lives as long as the context; one thread at a time may use it.
 
     `own` is a task's own scorer, which then is the rule. The process that it and some rules need starts with the first
     answer and ends with the context. Raises UsageError for a rule that is none, or that needs what is not installed.
@@ -192,7 +193,8 @@ class _Judged:
 
 
 def begin_group(scorer: Scorer) -> None:
-    """What `scorer` is asked next, up to the next `begin_group`, is one group: hostile ones cost some seconds at most.
+    """Count the next requests to `scorer` as one group, up to the next `begin_group`: a hostile one costs some seconds
+    at most.
 
     Without it each answer is asked about, as in evaluations, where each is to another question.
     """

@@ -1,7 +1,7 @@
 """A process that judges strangers' text, and is killed when one verdict takes too long.
 
-Pebble's process pool also kills late workers, but its parent unpickles what a worker sends: a worker that strangers'
-text took over would run code here. So this process answers in bytes and JSON.
+Pebble's process pool also kills late workers, but its parent unpickles what a worker sends. A worker taken over by a
+stranger's text would run code here. So this process answers in bytes and JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REPLY_BYTES = 1 << 16
 
 
 class Asked(ABC):
-    """Owns the process, which starts with the first answer and ends with `close`. For one thread at a time."""
+    """Owns the process, which starts with the first answer and ends with `close`. One thread at a time may use it."""
 
     def __init__(self, rule: str, seconds: float, start_seconds: float = START_SECONDS, memory: int = 0) -> None:
         """
@@ -56,7 +56,7 @@ class Asked(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Pid of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
     def begin(self) -> None:
@@ -64,7 +64,7 @@ class Asked(ABC):
         self._left = UNANSWERED_A_GROUP
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing; another answer starts another."""
+        """End the process, whatever it is doing; another answer starts another."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
         if connection is not None:
@@ -75,7 +75,7 @@ class Asked(ABC):
             process.wait()
 
     def _ask(self, *request: str | bool) -> Any:
-        """Return the verdict; None where it takes too long or dies, and for the rest of a group of which too many did.
+        """Return the verdict. It is None where the process takes too long or dies, and after too many of these in a group.
 
         Raises:
             UserError: the process cannot be started.
@@ -132,7 +132,7 @@ class Asked(ABC):
 
     @abstractmethod
     def _did_not_start(self) -> UserError:
-        """What to tell then."""
+        """The error for a process that cannot be started."""
 
 
 def _reply(connection: socket.socket) -> bytes:

@@ -38,7 +38,7 @@ def load_gsm8k(data: Path | None = None, eval_data: Path | None = None) -> Task:
 
 
 def to_be_downloaded(data: Path | None, eval_data: Path | None) -> tuple[Remote, ...]:
-    """What `load_gsm8k` would fetch."""
+    """The file that `load_gsm8k` would fetch."""
     train = data if data is not None else cache_dir() / "gsm8k-train.jsonl"
     whole = sha256_of(train) == TRAIN.sha256
     missing = [TRAIN] if data is None and not whole else []
@@ -49,7 +49,7 @@ def to_be_downloaded(data: Path | None, eval_data: Path | None) -> tuple[Remote,
 
 
 def check_gsm8k(data: Path | None, eval_data: Path | None) -> None:
-    """Raises UsageError where a file that was named cannot be read or used."""
+    """Raise UsageError where a file that was named cannot be read or used."""
     for path in (data, eval_data):
         if path is not None:
             read_rows(path, gold_answer)

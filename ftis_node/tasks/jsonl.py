@@ -1,6 +1,6 @@
 """Questions of one's own: a JSONL file with `question` (or `prompt`) and an `answer` in every line.
 
-What an answer may be depends on the rule: by default it is an integer.
+The rule decides what an answer may be: by default it is an integer.
 
 A tenth of the rows, chosen by the hash of their question, is never trained on. It is held out where no other
 evaluation file is named, and stays out of training where one is: what a node evaluates on is its own business and must
@@ -32,7 +32,7 @@ _CORRECT = "Correct or remove that line."
 
 
 def load_jsonl(path: Path, eval_data: Path | None = None, reward: str = "integer") -> Task:
-    """The task of a local file; raises UsageError, with the line number, for what cannot be used.
+    """The task of a local file; raises UsageError with the number of a line that cannot be used.
 
     A `question` is put into the reasoning template; a `prompt` is given to the model as it is. A file uses one of them.
     """
@@ -173,7 +173,7 @@ GOLDS: Mapping[str, tuple[Callable[[Any], str | None], str]] = {
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a row must hold: one of the fields with a question, and an answer that `answer_of` can read."""
+    """The contents that a row must have: one of the fields with a question, and an answer that `answer_of` can read."""
 
     answer_of: Callable[[Any], str | None]
     fields: tuple[str, ...]

@@ -1,9 +1,9 @@
 """Whether an answer is right, told in a process that can be killed: by math-verify, or by a regular expression.
 
 A regular expression may backtrack for longer than anybody lives, and holds the GIL all the while. math-verify builds
-and simplifies whatever the text says: `9^{9^9}` takes all memory or for ever, and holds the GIL all the while. So
-they run in processes of their own, with limits on memory and time; one that fails to answer is killed, its answer is
-wrong, and the next answer gets a new process.
+and simplifies whatever the text says: `9^{9^9}` takes all memory or for ever, and holds the GIL all the while. So they
+run in processes of their own, with limits on memory and time. One that fails to answer is killed, its answer is wrong,
+and the next answer gets a new process.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Judge(Asked):
     def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
         """Whether `answer` is worth what `gold`, an expression in LaTeX, is, or matches the regular expression `gold`.
 
-        False for what is too long, takes too long or too much memory, or ends the process, and for the rest of a group
-        (see `begin`) of which too many answers did.
+        False if the answer is too long, takes too much time or memory, or ends the process. After too many of these,
+        also for the rest of the group (see `begin`).
 
         Args:
             loose: `answer` is text to find an expression in, rather than one expression.

@@ -27,7 +27,7 @@ _BRACKET = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\fbox")  # not \$, which is
 
 
 def main(parent: int, seconds: float, memory: int, rule: str) -> None:
-    """Serves until the other end is closed, the process `parent` is gone, or an answer takes twice `seconds`.
+    """Serve until the other end is closed, the process `parent` is gone, or an answer takes twice `seconds`.
 
     Args:
         memory: bytes of address space, for imports and answers together; 0: neither memory nor files are limited.
@@ -95,7 +95,7 @@ def _own(name: str) -> Callable[[str, str], list[float | bool] | str]:
 
 
 def _load() -> Callable[[str, str, bool], bool]:
-    """Imports math-verify; answers the function that tells whether an answer is worth the gold one."""
+    """Import math-verify; return the function that decides whether an answer is worth the gold one."""
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify

@@ -1,5 +1,5 @@
 """MATH-500: the 500 problems of MATH (Hendrycks et al. 2021, arXiv 2103.03874) that Lightman et al. (2023, arXiv
-2305.20050) tested on. For evaluation only: it is one test, without a training half, judged by the rule `math`.
+2305.20050) tested on. It serves evaluation only: it is one test, without a training half, judged by the rule `math`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ TEST = Remote(
 )
 
 # In Qwen2.5's tokens. With its template a problem has 158 on average and at most 878. The reference solutions have 219
-# on average, 825 at the 99th percentile, and one of the 500 more than 1,024; models write more than people do, but
-# twice as much would make every completion that never ends cost twice the time.
+# on average, 825 at the 99th percentile, and one of the 500 more than 1,024. Models write more than people do, but at
+# twice the cap every endless completion would cost twice the time.
 PROMPT_TOKENS = 1024
 COMPLETION_TOKENS = 1024
 

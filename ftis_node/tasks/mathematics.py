@@ -13,7 +13,7 @@ _BOXED, _OPENED, _CLOSED = r"\boxed{", "<answer>", "</answer>"
 
 
 def score_mathematics(judge: Judge, text: str, gold: str) -> Score:
-    r"""Scores `text` against the gold answer in LaTeX; asks `judge` once at most, and never raises on their account.
+    r"""Score `text` against the gold answer in LaTeX; ask `judge` once at most, and never raise on their account.
 
     `formatted`: the tags are right and hold 1 to `ANSWER_CHARACTERS` characters. `lenient` is then the same as right,
     and otherwise of the last answer anywhere: of the last `\boxed{…}` or `<answer>…`, whichever begins later, or what

@@ -151,8 +151,9 @@ def call(name: str) -> tuple[Callable[[], Any], Task]:
 
 
 class Guarded(Asked):
-    """A person's reward function, which may fail, hang or die, but not take the node with it: it runs in a process of
-    its own, which imports the same code. For one thread at a time."""
+    """A person's reward function. It may fail, hang or die without harm to the node: it runs in a process of its own,
+    which imports the same code. One thread at a time may use it.
+    """
 
     def __init__(self, name: str, seconds: float, start_seconds: float) -> None:
         """
@@ -163,7 +164,7 @@ class Guarded(Asked):
         self._told: set[str] = set()
 
     def another(self) -> Guarded:
-        """For another thread. What one of them has told, the others tell no more."""
+        """Make one for another thread. A problem that one of them has reported, the others report no more."""
         made = Guarded(self._rule, self._seconds, self._start_seconds)
         made._told = self._told
         return made
@@ -191,7 +192,7 @@ class Guarded(Asked):
         self._told.add(kind)
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
-        # What it prints goes where errors go: stdout may be somebody's JSON. Ctrl-C is for the parent.
+        # Its output goes to stderr: stdout may be somebody's JSON. Ctrl-C is for the parent.
         return subprocess.Popen(self._command(), stdin=connection.fileno(), stdout=2, stderr=2, start_new_session=True)
 
     def _did_not_start(self) -> UserError:
@@ -203,7 +204,7 @@ class Guarded(Asked):
 
 
 def judged(function: Scorer, text: str, answer: str) -> list[float | bool] | str:
-    """What the function says, or why that is no verdict; in its own process."""
+    """Return the function's verdict, or why it gave none; it runs in its own process."""
     try:
         verdict = _sound(function(text, answer))
     except (Exception, SystemExit) as error:
@@ -221,7 +222,7 @@ def _sound(verdict: Any) -> Score:
 
 
 def check_module(name: str) -> None:
-    """Raises UsageError where the module of the task is nowhere to be found. Nothing is imported."""
+    """Raise UsageError where the module of the task is nowhere to be found. Nothing is imported."""
     module_name = name.partition(":")[0]
     top = module_name.partition(".")[0]
     if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:

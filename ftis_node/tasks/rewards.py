@@ -1,7 +1,7 @@
 """Scores of text that strangers wrote: pure string work, linear in its length, the same verdict on every node.
 
-Nothing is evaluated, no number longer than 40 characters is converted, and for integers only ASCII whitespace and
-digits count, so that neither the text nor the Unicode tables of a Python version can make two nodes disagree. `exact`
+Nothing is evaluated, and no number longer than 40 characters is converted. Integers have only ASCII whitespace and
+digits, so the Unicode tables of a Python version cannot make two nodes disagree. `exact`
 compares in NFC, which Unicode promises not to change for characters that it has.
 """
 
@@ -57,7 +57,7 @@ Scorer: TypeAlias = Callable[[str, str], Score]
 
 
 def check_rule(rule: str) -> None:
-    """Raises UsageError for a rule that is none."""
+    """Raise UsageError for a rule that is none."""
     if rule not in RULES:
         raise UsageError(f"There is no reward rule {rule[:40]!a}.", f"Use one of: {', '.join(RULES)}.")
 
@@ -79,7 +79,7 @@ def score(rule: str, text: str, answer: str) -> Score:
 
 
 def score_text(right: Callable[[str], bool], text: str) -> Score:
-    """Scores `text` by whether its answer, stripped and in NFC, is `right`, which is asked once at most.
+    """Score `text` by whether its answer, stripped and in NFC, is `right`, which is asked once at most.
 
     An answer may have 1 to `TEXT_CHARACTERS` characters. `lenient` is of the last answer anywhere: after the last
     `<answer>` or, in a text without one, its last line.
@@ -113,7 +113,7 @@ def parse_integer(text: str) -> int | None:
 
 
 def answer_of(text: str) -> str | None:
-    """What stands between the answer's tags in a text that is exactly <think>…</think> <answer>…</answer>."""
+    """The text between the answer's tags in a text that is exactly <think>…</think> <answer>…</answer>."""
     text = text.strip(_SPACE)
     if not (text.startswith("<think>") and text.endswith("</answer>")) or any(text.count(tag) != 1 for tag in TAGS):
         return None

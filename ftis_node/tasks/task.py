@@ -1,4 +1,4 @@
-"""What a task is: questions with answers, how to put them to a model, and how to score what it says."""
+"""The parts of a task: questions with answers, how to put them to a model, and how to score its text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANSWERED = REASONING.replace(", a single integer,", "")
 """The same for answers of any kind."""
 
 TEMPLATES: Mapping[str, str] = {"integer": REASONING, "math": MATHEMATICS, "exact": ANSWERED, "regex": ANSWERED}
-"""What a question is put into, by the rule."""
+"""The template around a question, by the rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Task:
     """The data and the rules of one task; everything but `held_out` must be equal on all nodes of a run.
 
     `data` is the sha256 (hex) of what makes the prompts: of the training file's bytes, or of the canonical JSON of the
-    rows where there is no file; `train` is empty, and `data` of the file evaluated on, in a task loaded for evaluation
-    only. `reward` names a rule of `ftis_node.tasks.rewards`, or the code of its `scorer`, if it has one (see `own`),
+    rows where there is no file. In a task loaded for evaluation only, `train` is empty and `data` is of that file.
+    `reward` names a rule of `ftis_node.tasks.rewards`, or the code of its `scorer`, if it has one (see `own`),
     whose verdict may take `scorer_seconds`. The caps are defaults, in tokens.
     """
 

@@ -24,9 +24,9 @@ def closing_up(alive: Flags) -> Ids:
 class SharedCache:
     """Keys and values of completions that grow in step, and of the prompts before them.
 
-    A prompt's keys are there once, and attention reads them once for all rows of its group: as one product of matrices,
-    beside those with each row's own keys. One softmax runs over both. Own keys lie in buffers of full length that are
-    written in place, and gaps of rows that ended are closed in place, so nothing grows. As all rows have equally many
+    A prompt's keys are held once. Attention reads them once for all rows of its group, as one product of matrices
+    beside those with each row's own keys. One softmax runs over both. Own keys lie in buffers of full length, written
+    in place. Gaps of rows that ended are closed in place, so nothing grows. As all rows have equally many
     own tokens, only prompts of unlike length need a mask.
 
     rows   how many there are; `keep` makes them fewer
@@ -58,11 +58,11 @@ class SharedCache:
         self._lay_out(keys.device)
 
     def grow(self) -> None:
-        """Makes room for the next token of every row."""
+        """Make room for the next token of every row."""
         self._filled += 1
 
     def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Writes what belongs to the newest token, `[rows, kv heads, head_dim]` each."""
+        """Write what belongs to the newest token, `[rows, kv heads, head_dim]` each."""
         for buffer, new in zip(self._own[layer], (keys, values), strict=True):
             buffer[: self.rows, :, self._filled - 1] = new
 
@@ -83,7 +83,7 @@ class SharedCache:
         return from_own.add_(self._by_row(from_prompt)).view(rows, -1)
 
     def keep(self, order: Ids) -> None:
-        """Keeps these rows, in an order that `closing_up` gave; a prompt without any goes too."""
+        """Keep these rows, in an order that `closing_up` gave; a prompt without any goes too."""
         _close([part[:, :, : self._filled] for layer in self._own for part in layer], order)
         self.rows, self._owner = len(order), self._owner[order]
         needed = np.zeros(self._count, dtype=np.bool_)
@@ -137,7 +137,7 @@ def _flat(pair: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
 
 
 def _close(tensors: Sequence[Tensor], order: Ids) -> None:
-    """Puts rows where `order` wants them, one tensor at a time: those that move are all from behind its end."""
+    """Put rows where `order` wants them, one tensor at a time: those that move are all from behind its end."""
     to = np.flatnonzero(order != np.arange(len(order)))
     if not len(to):
         return

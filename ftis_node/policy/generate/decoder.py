@@ -44,7 +44,7 @@ class _Linear:
 
     @classmethod
     def of(cls, module: Any) -> _Linear:
-        """Raises NotUnderstoodError for other kinds of modules, as quantised ones are."""
+        """Raise NotUnderstoodError for other kinds of modules, as quantised ones are."""
         if type(module) is nn.Linear:
             return cls(module.weight, module.bias)
         if type(module) is not LoraLinear or type(module.base_layer) is not nn.Linear:
@@ -70,7 +70,7 @@ class _Linear:
         return out if self.down is None else self._adapt(out, x)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        """Adds its output to `total`."""
+        """Add its output to `total`."""
         total.addmm_(x, self.weight.T)
         if self.bias is not None:
             total.add_(self.bias)
@@ -140,7 +140,7 @@ class _Layer:
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """What of a model the pass needs; nothing is copied."""
+    """The parts of a model that the pass needs; nothing is copied."""
 
     embedding: Tensor
     layers: Sequence[_Layer]
@@ -202,7 +202,7 @@ class Decoder:
         self._cos, self._sin = cos[0], torch.cat([-sin[0, :, : self._half], sin[0, :, self._half :]], -1)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Gives each row its next token, int64 `[rows]`, and returns logits of the one after it, `[rows, V]`."""
+        """Give each row its next token, int64 `[rows]`, and return logits of the one after it, `[rows, V]`."""
         weights = self._weights
         self._cache.grow()
         positions = self._lengths[self._cache.owner] + self._given
@@ -219,7 +219,7 @@ class Decoder:
         )
 
     def keep(self, order: Ids) -> None:
-        """Keeps these rows, in an order that `cache.closing_up` gave."""
+        """Keep these rows, in an order that `cache.closing_up` gave."""
         self._cache.keep(order)
 
     def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def _complete(
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> list[list[Completion]]:
-    """Draws tokens until all rows have ended.
+    """Draw tokens until all rows have ended.
 
     Args:
         start: reads the prompts and gives logits `[prompts, ≥ V]` of what follows them.
@@ -169,7 +169,7 @@ class _Modules:
 
 
 def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], empty: Any) -> tuple[Tensor, DynamicCache, Tensor]:
-    """Reads each prompt once: logits `[prompts, ≥ V]` of what follows, its cache, and its mask `[prompts, width]`.
+    """Read each prompt once: logits `[prompts, ≥ V]` of what follows, its cache, and its mask `[prompts, width]`.
 
     Some prompts at a time, where the cache's parts can be joined: evaluation has as many prompts as rows.
 

@@ -17,8 +17,8 @@ def draw(
     """Tokens and their log-probs, int64 and fp32 `[rows, count]`, from logits `[rows, V]` of any dtype.
 
     The distribution is softmax(logits / temperature) in fp32, nothing cut off; `greedy` takes its mode. The exponential
-    race that `torch.multinomial` runs needs V random numbers a token, which cost more than a small model's forward
-    pass; and on a GPU it waits for a check for NaN, and ends the process at one. Here a NaN becomes a log-prob.
+    race of `torch.multinomial` needs V random numbers a token, which cost more than a small model's forward pass. On a
+    GPU it also waits for a check for NaN, and ends the process at one. Here a NaN becomes a log-prob.
     """
     rows, vocabulary = logits.shape
     uniform = None
@@ -43,8 +43,8 @@ def draw(
 def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Where the distribution functions of fp32 `[rows, V]` first exceed uniform fp64 `[rows, count]`.
 
-    First the block of some √V tokens, then the token in it: one pass over the matrix instead of the several of a
-    cumulative sum, and the sums that decide are few enough to be taken in fp64. So a token far below the resolution of
+    Find first the block of some √V tokens, then the token in it. This takes one pass over the matrix where a cumulative
+    sum takes several. The sums that decide are few enough for fp64. So a token far below the resolution of
     fp32 at 1 is still drawn as often as its probability says. No token of probability 0 is.
     """
     vocabulary = probabilities.shape[1]

@@ -1,4 +1,4 @@
-"""What engines are asked for, and the form in which they take prompts and give completions."""
+"""Sampling requests to engines, and the form in which engines take prompts and give completions."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def generate(
     generator: torch.Generator | None = None,
     batch: int = 288,
 ) -> list[list[Completion]]:
-    """Samples `group` completions of each prompt, by the policy's engine.
+    """Sample `group` completions of each prompt, by the policy's engine.
 
     Args:
         prompts: token ids of each prompt, none empty.
@@ -36,7 +36,8 @@ def generate(
         batch: how many sequences are decoded side by side at most (prompts are split, groups are not).
 
     Returns:
-        For each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a sampled
+        Yield for each prompt its G completions: uint32 ids and float32 log-probs `[length]` in sampling order, a
+        sampled
         EOS included. The log-probs are those of the distribution sampled from: temperature applied, softmax in fp32
         over the valid vocabulary, nothing cut off.
 
