@@ -75,7 +75,7 @@ class Asked(ABC):
             process.wait()
 
     def _ask(self, *request: str | bool) -> Any:
-        """Return the verdict. It is None where the process takes too long or dies, and after too many of these in a group.
+        """Return the verdict: None where the process takes too long or dies, and after too many of these in a group.
 
         Raises:
             UserError: the process cannot be started.
