@@ -19,6 +19,7 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.budget
 
 # One process more than two cores: daemons wait for one another a good part of the time.
 unit: $(DEV)

@@ -1,0 +1,48 @@
+"""Counts lines of code against the budgets of CONTRIBUTING.md; the exit code is 1 if one is exceeded.
+
+    python -m tests.budget
+
+A line of code holds a token of the program: blank lines, comments and docstrings do not count, nor does generated code.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+ROW = re.compile(r"^\| (product|lab|tests) \|.*\| ([\d,]+) \|$", re.MULTILINE)
+
+
+def lines_of(source: str) -> int:
+    """The number of lines of code in a program's text."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {line for token in tokens if token.type not in LAYOUT for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            lines -= set(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
+    return len(lines)
+
+
+def main() -> int:
+    counts = {"product": 0, "lab": 0, "tests": 0}
+    for path in [*ROOT.glob("ftis_node/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        parts = path.relative_to(ROOT).parts
+        if not path.name.endswith("_pb2.py"):
+            part = "tests" if parts[0] == "tests" else "lab" if parts[1] == "lab" else "product"
+            counts[part] += lines_of(path.read_text(encoding="utf-8"))
+    budgets = {name: int(limit.replace(",", "")) for name, limit in ROW.findall((ROOT / "CONTRIBUTING.md").read_text())}
+    for name, count in counts.items():
+        print(f"{name}: {count:,} of {budgets[name]:,} lines")
+    return any(count > budgets[name] for name, count in counts.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
