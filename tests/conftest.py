@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.clock import Clock
 
+pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "talkers")]
+
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.config.run import Run
 from ftis_node.draw import draw
 from ftis_node.packet import (
     MAX_PACKET_BYTES,
@@ -20,29 +19,15 @@ from ftis_node.packet import (
     Packet,
     decode,
     encode,
-    pack_group,
     packet_digest,
     prompt_digests,
 )
 from ftis_node.swarm.admission import AdmissionContext, Blame, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
+from tests.support.swarm import PROMPTS, ROWS, VOCABULARY, content, make_run
 
-VOCABULARY, EOS, CAP, ROWS = 1000, (998, 999), 8, 50
-RUN = Run(
-    task="arithmetic",
-    data="0" * 64,
-    template="{question}",
-    reward="arithmetic",
-    group=3,
-    slots=16,
-    prompt_tokens=16,
-    completion_tokens=CAP,
-    temperature=1.0,
-    eos=EOS,
-    tokenizer="0" * 64,
-    vocabulary=VOCABULARY,
-)
-PROMPTS = [[row, row + 1] for row in range(ROWS)]
+EOS, CAP = (998, 999), 8
+RUN = make_run(completion_tokens=CAP, eos=EOS)
 CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
 AUTHOR, STRANGER = Identity(bytes(32)).author, Identity(bytes([1] * 32)).author
 LOGPROB_MIN = -(math.log(VOCABULARY) + 18)
@@ -55,17 +40,8 @@ def completion(ids: list[int], finished: bool, logprob: float = -0.5) -> Complet
 def honest(
     author: bytes = AUTHOR, round_: int = 4, slot: int = 5, completions: list[Completion] | None = None
 ) -> Packet:
-    row = draw(RUN.id, author, round_, slot, ROWS)
-    return pack_group(
-        run_id=RUN.id,
-        author=author,
-        round=round_,
-        slot=slot,
-        policy_step=40,
-        prompt_ids=PROMPTS[row],
-        completions=completions
-        or [completion([1, 2, 998], True), completion(list(range(CAP)), False), completion([999], True)],
-    )
+    full = [completion([1, 2, 998], True), completion(list(range(CAP)), False), completion([999], True)]
+    return content(RUN, author, round_, slot, completions or full, policy_step=40)
 
 
 def refusal(packet: Packet | bytes, **options: Any) -> Reason:
@@ -146,12 +122,26 @@ def test_other_bytes_than_announced_are_held_against_the_holder(served: bytes) -
     assert (outcome.reason, outcome.blame) == (Reason.WRONG_HASH, Blame.HOLDER)
 
 
-def test_a_packet_of_another_run_is_refused() -> None:
-    assert refusal(replace(honest(), run_id=bytes(16))) is Reason.OTHER_RUN
+SHORT = completion([998], True)
 
 
-def test_somebody_elses_packet_is_held_against_the_one_who_announced_it() -> None:
-    assert refusal(honest(author=STRANGER)) is Reason.OTHER_AUTHOR
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (replace(honest(), run_id=bytes(16)), Reason.OTHER_RUN),
+        (honest(author=STRANGER), Reason.OTHER_AUTHOR),  # held against the one who announced it
+        (honest(completions=[SHORT] * 2), Reason.WRONG_GROUP_SIZE),
+        (honest(completions=[SHORT] * 4), Reason.WRONG_GROUP_SIZE),
+        (honest(completions=[completion([1] * CAP + [998], True), SHORT, SHORT]), Reason.TOO_LONG),
+        (honest(completions=[completion([1] * (CAP - 1), False), SHORT, SHORT]), Reason.CUT_SHORT),
+        (with_token(2, id=7), Reason.EOS_MISSING),
+        (replace(honest(), finished=(True, True, True)), Reason.EOS_MISSING),
+        *((with_token(index, id=eos), Reason.EOS_INTERIOR) for index in (0, 5) for eos in EOS),
+        (with_token(10, id=998), Reason.EOS_UNDECLARED),
+    ],
+)
+def test_what_no_honest_author_of_the_run_makes_is_refused(made: Packet, reason: Reason) -> None:
+    assert refusal(made) is reason
 
 
 def test_a_packet_announced_under_another_round_or_slot_is_refused() -> None:
@@ -164,11 +154,6 @@ def test_a_slot_beyond_the_runs_is_refused() -> None:
     assert isinstance(admit(CONTEXT, AUTHOR, encode(honest(slot=RUN.slots - 1))), Group)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_another_number_of_completions_is_refused(count: int) -> None:
-    assert refusal(honest(completions=[completion([998], True)] * count)) is Reason.WRONG_GROUP_SIZE
-
-
 def test_a_prompt_other_than_the_drawn_one_is_refused() -> None:
     row = draw(RUN.id, AUTHOR, 4, 5, ROWS)
     chosen = prompt_digests([PROMPTS[(row + 1) % ROWS]])
@@ -178,16 +163,6 @@ def test_a_prompt_other_than_the_drawn_one_is_refused() -> None:
 def test_a_packet_moved_to_another_slot_answers_the_wrong_prompt() -> None:
     moved = [refusal(replace(honest(), slot=slot)) for slot in range(RUN.slots) if slot != 5 and slot != 3]
     assert set(moved) == {Reason.WRONG_PROMPT}
-
-
-def test_a_completion_above_the_cap_is_refused() -> None:
-    too_long = [completion([1] * CAP + [998], True), completion([998], True), completion([998], True)]
-    assert refusal(honest(completions=too_long)) is Reason.TOO_LONG
-
-
-def test_an_unfinished_completion_below_the_cap_is_refused() -> None:
-    cut = [completion([1] * (CAP - 1), False), completion([998], True), completion([998], True)]
-    assert refusal(honest(completions=cut)) is Reason.CUT_SHORT
 
 
 @pytest.mark.parametrize("index", [0, 1, 7, 10])
@@ -207,24 +182,6 @@ def test_an_impossible_logprob_is_refused(index: int, logprob: float) -> None:
 @pytest.mark.parametrize("logprob", [0.0, -0.0, 0.0009, LOGPROB_MIN + 1e-4, -1e-45])
 def test_a_logprob_at_the_edge_is_admitted(logprob: float) -> None:
     assert isinstance(admit(CONTEXT, AUTHOR, encode(with_token(0, logprob=logprob))), Group)
-
-
-def test_a_finished_completion_without_eos_is_refused() -> None:
-    assert refusal(with_token(2, id=7)) is Reason.EOS_MISSING
-
-
-@pytest.mark.parametrize("eos", EOS)
-def test_an_eos_in_the_middle_is_refused(eos: int) -> None:
-    assert refusal(with_token(0, id=eos)) is Reason.EOS_INTERIOR
-    assert refusal(with_token(5, id=eos)) is Reason.EOS_INTERIOR
-
-
-def test_an_invented_eos_is_refused() -> None:
-    assert refusal(replace(honest(), finished=(True, True, True))) is Reason.EOS_MISSING
-
-
-def test_an_eos_that_is_not_called_the_end_is_refused() -> None:
-    assert refusal(with_token(10, id=998)) is Reason.EOS_UNDECLARED
 
 
 def test_a_full_length_completion_may_end_in_eos_by_itself() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench import generate
 from ftis_node.lab.bench.generate import bench_generate, small_policy
 from ftis_node.lab.bench.model import Size
+from tests.support.cli import answer, refused
 
 FLAGS = ["--groups", "2", "--group", "3", "--prompt-tokens", "6", "--completion-tokens", "5", "--repeats", "2"]
 
 
 def test_three_ways_are_timed_in_turns() -> None:
-    result = CliRunner().invoke(app, ["bench", "generate", "--json", *FLAGS], catch_exceptions=False)
-    figures = json.loads(result.stdout)
+    figures = answer("bench", "generate", *FLAGS)
     for name in ("native", "hf", "plain"):
         for unit in ("cpu_s", "s"):
             low, high = figures[f"{name}_tokens_per_{unit}_spread"]
@@ -31,9 +27,7 @@ def test_three_ways_are_timed_in_turns() -> None:
 
 
 def test_a_model_is_measured_as_its_plan_has_it() -> None:
-    flags = ["--model", "tiny-a", "--random-weights", "--device", "cpu", *FLAGS]
-    result = CliRunner().invoke(app, ["bench", "generate", "--json", *flags], catch_exceptions=False)
-    figures = json.loads(result.stdout)
+    figures = answer("bench", "generate", "--model", "tiny-a", "--random-weights", "--device", "cpu", *FLAGS)
     assert figures["parameters"] == 75_968 and figures["generation_batch"] == 288
 
 
@@ -51,6 +45,6 @@ def test_tokens_that_are_missing_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
         bench_generate(small_policy(), Size(1, 2, 3, 4), batch=2, repeats=1, tell=lambda line: None)
 
 
-def test_flags_of_a_model_need_one() -> None:
-    result = CliRunner().invoke(app, ["bench", "generate", "--random-weights"])
-    assert isinstance(result.exception, UsageError)
+@pytest.mark.parametrize("line", [("generate", "--random-weights"), ("train", "--vram", "24")])
+def test_flags_of_a_model_need_one(line: tuple[str, ...]) -> None:
+    assert isinstance(refused("bench", *line), UsageError)

@@ -9,14 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench import growth
 from ftis_node.lab.bench.model import Size, small_config
 from ftis_node.lab.bench.step import PARTS, bench_step
 from ftis_node.lab.bench.whole import WholeNode
+from tests.support.cli import refused
 
 SMALL = Size(groups=4, group=4, prompt_tokens=6, completion_tokens=8)
 
@@ -35,8 +34,8 @@ def test_a_whole_step_is_timed_in_parts_beside_trls_and_traced(tmp_path: Path) -
 
 
 def test_a_trace_that_cannot_be_written_is_told_before_the_steps(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["bench", "step", "--trace", str(tmp_path / "no" / "trace.json")])
-    assert isinstance(result.exception, UsageError) and "cannot be written" in result.exception.what
+    error = refused("bench", "step", "--trace", tmp_path / "no" / "trace.json")
+    assert isinstance(error, UsageError) and "cannot be written" in error.what
 
 
 @pytest.mark.parametrize("slept", [0.0, 24 * 3600.0])

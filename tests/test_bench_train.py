@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError
 from ftis_node.lab.bench.fit import bench_fit
 from ftis_node.lab.bench.measure import peak_memory
 from ftis_node.lab.bench.model import SETTINGS, Size, own_work, random_policy, small_config
@@ -101,8 +98,3 @@ def test_a_folder_with_a_configuration_alone_is_measured_against_its_plan(tmp_pa
     assert figures["memory_ratio"] == pytest.approx(figures["peak_memory_mb"] / figures["predicted_memory_mb"])
     assert figures["budget_mb"] == pytest.approx(4 * 1024**3 / 1e6) and figures["vocabulary"] == 26
     json.dumps(figures)
-
-
-def test_flags_of_a_model_need_one() -> None:
-    result = CliRunner().invoke(app, ["bench", "train", "--vram", "24"])
-    assert isinstance(result.exception, UsageError)

@@ -41,6 +41,20 @@ def write(store: Checkpoints, step: int, *, branch: int = 1) -> Path:
     return store.commit(directory, {"step": step} if branch == 1 else {"step": step, "branch": branch})
 
 
+def stored(path: Path, *steps: int) -> Checkpoints:
+    """A store with a checkpoint of each step."""
+    store = Checkpoints(path)
+    for step in steps:
+        write(store, step)
+    return store
+
+
+def newest(store: Checkpoints) -> object:
+    """The step from which a node goes on."""
+    found = store.latest()
+    return found and found[1]["step"]
+
+
 def steps(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
@@ -50,17 +64,14 @@ def test_there_is_none_at_first(tmp_path: Path) -> None:
 
 
 def test_the_newest_comes_back_with_its_facts_and_only_two_are_kept(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    for step in (1, 2, 30, 100_000_000):
-        write(store, step)
+    stored(tmp_path, 1, 2, 30, 100_000_000)
     assert Checkpoints(tmp_path).latest() == (tmp_path / "step-100000000", {"step": 100_000_000})
     assert steps(tmp_path) == ["step-00000030", "step-100000000"]
     assert len(steps(tmp_path)) == KEPT
 
 
 def test_a_checkpoint_of_the_same_step_replaces_the_first(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    write(store, 4)
+    store = stored(tmp_path, 4)
     store.commit(store.begin(4), {"step": 4, "again": True})
     assert store.latest() == (tmp_path / "step-00000004", {"step": 4, "again": True})
     assert steps(tmp_path) == ["step-00000004"]
@@ -72,8 +83,7 @@ def test_one_that_is_killed_while_it_replaces_its_step_leaves_the_first(
     class Killed(BaseException):
         pass
 
-    store = Checkpoints(tmp_path)
-    write(store, 4)
+    store = stored(tmp_path, 4)
     rename = Path.rename
 
     def die_at_the_second(path: Path, target: Path) -> Path:
@@ -116,8 +126,7 @@ def cut(file: Path) -> None:
 def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
     tmp_path: Path, damage: Callable[[Path], None], name: str
 ) -> None:
-    store = Checkpoints(tmp_path)
-    write(store, 1)
+    store = stored(tmp_path, 1)
     damaged = write(store, 2)
     damage(damaged / name)
     with pytest.raises(CheckpointError):
@@ -156,46 +165,38 @@ def test_a_manifest_may_be_anything(tmp_path: Path, manifest: str) -> None:
 
 
 def test_a_doubted_one_comes_back_when_it_was_not_to_blame_and_a_diverged_one_does_not(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    for step in (1, 2):
-        write(store, step)
+    store = stored(tmp_path, 1, 2)
     store.set_aside(1, "doubted")
-    assert store.latest()[1]["step"] == 1  # type: ignore[index]
+    assert newest(store) == 1
     store.set_aside(1, "doubted")
-    assert store.take_back() and store.latest()[1]["step"] == 2  # type: ignore[index]
+    assert store.take_back() and newest(store) == 2
     store.set_aside(1, "doubted")
-    assert Checkpoints(tmp_path).latest()[1]["step"] == 2, "another process tries it first"  # type: ignore[index]
+    assert newest(Checkpoints(tmp_path)) == 2, "another process tries it first"
     store.set_aside(1)
-    assert not store.take_back() and Checkpoints(tmp_path).latest()[1]["step"] == 1  # type: ignore[index]
+    assert not store.take_back() and newest(Checkpoints(tmp_path)) == 1
     store.set_aside(1)
     assert list(tmp_path.glob("*.diverged")), "it is kept until another takes its place"
 
 
 def test_a_doubted_one_does_not_come_back_over_newer_training(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    for step in (50, 100):
-        write(store, step)
+    store = stored(tmp_path, 50, 100)
     store.set_aside(50, "doubted")
     write(store, 60, branch=2)  # the training went on from 50
     assert not store.take_back(), "a step from the older one succeeded: the doubt was right"
-    found = Checkpoints(tmp_path).latest()
-    assert found is not None and found[1]["step"] == 60
+    assert newest(Checkpoints(tmp_path)) == 60
     assert steps(tmp_path) == ["step-00000050", "step-00000060"]
 
 
 def test_a_kill_between_the_newer_ones_name_and_the_doubted_ones_end_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Checkpoints(tmp_path)
-    for step in (50, 100):
-        write(store, step)
+    store = stored(tmp_path, 50, 100)
     store.set_aside(50, "doubted")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the process ends before any directory goes
         write(store, 60, branch=2)
     assert "step-00000100.doubted" in steps(tmp_path)
-    found = Checkpoints(tmp_path).latest()
-    assert found is not None and found[1]["step"] == 60
+    assert newest(Checkpoints(tmp_path)) == 60
 
 
 def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_path: Path) -> None:

@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from ftis_node.cli import main
 from ftis_node.config import documentation
 from ftis_node.config.run import RunFile, dump_run_file
 from ftis_node.config.settings import PROFILES, Settings, collect
 from ftis_node.node.checkpointing import LearnedSizes
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.worker.planning import memory_budget, memory_limit
+from tests.support.cli import Cli
 from tests.support.swarm import RUN
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "settings.md"
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """The command in this process: exit code, stdout and stderr."""
-
-    def run(*args: str, environment: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-        for name, text in (environment or {}).items():
-            monkeypatch.setenv(name, text)
-        monkeypatch.setattr(sys, "argv", ["ftis-node", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
 
 
 def test_the_document_is_what_the_class_says() -> None:

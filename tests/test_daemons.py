@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,24 +13,14 @@ import pytest
 
 from ftis_node.observe.metrics import read_events
 from ftis_node.store.checkpoints import Checkpoints
+from ftis_node.swarm.addresses import free_port
 from ftis_node.swarm.identity import Identity
-from tests.support.daemons import Daemon, gone, run_cli
+from tests.support.daemons import PATIENCE, Daemon, Join, gone, run_cli
 from tests.support.documented import check, check_daemon
-
-pytestmark = pytest.mark.timeout(600)
 
 # Nobody listens there; a connection is refused at once.
 EVERY_STEP = ("--set", "checkpoint_minutes=0")
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
-
-
-@pytest.fixture
-def daemons(tmp_path: Path) -> Iterator[dict[str, Daemon]]:
-    """Daemons by name; whatever a failed test left running is ended."""
-    running: dict[str, Daemon] = {}
-    yield running
-    for daemon in running.values():
-        daemon.clean_up()
 
 
 def peer_id(daemon: Daemon) -> str:
@@ -44,14 +34,12 @@ def used(author: Daemon, groups: int = 1):
 
 
 @pytest.mark.slow
-def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
-    tmp_path: Path, daemons: dict[str, Daemon]
-) -> None:
-    a = daemons["a"] = Daemon(tmp_path / "a", "--model", "tiny-a", "--name", "A", *EVERY_STEP).start()
+def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(tmp_path: Path, join: Join) -> None:
+    a = join("a", "--model", "tiny-a", "--name", "A", *EVERY_STEP)
     address = a.address()
     a.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "A trains alone, and says so")
-    b = daemons["b"] = Daemon(tmp_path / "b", "--model", "tiny-b", "--peers", address).start()
-    c = daemons["c"] = Daemon(tmp_path / "c", "--model", "tiny-c", "--lora", "--peers", f"{DEAD},{address}").start()
+    b = join("b", "--model", "tiny-b", "--peers", address)
+    c = join("c", "--model", "tiny-c", "--lora", "--peers", f"{DEAD},{address}")
     for one, others in ((a, (b, c)), (b, (a, c)), (c, (a, b))):
         for other in others:
             one.wait(used(other, 3), f"{one.home.path.name} trains on groups of {other.home.path.name}")
@@ -66,7 +54,7 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
         one.wait(used(other, seen + 5), "the others go on with one another")
         assert one.status()["step"] > marks[one]["step"]
 
-    d = daemons["d"] = Daemon(tmp_path / "d", "--model", "tiny-a", "--peers", f"{address},{b.address()}").start()
+    d = join("d", "--model", "tiny-a", "--peers", f"{address},{b.address()}")
     d.wait(used(c), "a late joiner that knows only B learns from C")
     c.wait(used(d), "and C from it")
 
@@ -87,21 +75,19 @@ def test_three_daemons_survive_the_death_of_their_bootstrap_and_welcome_it_back(
         assert runtime is None, "no socket and no record is left behind"
 
 
-def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_come(
-    tmp_path: Path, daemons: dict[str, Daemon]
-) -> None:
+def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_come(tmp_path: Path, join: Join) -> None:
     late_home = tmp_path / "late"
     late_home.mkdir()
     late_id = Identity.load_or_create(late_home / "identity.key").peer_id
-    port = free_port()
+    port = free_port("127.0.0.1")
     run_file = tmp_path / "run.toml"
     assert run_cli("run", "new", "-o", str(run_file)).returncode == 0
     peers = f"{DEAD},/ip4/127.0.0.1/tcp/{port}/p2p/{late_id}"
     flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json")
-    node = daemons["node"] = Daemon(tmp_path / "node", *flags).start()
+    node = join("node", *flags)
     status = node.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "it trains alone")
     assert "alone" in status["reason"]
-    late = daemons["late"] = Daemon(late_home, "--model", "tiny-b", "--run", str(run_file), "--port", str(port)).start()
+    late = join("late", "--model", "tiny-b", "--run", str(run_file), "--port", str(port))
     node.wait(used(late), "it uses the peer that came, without a restart")
     assert node.status()["state"] == "ONLINE"
     for line in node.home.log.read_text().splitlines():
@@ -120,10 +106,10 @@ def forbid_writing(worker: psutil.Process) -> None:
 
 @pytest.mark.parametrize("harm", [kill, pytest.param(forbid_writing, marks=pytest.mark.slow)])
 def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoint(
-    harm: Callable[[psutil.Process], None], tmp_path: Path, daemons: dict[str, Daemon]
+    harm: Callable[[psutil.Process], None], tmp_path: Path, join: Join
 ) -> None:
     flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
-    node = daemons["node"] = Daemon(tmp_path / "node", *flags).start()
+    node = join("node", *flags)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
     harm(worker)
@@ -135,14 +121,12 @@ def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoi
     assert "secret" not in node.home.run_file.read_text(), "the run file is what others are given"
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_step(
-    tmp_path: Path, daemons: dict[str, Daemon]
-) -> None:
-    node = daemons["node"] = Daemon(tmp_path / "node", "--model", "tiny-a").start(new_group=True)
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_step(tmp_path: Path, join: Join) -> None:
+    node = join("node", "--model", "tiny-a", new_group=True)
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     family = node.pids()
     os.killpg(node.process.pid, signal.SIGINT)
-    assert node.process.wait(30) == 130
+    assert node.process.wait(PATIENCE) == 130
     gone(family)
     assert "Traceback" not in node.log()
     last = read_events(node.home.metrics, "step")[-1]["step"]
@@ -150,52 +134,38 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_s
     assert facts["progress"]["step"] == last
 
 
-def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(
-    tmp_path: Path, daemons: dict[str, Daemon]
-) -> None:
-    node = daemons["node"] = Daemon(tmp_path / "node", "--model", "tiny-a").start()
+def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(tmp_path: Path, join: Join) -> None:
+    node = join("node", "--model", "tiny-a")
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
     worker.suspend()
-    assert node.stop(seconds=30) == 0
+    assert node.stop() == 0
     assert "given up" in node.log()
     assert Checkpoints(node.home.checkpoints).latest() is not None
 
 
 @pytest.mark.slow
-def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(
-    tmp_path: Path, daemons: dict[str, Daemon]
-) -> None:
-    alone = daemons["alone"] = Daemon(tmp_path / "alone", "--model", "tiny-a", "--task", "arithmetic").start()
+def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(tmp_path: Path, join: Join) -> None:
+    alone = join("alone", "--model", "tiny-a", "--task", "arithmetic")
     alone.wait(lambda s: s.get("step", 0) >= 1, "it starts a run of its own")
     alone.stop()
     run_file = tmp_path / "other.toml"
     assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
-    other = daemons["other"] = Daemon(tmp_path / "other", "--model", "tiny-a", "--run", str(run_file)).start()
+    other = join("other", "--model", "tiny-a", "--run", str(run_file))
     other.wait(lambda s: s.get("step", 0) >= 1, "another run is there")
     ended = run_cli("join", "--home", str(alone.home.path), "--host", "127.0.0.1", "--peers", other.address())
     assert ended.returncode == 2
     assert "another run" in ended.stderr and "fresh --home" in ended.stderr
 
 
-def test_a_daemon_of_another_run_is_left_out_on_both_sides(tmp_path: Path, daemons: dict[str, Daemon]) -> None:
-    one = daemons["one"] = Daemon(tmp_path / "one", "--model", "tiny-a").start()
+def test_a_daemon_of_another_run_is_left_out_on_both_sides(tmp_path: Path, join: Join) -> None:
+    one = join("one", "--model", "tiny-a")
     address = one.address()
     run_file = tmp_path / "other.toml"
     assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
-    other = daemons["other"] = Daemon(
-        tmp_path / "other", "--model", "tiny-a", "--run", str(run_file), "--peers", address
-    ).start()
+    other = join("other", "--model", "tiny-a", "--run", str(run_file), "--peers", address)
     for daemon in (one, other):
         daemon.wait(lambda s, d=daemon: "left out" in d.log(), "it says that the peer is left out")
         step = daemon.status()["step"]
         daemon.wait(lambda s, step=step: s["state"] == "ALONE" and s["step"] > step + 2, "it goes on alone")
         assert "left out" in run_cli("peers", "--home", str(daemon.home.path)).stdout
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

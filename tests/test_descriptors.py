@@ -23,7 +23,7 @@ from ftis_node.host.descriptors import OutOfFiles, limit, raise_limit, ran_out, 
 from ftis_node.node import daemon
 from ftis_node.node.options import JoinOptions
 from ftis_node.store.home import Home
-from tests.support.daemons import Daemon
+from tests.support.daemons import Join, until
 
 NONE_LEFT = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -91,31 +91,18 @@ def test_row_33_a_limit_too_low_to_start_with_is_not_called_a_full_disk(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_row_33_a_daemon_outlives_a_time_without_files(tmp_path: Path) -> None:
-    alone = Daemon(
-        tmp_path / "home", "--model", "tiny-a", "--set", "batch_groups=6", "--set", "eval_prompts=16",
-        *("--set", "eval_every=1000", "--set", "page=false", "--set", "quic=false"),
-    )  # fmt: skip
-    try:
-        alone.start().wait(lambda status: (status.get("step") or 0) >= 2, "it trains")
-        assert alone.process is not None
-        process = psutil.Process(alone.process.pid)
-        soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
-        assert soft == min(hard, 65_536)
-        process.rlimit(psutil.RLIMIT_NOFILE, (3, hard))
-        before = alone.log()
-        deadline = 60
-        for _ in range(10 * deadline):
-            if "Too many files are open" in alone.log()[len(before) :]:
-                break
-            alone.process.poll()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                alone.process.wait(0.1)
-        assert alone.process.poll() is None, alone.log()[-2000:]
-        process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
-        reached = alone.wait(lambda status: status.get("step"), "it answers again")["step"]
-        alone.wait(lambda status: (status.get("step") or 0) > reached + 2, "it goes on")
-        assert "Make room on its disk" not in alone.log()
-    finally:
-        alone.clean_up()
+def test_row_33_a_daemon_outlives_a_time_without_files(join: Join) -> None:
+    flags = ("batch_groups=6", "eval_prompts=16", "eval_every=1000", "page=false", "quic=false")
+    alone = join("home", "--model", "tiny-a", *(word for pair in flags for word in ("--set", pair)))
+    alone.wait(lambda status: (status.get("step") or 0) >= 2, "it trains")
+    assert alone.process is not None
+    process = psutil.Process(alone.process.pid)
+    soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+    assert soft == min(hard, 65_536)
+    process.rlimit(psutil.RLIMIT_NOFILE, (3, hard))
+    before = alone.log()
+    until(lambda: "Too many files are open" in alone.log()[len(before) :], "it says so", alone.process)
+    process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+    reached = alone.wait(lambda status: status.get("step"), "it answers again")["step"]
+    alone.wait(lambda status: (status.get("step") or 0) > reached + 2, "it goes on")
+    assert "Make room on its disk" not in alone.log()

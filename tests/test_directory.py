@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgpack
@@ -111,11 +111,15 @@ def owner(record: DHTRecord) -> bytes:
     return found
 
 
-def filled(known: set[bytes]) -> Shelf:
-    shelf = Shelf(VALIDATOR, known.__contains__)
-    for record in MADE_UP:
+def fill(shelf: Shelf, records: Sequence[DHTRecord] = MADE_UP) -> Shelf:
+    """Each record left by its owner."""
+    for record in records:
         shelf.keep(record, owner(record))
     return shelf
+
+
+def filled(known: set[bytes]) -> Shelf:
+    return fill(Shelf(VALIDATOR, known.__contains__))
 
 
 def test_row_38_strangers_fill_a_key_and_displace_no_peer_of_the_view() -> None:
@@ -124,8 +128,7 @@ def test_row_38_strangers_fill_a_key_and_displace_no_peer_of_the_view() -> None:
     assert len(shelf.records(KEY)) == MAX_RECORDS
     assert not shelf.keep(of(ALICE), ALICE.author), "the key is full, and says so"
     assert own(ALICE) in shelf.addresses().values(), "but took a peer of the view all the same"
-    for record in MADE_UP * 3:
-        shelf.keep(record, owner(record))
+    fill(shelf, MADE_UP * 3)
     assert own(ALICE) in shelf.addresses().values()
     assert len(shelf.records(KEY)) == MAX_RECORDS
 
@@ -288,10 +291,7 @@ async def test_row_38_whatever_is_said_to_be_full_a_node_with_few_peers_publishe
         joined(BOB, tmp_path, at_mallory) as (bob, at_bob),
         joined(ALICE, tmp_path, at_mallory, at_bob) as (alice, _),
     ):
-        for record in MADE_UP:
-            bob._shelf.keep(record, owner(record))
-        for record in made_up(RUN.id, shard_of(ALICE.author, 1), MAX_RECORDS):
-            bob._shelf.keep(record, owner(record))
+        fill(bob._shelf, [*MADE_UP, *made_up(RUN.id, shard_of(ALICE.author, 1), MAX_RECORDS)])
         await alice.publish(own(ALICE), settled=False)
         at = {
             depth: ALICE.author in check(key, pack_answer(bob._shelf.records(key)), VALIDATOR)
@@ -308,8 +308,7 @@ async def test_row_38_a_settled_node_leaves_a_full_key_alone_and_goes_below_it(
     monkeypatch.setattr(directories, "FULL_PART", 0.0)
     async with joined(BOB, tmp_path) as (bob, at_bob), joined(ALICE, tmp_path, at_bob) as (alice, _):
         for directory in (alice, bob):
-            for record in MADE_UP:
-                directory._shelf.keep(record, owner(record))
+            fill(directory._shelf)
         await alice.publish(own(ALICE), settled=True)
         assert alice._full == {0}
         below = key_bytes(RUN.id, shard_of(ALICE.author, 1))

@@ -44,7 +44,15 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import make_policy
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
-from tests.support.small_models import logprobs_of, tiny_config, tiny_policy, tiny_tokenizer, twin
+from tests.support.small_models import (
+    logprob_errors,
+    logprobs_of,
+    seeded,
+    tiny_config,
+    tiny_policy,
+    tiny_tokenizer,
+    twin,
+)
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 SIZES: dict[str, Any] = {
@@ -115,10 +123,6 @@ def policy_of(kind: str) -> Policy:
     return ready(Policy(kind, make_model(kind).eval(), tiny_tokenizer(), torch.device("cpu")))
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def assert_same(some: Sequence[Sequence[Completion]], others: Sequence[Sequence[Completion]]) -> None:
     for ours, theirs in zip(chain(*some), chain(*others), strict=True):
         assert ours.token_ids.tolist() == theirs.token_ids.tolist()
@@ -143,23 +147,17 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(kind: str) -> None
 def test_sampled_logprobs_are_those_of_a_fresh_forward_pass(kind: str, engine: Any) -> None:
     policy = replace(policy_of(kind), engine=engine)
     sampling = Sampling(14, 1.3, (1, 2, 3))
-    flat = list(chain(*generate(policy, PROMPTS, group=6, sampling=sampling, generator=seeded(1))))
-    assert len({len(completion) for completion in flat}) > 4
-    with torch.no_grad():
-        prompts = [prompt for prompt in PROMPTS for _ in range(6)]
-        fresh = logprobs_of(policy, prompts, [c.token_ids for c in flat], sampling.temperature).numpy()
-    assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).max() < 1e-4
+    groups = generate(policy, PROMPTS, group=6, sampling=sampling, generator=seeded(1))
+    assert len({len(completion) for completion in chain(*groups)}) > 4
+    assert logprob_errors(policy, PROMPTS, groups, sampling.temperature).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3"])
 def test_bf16_differs_from_a_fresh_forward_pass_by_rounding_only(kind: str) -> None:
     policy = twin(policy_of(kind))
     policy.model.to(torch.bfloat16)
-    flat = list(chain(*generate(policy, PROMPTS, group=8, sampling=Sampling(14, 1.0, (1,)), generator=seeded(1))))
-    with torch.no_grad():
-        prompts = [prompt for prompt in PROMPTS for _ in range(8)]
-        fresh = logprobs_of(policy, prompts, [c.token_ids for c in flat], 1.0).numpy()
-    assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).mean() < 0.03
+    groups = generate(policy, PROMPTS, group=8, sampling=Sampling(14, 1.0, (1,)), generator=seeded(1))
+    assert logprob_errors(policy, PROMPTS, groups, 1.0).mean() < 0.03
 
 
 @pytest.mark.parametrize("group", [1, 5])
@@ -173,11 +171,8 @@ def test_when_rows_are_dropped_changes_nothing(group: int, monkeypatch: pytest.M
         monkeypatch.setattr(Decoder, "gaps", 0.001)
         assert_same(generate(policy, prompts, group=1, sampling=sampling), never)
     monkeypatch.setattr(Decoder, "gaps", 0.001)
-    flat = list(chain(*generate(policy, prompts, group=group, sampling=sampling, generator=seeded(2))))
-    with torch.no_grad():
-        by_row = [prompt for prompt in prompts for _ in range(group)]
-        fresh = logprobs_of(policy, by_row, [c.token_ids for c in flat], 1.0).numpy()
-    assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).max() < 1e-4
+    groups = generate(policy, prompts, group=group, sampling=sampling, generator=seeded(2))
+    assert logprob_errors(policy, prompts, groups, 1.0).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "lfm2"])

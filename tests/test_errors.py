@@ -10,8 +10,9 @@ import ast
 import re
 import shlex
 import socket
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,15 @@ import torch
 from huggingface_hub import constants
 
 import ftis_node
-from ftis_node.cli import main
 from ftis_node.config.run import RunFile, dump_run_file
 from ftis_node.errors import UserError
 from ftis_node.policy.names import BUILT_IN_DIR
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
+from tests.support.cli import Cli
 from tests.support.covered_errors import COVERED
-from tests.support.daemons import Daemon, run_cli
+from tests.support.daemons import PATIENCE, Join, command, run_cli
 from tests.support.mistakes import JOIN, ROWS, Row
 from tests.support.swarm import RUN
 
@@ -61,22 +62,6 @@ def run_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dump_run_file(RunFile(run=RUN.model_copy(update={"data": task.data, "reward": task.reward})))
 
 
-Run = Callable[[str], tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """A command line in this process: exit code, stdout and stderr."""
-
-    def run_line(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ftis-node", *shlex.split(line)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capfd.readouterr()
-
-    return run_line
-
-
 def refused(ended: tuple[int, str, str], row: Row) -> None:
     """The exit code is as it should be, stderr ends in two sentences in the form of the house, stdout is empty."""
     code, out, err = ended
@@ -96,14 +81,14 @@ def refused(ended: tuple[int, str, str], row: Row) -> None:
 
 
 @pytest.mark.parametrize("mistake", ROWS)
-def test_a_mistake(mistake: str, run: Run, run_text: str, tmp_path: Path) -> None:
+def test_a_mistake(mistake: str, cli: Cli, run_text: str, tmp_path: Path) -> None:
     row = ROWS[mistake]
     _prepare(tmp_path, row, run_text)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        ended = run(row.line.format(tmp=tmp_path, taken=taken.getsockname()[1]))
+        ended = cli(*shlex.split(row.line.format(tmp=tmp_path, taken=taken.getsockname()[1])))
     refused(ended, row)
     for path, content in before.items():
         assert path.read_bytes() == content, f"{path} was changed"
@@ -141,42 +126,35 @@ def _tiny_fingerprint() -> str:
 
 
 @pytest.mark.parametrize("line", ["fit --model tiny-a", "fit --model tiny-a --json"])
-def test_a_gpu_that_is_not_there(line: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there(line: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(run(line), Row(line, "no GPU here", "--vram GB"))
+    refused(cli(*shlex.split(line)), Row(line, "no GPU here", "--vram GB"))
     row = Row(f"{JOIN} --device cuda", "no usable CUDA", "doctor")
-    refused(run(row.line.format(tmp=tmp_path)), row)
+    refused(cli(*shlex.split(row.line.format(tmp=tmp_path))), row)
     done.add(line)
 
 
-def test_a_mistake_that_the_compute_process_finds(run: Run, run_text: str, tmp_path: Path) -> None:
+def test_a_mistake_that_the_compute_process_finds(cli: Cli, run_text: str, tmp_path: Path) -> None:
     """What is wrong comes through the pipe as it was, exit code and all."""
     (tmp_path / "run.toml").write_text(run_text)
     line = f"join --host 127.0.0.1 --device cpu --home {tmp_path}/home --run {tmp_path}/run.toml"
-    refused(run(f"{line} --task arithmetic"), Row(line, "tokenizer", "family"))
-    refused(run(f"{line} --task poetry"), Row(line, "no task 'poetry'", "gsm8k"))
+    refused(cli(*shlex.split(f"{line} --task arithmetic")), Row(line, "tokenizer", "family"))
+    refused(cli(*shlex.split(f"{line} --task poetry")), Row(line, "no task 'poetry'", "gsm8k"))
     done.add("the compute process")
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path / "home", "--model", "tiny-a").start()
-    daemon.address()
-    yield daemon
-    daemon.clean_up()
-
-
-def test_a_home_in_use_loses_nothing(running: Daemon, run: Run) -> None:
+def test_a_home_in_use_loses_nothing(join: Join, cli: Cli) -> None:
+    running = join("home", "--model", "tiny-a")
     step = running.wait(lambda s: s.get("step", 0) >= 1, "a step")["step"]
     home = running.home.path
     row = Row(f"join --model tiny-a --home {home}", "Another ftis-node daemon", "ftis-node stop", 1)
-    refused(run(row.line), row)
+    refused(cli(*shlex.split(row.line)), row)
     row = Row(f"join --dry-run --model tiny-a --home {home}", "Another ftis-node daemon", "ftis-node stop", 1)
-    refused(run(row.line), row)
+    refused(cli(*shlex.split(row.line)), row)
     running.wait(lambda s: s["step"] > step, "the first daemon goes on")
     assert running.stop() == 0
     row = Row(f"join --host 127.0.0.1 --model tiny-b --home {home}", "another model", "first start")
-    refused(run(row.line), row)
+    refused(cli(*shlex.split(row.line)), row)
     done.add("a home in use")
 
 
@@ -187,16 +165,12 @@ def test_wrong_flags_are_wrong_usage_and_no_traceback() -> None:
 
 
 def test_who_stops_reading_is_no_error() -> None:
-    import subprocess
-
-    from tests.support.daemons import command
-
     told = subprocess.Popen(command("join", "--help"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert told.stdout is not None and told.stderr is not None
     told.stdout.close()
     assert b"Traceback" not in told.stderr.read()
     told.stderr.close()
-    told.wait(30)
+    told.wait(PATIENCE)
 
 
 # --- no error without a test ------------------------------------------------------------------------------------------

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from typer.testing import CliRunner
 
-from ftis_node.cli import app, life, local
+from ftis_node.cli import life, local
 from ftis_node.cli.detach import detach
 from ftis_node.cli.logs import logs as show_logs
 from ftis_node.config.settings import Settings, collect
@@ -47,6 +46,7 @@ from ftis_node.tasks import Example, load_task
 from ftis_node.worker.client import WorkerDied, error_of
 from ftis_node.worker.messages import Fault
 from ftis_node.worker.restore import find_checkpoint, load_trained
+from tests.support.cli import refused
 from tests.support.mistakes import DEAD
 from tests.support.small_models import tiny_policy
 
@@ -236,7 +236,7 @@ def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize("line", ["lab report {}", "bench growth --plot {}/growth.png"])
 def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str) -> None:
     monkeypatch.setattr(plot, "can_draw", lambda: False)
-    told = CliRunner().invoke(app, line.format(tmp_path).split()).exception
+    told = refused(*line.format(tmp_path).split())
     assert isinstance(told, UsageError) and "ftis-node[lab]" in told.fix
 
 

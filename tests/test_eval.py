@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ import pytest
 import torch
 from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
-from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.errors import FtisError, UsageError
 from ftis_node.evaluate.greedy import Judged, Paired, batch_that_fits, evaluate, judge, tokenised, wilson
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling
@@ -29,26 +26,18 @@ from ftis_node.tasks import Example, Score, load_evaluation, scoring
 from ftis_node.text import escaped
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.restore import WEIGHTS, find_checkpoint, load_trained, settings_for
-from tests.support.daemons import ENVIRONMENT, command
+from tests.support.cli import printed, refused
+from tests.support.daemons import ENVIRONMENT, PATIENCE, command, until
 from tests.support.small_models import arithmetic_settings, change_weights, engine_in, tiny_policy
 
 TASK = load_evaluation("arithmetic")
 CAP = Sampling(16, 1.0, (1,), greedy=True)
 
 
-def run_eval(*args: str) -> Any:
-    """The object that `eval --json` prints."""
-    ended = CliRunner().invoke(app, ["eval", *args, "--device", "cpu", "--json"], catch_exceptions=False)
-    assert ended.exit_code == 0
-    lines = ended.stdout.splitlines()
-    assert len(lines) == 1
-    return json.loads(lines[0])
-
-
-def refused(*args: str) -> UserError:
-    with pytest.raises(UserError) as caught:
-        CliRunner().invoke(app, ["eval", *args, "--device", "cpu"], catch_exceptions=False, standalone_mode=False)
-    return caught.value
+def run_eval(*args: object) -> Any:
+    """The object that `eval --json` prints, on one line."""
+    [line] = printed("eval", *args, "--device", "cpu", "--json").splitlines()
+    return json.loads(line)
 
 
 @pytest.fixture(scope="module", params=["full", "lora"])
@@ -132,15 +121,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_stays_where_it_is(
     before = sorted(path.rglob("*"))
     found = find_checkpoint(str(path))
     assert found is not None and (found.step, found.skipped) == (3, (newest,))
-    error = refused("--checkpoint", str(newest), "--task", "arithmetic")
+    error = refused("eval", "--checkpoint", str(newest), "--task", "arithmetic")
     assert "damaged" in error.what and "another checkpoint" in error.fix
     (older / "checkpoint.json").unlink()
-    assert "Every checkpoint" in refused("--checkpoint", str(path), "--task", "arithmetic").what
+    assert "Every checkpoint" in refused("eval", "--checkpoint", str(path), "--task", "arithmetic").what
     assert {*before} - {*path.rglob("*")} == {older / "checkpoint.json"}
 
 
 def test_a_checkpoint_of_another_model(home: tuple[Path, dict[str, Any]]) -> None:
-    error = refused("--checkpoint", str(home[0]), "--task", "arithmetic", "--model", "tiny-c")
+    error = refused("eval", "--checkpoint", str(home[0]), "--task", "arithmetic", "--model", "tiny-c")
     assert isinstance(error, UsageError)
     assert "does not fit tiny-c" in error.what and "--model" in error.fix
 
@@ -165,7 +154,7 @@ def test_a_mistake_is_told_in_two_sentences(mistake: str, tmp_path: Path) -> Non
     (tmp_path / "young" / "checkpoints").mkdir(parents=True)
     (checkpoint, task, *rest), what = WRONG[mistake]
     flags = ["--checkpoint", checkpoint, "--task", task, *rest]
-    error = refused(*(flag.replace("{tmp}", str(tmp_path)) for flag in flags))
+    error = refused("eval", *(flag.replace("{tmp}", str(tmp_path)) for flag in flags))
     assert what in error.what
     assert error.fix
 
@@ -194,9 +183,7 @@ def test_mathematics_is_evaluated_too(tmp_path: Path) -> None:
 
 def test_nothing_is_trained_on_a_test(tmp_path: Path) -> None:
     """Neither by a run that is made for it, nor by a daemon's compute process."""
-    arguments = ["run", "new", "--task", "math500", "-o", str(tmp_path / "run.toml")]
-    with pytest.raises(UsageError, match="nothing to train on"):
-        CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
+    assert "nothing to train on" in refused("run", "new", "--task", "math500", "-o", tmp_path / "run.toml").what
     with pytest.raises(UsageError, match="nothing to train on"):
         Engine().load(arithmetic_settings(), "math500")
 
@@ -211,12 +198,10 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
         text=True,
         env=os.environ | ENVIRONMENT,
     ) as process:
-        deadline = time.monotonic() + 60
-        while not ((tmp_path / "o.jsonl").exists() and (tmp_path / "o.jsonl").stat().st_size):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.02)
+        out = tmp_path / "o.jsonl"
+        until(lambda: out.exists() and out.stat().st_size, "an answer is written down", process)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert output == "" and "Traceback" not in errors
 
@@ -253,14 +238,13 @@ KINDS = ("checkpoint", "base")
 
 
 def test_it_is_compared_with_what_a_person_names_and_shown_harmlessly() -> None:
-    line = ["eval", "--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "8", "--device", "cpu", "--compare"]
-    ended = CliRunner().invoke(app, [*line, "tiny-b"], catch_exceptions=False)
-    assert ended.exit_code == 0
-    assert "beside it tiny-b" in ended.stdout and "McNemar" in ended.stdout
-    assert ended.stdout.count("  question   ") == 3 == ended.stdout.count("  base       ")
+    line = ("eval", "--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "8")
+    told = printed(*line, "--device", "cpu", "--compare", "tiny-b")
+    assert "beside it tiny-b" in told and "McNemar" in told
+    assert told.count("  question   ") == 3 == told.count("  base       ")
     assert escaped("a\x1b[2J\n\u202eé") == "a\\x1b[2J\\n\\u202eé"
-    assert "no base model" in refused(*line[1:7], "--compare").what
-    assert "What 'tiny-b' is for" in refused(*line[1:7], "tiny-b").what
+    assert "no base model" in refused(*line, "--compare").what
+    assert "What 'tiny-b' is for" in refused(*line, "tiny-b").what
 
 
 def test_pairs_are_counted_and_tested() -> None:

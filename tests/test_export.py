@@ -20,10 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 from ftis_node import export as exporting
-from ftis_node.cli import app
 from ftis_node.config.run import load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export import export
@@ -34,6 +32,7 @@ from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.tasks import load_evaluation, score
 from ftis_node.worker.engine import ALPHA, WEIGHTS
 from ftis_node.worker.restore import Checkpoint, find_checkpoint, hold, load_trained, settings_for
+from tests.support.cli import answer, refused
 from tests.support.daemons import ENVIRONMENT
 from tests.support.small_models import change_weights, engine_in, plain_logprobs
 
@@ -77,17 +76,11 @@ def checkpoint_of(home: Path) -> Checkpoint:
 
 def exported(home: Path, to: Path, *flags: str) -> dict[str, Any]:
     """What `export --json` prints."""
-    line = ["export", "--checkpoint", str(home), "--to", str(to), "--json", *flags]
-    ended = CliRunner().invoke(app, line, catch_exceptions=False)
-    assert ended.exit_code == 0
-    return dict(json.loads(ended.stdout))
+    return dict(answer("export", "--checkpoint", home, "--to", to, *flags))
 
 
-def refused(*flags: str) -> UserError:
-    with pytest.raises(UserError) as caught:
-        CliRunner().invoke(app, ["export", *flags], catch_exceptions=False, standalone_mode=False)
-    assert caught.value.fix
-    return caught.value
+def not_exported(home: object, to: Path, *flags: object) -> UserError:
+    return refused("export", "--checkpoint", home, "--to", to, *flags)
 
 
 def plain(folder: Path) -> Any:
@@ -168,8 +161,8 @@ def test_greedy_pass_at_1_by_plain_generate_is_what_eval_says(
 ) -> None:
     """In a process that has none of this package's code."""
     exported(homes[kind], tmp_path / "out", *flags)
-    line = ["eval", "--checkpoint", str(homes[kind]), "--task", "arithmetic", "--prompts", "60", "--device", "cpu"]
-    said = json.loads(CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False).stdout)
+    line = ("eval", "--checkpoint", homes[kind], "--task", "arithmetic", "--prompts", "60", "--device", "cpu")
+    said = answer(*line)
     base = str(BASE) if "--adapter" in flags else ""
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "out"), base, *(e.question for e in QUESTIONS)],
@@ -262,16 +255,16 @@ def test_a_folder_is_replaced_only_if_it_is_told_to_and_a_model(homes: dict[str,
     out.mkdir()
     exported(homes["full"], out)  # an empty one is as good as none
     before = (out / "model.safetensors").read_bytes()
-    error = refused("--checkpoint", str(homes["lora"]), "--to", str(out))
+    error = not_exported(homes["lora"], out)
     assert "not empty" in error.what and "--overwrite" in error.fix
     assert (out / "model.safetensors").read_bytes() == before
     exported(homes["lora"], out, "--overwrite", "--adapter")
     assert not (out / "model.safetensors").exists() and (out / "adapter_config.json").exists()
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to-mother.txt").write_text("dear")
-    error = refused("--checkpoint", str(homes["full"]), "--to", str(tmp_path / "letters"), "--overwrite")
+    error = not_exported(homes["full"], tmp_path / "letters", "--overwrite")
     assert "does not look like a model" in error.what
-    error = refused("--checkpoint", str(homes["full"]), "--to", str(homes["full"]), "--overwrite")
+    error = not_exported(homes["full"], homes["full"], "--overwrite")
     assert "checkpoint itself" in error.what
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["letters", "out"]
 
@@ -285,7 +278,7 @@ def test_a_folder_with_more_than_a_model_is_not_replaced(homes: dict[str, Path],
         (out / name).symlink_to(BASE / "config.json")
     else:
         (out / name).write_text("three years of work")
-    error = refused("--checkpoint", str(homes["full"]), "--to", str(out), "--overwrite")
+    error = not_exported(homes["full"], out, "--overwrite")
     assert f"holds '{name.partition('/')[0]}', which is no part of a model" in error.what
     assert (out / name).exists() and (out / "config.json").exists()
 
@@ -293,22 +286,19 @@ def test_a_folder_with_more_than_a_model_is_not_replaced(homes: dict[str, Path],
 def test_the_base_model_is_not_replaced(homes: dict[str, Path], tmp_path: Path) -> None:
     base = shutil.copytree(BASE, tmp_path / "models" / "base")
     for to in (base, base.parent):
-        line = ("--checkpoint", str(homes["lora"]), "--model", str(base), "--to", str(to), "--overwrite")
-        assert "holds the base model" in refused(*line).what
+        assert "holds the base model" in not_exported(homes["lora"], to, "--model", base, "--overwrite").what
     assert (base / "model.safetensors").exists()
 
 
 def test_mistakes_are_told_before_anything_is_written(homes: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    full = ("--checkpoint", str(homes["full"]), "--to", str(out))
-    assert "trained in full" in refused(*full, "--adapter").what
-    assert "is a model" in refused("--checkpoint", "tiny-a", "--to", str(out)).what
-    lora = ("--checkpoint", str(homes["lora"]), "--to", str(out))
-    assert "does not fit tiny-b" in refused(*lora, "--adapter", "--model", "tiny-b").what
-    assert "does not fit tiny-b" in refused(*lora, "--model", "tiny-b").what
+    assert "trained in full" in not_exported(homes["full"], out, "--adapter").what
+    assert "is a model" in not_exported("tiny-a", out).what
+    for flags in (("--adapter", "--model", "tiny-b"), ("--model", "tiny-b")):
+        assert "does not fit tiny-b" in not_exported(homes["lora"], out, *flags).what
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in refused("--checkpoint", str(homes["full"]), "--to", str(tmp_path / "file" / "o")).what
-    assert "not a directory" in refused("--checkpoint", str(homes["full"]), "--to", str(tmp_path / "file")).what
+    assert "cannot be written" in not_exported(homes["full"], tmp_path / "file" / "o").what
+    assert "not a directory" in not_exported(homes["full"], tmp_path / "file").what
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
@@ -339,5 +329,5 @@ def test_layers_that_hold_no_numbers_are_not_merged(homes: dict[str, Path], tmp_
     directory = checkpoints.begin(13)
     save_file(weights, directory / WEIGHTS, metadata={ALPHA: "16"})
     checkpoints.commit(directory, {"model": "tiny-a (lora)", "progress": Progress(step=13).facts()})
-    error = refused("--checkpoint", str(home), "--to", str(tmp_path / "out"))
+    error = not_exported(home, tmp_path / "out")
     assert "cannot be merged" in error.what and not (tmp_path / "out").exists()

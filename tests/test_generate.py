@@ -14,14 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftis_node.config.run import Run
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Group, encode, pack_group, prompt_digests
+from ftis_node.packet import Completion, Group, encode, prompt_digests
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.policy import Policy
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.identity import Identity
-from tests.support.small_models import logprobs_of, plain_logprobs, tiny_policy
+from tests.support.small_models import logprob_errors, plain_logprobs, seeded, tiny_policy
+from tests.support.swarm import content, make_run
 
 PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25, 11, 6, 4], [12, 13, 14, 15, 16, 17]]
 POLICIES = {
@@ -30,10 +30,6 @@ POLICIES = {
     "tied": tiny_policy(vocab_size=40, tie_word_embeddings=True),
     "lora": tiny_policy(vocab_size=40, lora=True),
 }
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def ids_of(groups: Sequence[Sequence[Completion]]) -> list[list[list[int]]]:
@@ -64,13 +60,10 @@ def test_the_logprobs_taken_while_sampling_are_those_of_a_fresh_forward_pass(kin
     prompts = [prompt for prompt in PROMPTS for _ in range(3)]
     flat = [completion for group in groups for completion in group]
     assert len({len(completion) for completion in flat}) > 3, "rows of many lengths"
-    claimed = np.concatenate([completion.logprobs for completion in flat])
+    assert logprob_errors(policy, PROMPTS, groups, temperature).max() < 1e-4
     with torch.no_grad():
-        ids = [completion.token_ids for completion in flat]
-        fresh = logprobs_of(policy, prompts, ids, temperature).numpy()
-        plain = plain_logprobs(policy, prompts, ids, temperature).numpy()
-    assert np.abs(claimed - fresh).max() < 1e-4
-    assert np.abs(claimed - plain).max() < 1e-4
+        plain = plain_logprobs(policy, prompts, [completion.token_ids for completion in flat], temperature).numpy()
+    assert np.abs(np.concatenate([completion.logprobs for completion in flat]) - plain).max() < 1e-4
 
 
 def test_lora_layers_take_part_in_sampling() -> None:
@@ -161,12 +154,7 @@ def test_rows_that_end_at_very_different_times_stay_themselves(eos: tuple[int, .
     sampling = Sampling(max_new_tokens=24, temperature=1.5, eos=eos)
     groups = generate(policy, prompts, group=6, sampling=sampling, generator=seeded(4), batch=240)
     assert_well_ended(groups, eos, 24)
-    flat = [completion for group in groups for completion in group]
-    with torch.no_grad():
-        fresh = logprobs_of(
-            policy, [p for p in prompts for _ in range(6)], [c.token_ids for c in flat], sampling.temperature
-        ).numpy()
-    assert np.abs(np.concatenate([c.logprobs for c in flat]) - fresh).max() < 1e-4
+    assert logprob_errors(policy, prompts, groups, sampling.temperature).max() < 1e-4
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
@@ -220,20 +208,7 @@ def test_no_prompts_give_no_groups() -> None:
 @pytest.mark.parametrize("eos", [(1,), (0, 1, 2, 3, 4, 5, 6, 7, 8)])
 def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]) -> None:
     policy, author = POLICIES[kind], Identity(bytes(32)).author
-    run = Run(
-        task="arithmetic",
-        data="0" * 64,
-        template="{question}",
-        reward="integer",
-        group=6,
-        slots=8,
-        prompt_tokens=16,
-        completion_tokens=12,
-        temperature=1.2,
-        eos=eos,
-        tokenizer="0" * 64,
-        vocabulary=policy.vocabulary,
-    )
+    run = make_run(group=6, slots=8, completion_tokens=12, temperature=1.2, eos=eos, vocabulary=policy.vocabulary)
     context = AdmissionContext(run, prompt_digests(PROMPTS))
     rows = [draw(run.id, author, 3, slot, len(PROMPTS)) for slot in range(run.slots)]
     groups = generate(
@@ -244,15 +219,7 @@ def test_what_is_generated_is_admitted_by_others(kind: str, eos: tuple[int, ...]
         generator=seeded(9),
     )
     for slot, (row, completions) in enumerate(zip(rows, groups, strict=True)):
-        packet = pack_group(
-            run_id=run.id,
-            author=author,
-            round=3,
-            slot=slot,
-            policy_step=0,
-            prompt_ids=PROMPTS[row],
-            completions=completions,
-        )
+        packet = content(run, author, 3, slot, completions, prompt_ids=PROMPTS[row])
         verdict = admit(context, author, encode(packet), announced=(3, slot))
         assert isinstance(verdict, Group), verdict
         assert verdict.row == row

@@ -10,19 +10,8 @@ from ftis_node.swarm import ftis_pb2, gossip
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
-from ftis_node.swarm.table import announcement_id
 from tests.support.swarm import identity
-from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Spoken, Talker, entry, made_by
-
-
-@pytest.fixture
-def alice() -> Talker:
-    return Talker(ALICE)
-
-
-@pytest.fixture
-def bob() -> Talker:
-    return Talker(BOB)
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Spoken, Talker, entry, made_by, mention
 
 
 def test_news_spread_over_hops_and_are_not_told_twice(alice: Talker, bob: Talker) -> None:
@@ -107,7 +96,7 @@ def test_what_one_does_not_give_is_asked_of_another(alice: Talker, bob: Talker) 
 
 def asked_in_vain(bob: Talker, other: Identity, made: Announcement) -> ftis_pb2.ExchangeRequest:
     """Bob asks another, who mentions an announcement; returns what Bob then asks for."""
-    promise = ftis_pb2.ExchangeResponse(mentions=[ftis_pb2.Mention(id=announcement_id(made.encode()))])
+    promise = ftis_pb2.ExchangeResponse(mentions=[mention(made)])
     request = bob.gossip.take(bob.gossip.ask(other.author), promise, other.author)
     assert request is not None
     return request
@@ -122,9 +111,8 @@ def test_one_who_mentions_and_does_not_give_holds_an_announcement_up_once(alice:
     assert not bob.knows(made)
     bob.now += gossip.ASKED_SECONDS
     assert bob.gossip.ask(CAROL.author).wanted, "it is asked again, and silent again"
-    mention = ftis_pb2.Mention(id=announcement_id(made.encode()))
     for number in range(10):
-        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[mention]), identity(1000 + number).author)
+        bob.answers(identity(1000 + number).author, [mention(made)])
     alice.exchange(bob)
     assert bob.knows(made)
 
@@ -134,22 +122,20 @@ def test_who_mentioned_an_announcement_is_known_to_hold_its_packets_whoever_gave
     made = made_by(MALLORY, packets=3)
     for talker in (alice, carol):
         talker.hear([entry(made)], MALLORY.author)
-    [at_alice] = alice.gossip.table
+    at_alice = alice.only
     at_alice.have = 0b101
     opening = bob.gossip.ask(ALICE.author)
     request = bob.gossip.take(opening, alice.gossip.answer(opening, BOB.author), ALICE.author)
     assert request is not None and request.wanted
     bob.now += gossip.ASKED_SECONDS  # Alice is slow, and Carol faster
     bob.exchange(carol)
-    [at_bob] = bob.gossip.table
+    at_bob = bob.only
     assert at_bob.holders[ALICE.author] == 0b101
     assert not bob.gossip.ask(ALICE.author).mentions, "she knows it"
 
 
 def test_two_that_ask_one_another_at_once_take_in_all_that_either_asked_for(alice: Talker, bob: Talker) -> None:
-    for number in range(100):
-        other = identity(1000 + number)
-        alice.hear([entry(made_by(other, packets=1))], other.author)
+    alice.fill(100)
     alice.exchange(bob, lost=0)
     asked, asking = bob.gossip.ask(ALICE.author), alice.gossip.ask(BOB.author)
     follow = alice.gossip.take(asking, bob.gossip.answer(asking, ALICE.author), BOB.author)
@@ -174,7 +160,7 @@ def test_what_does_not_fit_into_a_message_is_mentioned_again(
 
 def test_one_id_many_times_is_answered_once(alice: Talker) -> None:
     alice.hear([entry(made_by(CAROL))], CAROL.author)
-    [known] = alice.gossip.table
+    known = alice.only
     assert len(alice.gossip.answer(ftis_pb2.ExchangeRequest(wanted=[known.id] * 32), BOB.author).entries) == 1
 
 
@@ -193,18 +179,17 @@ def test_who_has_got_more_packets_says_so_and_nothing_else(alice: Talker, bob: T
         talker.hear([entry(made)], CAROL.author)
     alice.exchange(bob)
     bob.news = 0
-    [known] = alice.gossip.table
+    known = alice.only
     known.have = 0b1000_0000_0001
     assert alice.exchange(bob) == Spoken(calls=1, mentions=1)
-    [at_bob] = bob.gossip.table
+    at_bob = bob.only
     assert at_bob.holders[ALICE.author] == known.have
     assert bob.news == 1, "there may be something to pull from her"
     assert alice.exchange(bob) == Spoken(calls=1)
 
 
 def test_a_newcomer_catches_up_within_a_few_exchanges(alice: Talker, bob: Talker) -> None:
-    for number in range(100):
-        alice.hear([entry(made_by(identity(1000 + number), packets=1))], CAROL.author)
+    alice.fill(100)
     for _ in range(3):
         bob.exchange(alice)
     assert len(bob.gossip.table) == 100
@@ -262,8 +247,7 @@ def test_row_18_an_age_that_is_told_too_small_keeps_nothing_for_longer_than_it_w
     for _ in range(70):
         bob.now += 10.0
         bob.hear([entry(made)], MALLORY.author)
-        mention = ftis_pb2.Mention(id=announcement_id(made.encode()), age=1)
-        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[mention]), MALLORY.author)
+        bob.answers(MALLORY.author, [mention(made, age=1)])
     bob.gossip.table.expire()
     assert not bob.knows(made)
 
@@ -271,9 +255,8 @@ def test_row_18_an_age_that_is_told_too_small_keeps_nothing_for_longer_than_it_w
 def test_a_mention_without_an_age_changes_none(bob: Talker) -> None:
     made = made_by(CAROL)
     bob.hear([entry(made, age=100.0)], CAROL.author)
-    mention = ftis_pb2.Mention(id=announcement_id(made.encode()))
-    answer = bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[mention]), ALICE.author)
-    [known] = bob.gossip.table
+    answer = bob.answers(ALICE.author, [mention(made)])
+    known = bob.only
     assert known.born == -100.0 and not answer.mentions
 
 
@@ -300,9 +283,7 @@ def test_a_silly_mask_of_what_is_held_claims_no_more_than_there_is(bob: Talker) 
 
 
 def test_ones_own_newest_is_always_told(alice: Talker, bob: Talker) -> None:
-    for number in range(100):
-        other = identity(1000 + number)
-        alice.hear([entry(made_by(other, packets=1))], other.author)
+    alice.fill(100)
     newest = made_by(ALICE)
     alice.gossip.announce(newest)
     bob.gossip.answer(alice.gossip.ask(BOB.author), ALICE.author)

@@ -10,21 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftis_node.swarm import ftis_pb2, gossip, table
-from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.table import announcement_id
 from tests.support.swarm import OTHER_RUN, announcement, identity
-from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by
-
-
-@pytest.fixture
-def alice() -> Talker:
-    return Talker(ALICE)
-
-
-@pytest.fixture
-def bob() -> Talker:
-    return Talker(BOB)
+from tests.support.talkers import ALICE, BOB, CAROL, MALLORY, Talker, entry, made_by, mention
 
 
 def refused(bob: Talker, *entries: ftis_pb2.Entry) -> dict[str, int]:
@@ -87,8 +76,8 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
     assert bob.hear(entries[:5], MALLORY.author) == 1
     assert bob.gossip.counts == {"new": 1, "not asked for": 4}
     assert bob.gossip.ask(MALLORY.author).again, "it may take for told what was left unread"
-    mentions = [ftis_pb2.Mention(id=announcement_id(one.encode())) for one in made[1:4]]
-    asked = bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), MALLORY.author).wanted
+    mentions = [mention(one) for one in made[1:4]]
+    asked = bob.answers(MALLORY.author, mentions).wanted
     assert len(asked) == 3
     assert bob.hear(entries[1:3], MALLORY.author) == 2
     assert bob.hear(entries[3:], MALLORY.author) == 2, "what it was asked for once more, and one besides"
@@ -97,8 +86,8 @@ def test_row_31_besides_what_it_was_asked_for_a_peer_gives_one_announcement_of_i
 
 
 def test_mentions_are_read_up_to_their_limit_only(bob: Talker) -> None:
-    mentions = [ftis_pb2.Mention(id=number) for number in range(OWN.mentions + 5)]
-    bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), MALLORY.author)
+    mentions = [mention(number) for number in range(OWN.mentions + 5)]
+    bob.answers(MALLORY.author, mentions)
     assert len(bob.gossip._lacking[MALLORY.author]) == OWN.mentions
     assert bob.gossip.counts == {"over the limits": 1}
 
@@ -111,7 +100,7 @@ def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
     request = alice.gossip.ask(BOB.author, small)
     assert len(request.mentions) == 5
     wanted = [announcement_id(one.encode()) for one in made]
-    answer = ftis_pb2.ExchangeResponse(mentions=[ftis_pb2.Mention(id=id) for id in range(10)], wanted=wanted)
+    answer = ftis_pb2.ExchangeResponse(mentions=[mention(id) for id in range(10)], wanted=wanted)
     follow = alice.gossip.take(request, answer, BOB.author, small)
     assert follow is not None and len(follow.entries) == 3 and len(follow.wanted) == 3
     answer = alice.gossip.answer(ftis_pb2.ExchangeRequest(wanted=wanted), CAROL.author, small)
@@ -119,7 +108,7 @@ def test_no_message_is_larger_than_the_other_takes(alice: Talker) -> None:
 
 
 def test_who_knows_enough_to_pull_asks_for_a_few_more_at_a_time_those_that_the_other_holds_first(alice: Talker) -> None:
-    mentions = [ftis_pb2.Mention(id=1000 + number, held=b"\x01" * (number % 8 == 0)) for number in range(64)]
+    mentions = [mention(1000 + number, held=b"\x01" * (number % 8 == 0)) for number in range(64)]
     request = ftis_pb2.ExchangeRequest(mentions=mentions)
     made = [made_by(identity(1000 + number), packets=1) for number in range(gossip.ENOUGH_OPEN)]
     for one in made[:-1]:
@@ -210,32 +199,34 @@ def test_nothing_that_a_peer_mentions_or_wants_raises_or_is_believed(
 def test_mentions_without_number_do_not_fill_the_memory(bob: Talker) -> None:
     rng = random.Random(0)
     for number in range(gossip.MENTIONERS_MAX + 20):
-        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
-        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), identity(1000 + number).author)
+        mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        bob.answers(identity(1000 + number).author, mentions)
     for _ in range(20):
-        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
-        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions), MALLORY.author)
+        mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        bob.answers(MALLORY.author, mentions)
     assert len(bob.gossip._lacking) <= gossip.MENTIONERS_MAX
     assert len(bob.gossip._lacking[MALLORY.author]) <= gossip.LACKING_MAX
     for _ in range(gossip.IDS_MAX // OWN.entries + 10):
-        mentions = [ftis_pb2.Mention(id=rng.getrandbits(64)) for _ in range(OWN.mentions)]
+        mentions = [mention(rng.getrandbits(64)) for _ in range(OWN.mentions)]
         bob.gossip.take(ftis_pb2.ExchangeRequest(), ftis_pb2.ExchangeResponse(mentions=mentions), MALLORY.author)
     assert len(bob.gossip._asked) == gossip.IDS_MAX
 
 
 def test_identities_without_number_do_not_fill_an_announcement(bob: Talker) -> None:
     bob.hear([entry(made_by(ALICE))], ALICE.author)
-    [known] = bob.gossip.table
+    known = bob.only
     for number in range(table.PEERS_MAX + 20):
         other = identity(1000 + number).author
-        bob.gossip.answer(ftis_pb2.ExchangeRequest(mentions=[ftis_pb2.Mention(id=known.id, held=b"\x01")]), other)
+        bob.answers(other, [mention(known.id, held=b"\x01")])
         bob.gossip.answer(ftis_pb2.ExchangeRequest(), identity(2000 + number).author)
     assert len(known.told) == len(known.holders) == table.PEERS_MAX
     assert other in known.holders
 
 
-def test_row_31_of_one_peer_only_so_many_signatures_are_checked(bob: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
-    bob.gossip._checks = Budgets(lambda: bob.now, 1.0, 10.0)
+def test_row_31_of_one_peer_only_so_many_signatures_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip, "CHECKS_A_SECOND", 1.0)
+    monkeypatch.setattr(gossip, "CHECKS_AT_ONCE", 10.0)
+    bob = Talker(BOB)
     flood = [entry(made_by(identity(1000 + number), packets=1)) for number in range(20)]
     more = [entry(made_by(identity(2000 + number), packets=1)) for number in range(20)]
     assert sum(bob.hear([one], MALLORY.author) for one in flood) == 10

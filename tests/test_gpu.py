@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from pathlib import Path
 from typing import Any
@@ -59,5 +58,5 @@ async def test_it_is_looked_at_until_the_compute_process_ends(tmp_path: Path, mo
                 raise WorkerDied("It is gone.")
             return GpuFigures(**BUSY)
 
-    await asyncio.wait_for(process._watch(Worker()), 10)  # type: ignore[arg-type]
+    await process._watch(Worker())  # type: ignore[arg-type]
     assert seen == [None, GpuFigures(**BUSY), GpuFigures(**BUSY)] and process.status().gpu is None

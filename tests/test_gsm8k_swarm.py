@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ftis_node.observe.metrics import read_events
-from tests.support.daemons import Daemon, run_cli
+from tests.support.daemons import Join, run_cli
 from tests.support.models import DATA, QWEN_TOKENIZER, taught_qwen
-
-pytestmark = [
-    pytest.mark.timeout(200),
-    pytest.mark.skipif(not QWEN_TOKENIZER.exists(), reason="the real tokenizer and data are not beside the project"),
-]
-
-
-@pytest.fixture
-def daemons() -> Iterator[list[Daemon]]:
-    running: list[Daemon] = []
-    yield running
-    for daemon in running:
-        daemon.clean_up()
 
 
 def small_answers(path: Path) -> list[str]:
@@ -36,7 +22,8 @@ def small_answers(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, daemons: list[Daemon]) -> None:
+@pytest.mark.skipif(not QWEN_TOKENIZER.exists(), reason="the real tokenizer and data are not beside the project")
+def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, join: Join) -> None:
     data = tmp_path / "rows.jsonl"
     questions = small_answers(data)
     small = taught_qwen(tmp_path / "small", questions, hidden=24, layers=2, seed=1)
@@ -48,13 +35,11 @@ def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, daemon
     )
     assert made.returncode == 0, made.stderr
     common = ("--task", "gsm8k", "--data", str(data), "--set", "batch_groups=6", "--set", "eval_prompts=8")
-    first = Daemon(tmp_path / "first", "--model", str(small), "--run", str(run_file), *common).start()
-    daemons.append(first)
-    second = Daemon(tmp_path / "second", "--model", str(large), "--peers", first.address(), *common).start()
-    daemons.append(second)
-    for daemon in daemons:
+    first = join("first", "--model", str(small), "--run", str(run_file), *common)
+    second = join("second", "--model", str(large), "--peers", first.address(), *common)
+    for daemon in (first, second):
         daemon.wait(lambda s: sum(s.get("foreign_groups_used", {}).values()) >= 2, "it trains on the other's groups")
-    for daemon in daemons:
+    for daemon in (first, second):
         assert daemon.status()["run"] == json.loads(made.stdout)["id"]
         assert daemon.status()["refused_packets"] == {}
         assert daemon.stop() == 0

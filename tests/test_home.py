@@ -146,7 +146,7 @@ def test_the_next_start_ends_a_child_of_the_killed_daemon(home: Home, sleeper: s
     home.path.mkdir()
     home.record_runtime(home.make_runtime(), (sleeper.pid,))
     home.open()
-    assert sleeper.wait(10) == -9
+    assert sleeper.wait() == -9
 
 
 def test_a_process_that_got_the_pid_later_is_spared(home: Home, sleeper: subprocess.Popen[bytes]) -> None:

@@ -21,10 +21,10 @@ from tests.hostile.attack import Attack
 from tests.hostile.stage import Stage
 from tests.support.daemons import run_cli
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SOME_FILES = 8  # that a process has open now and then
-PATIENCE = 60.0  # until something has come about, however busy the machine is
+PATIENCE = 240.0  # until something has come about, however busy the machine is
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,13 @@ class Fight:
     def heard(self, *outcomes: str) -> Callable[[], bool]:
         return lambda: all(self.more("announcements", outcome) for outcome in outcomes)
 
+    def has_struck(self, times: int) -> Callable[[], bool]:
+        return lambda: self.attack.strikes >= times
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Of all nodes, since the attack began."""
+        return [step for steps in self.steps_of_each().values() for step in steps]
+
     def used_by_attackers(self) -> int:
         authors = {peer_id(author.author) for author in self.attack.authors}
         return sum(
@@ -70,8 +77,7 @@ class Fight:
             if author in authors
         )
 
-    def steps(self) -> dict[str, list[dict[str, Any]]]:
-        """Of each node, since the attack began."""
+    def steps_of_each(self) -> dict[str, list[dict[str, Any]]]:
         return {
             name: [step for step in read_events(daemon.home.metrics, "step") if step["time"] >= self.began]
             for name, daemon in self.ring.daemons.items()
@@ -82,7 +88,7 @@ class Fight:
         ids = self.ring.ids
         return all(
             any(set(step["authors"]) & (set(ids.values()) - {ids[name]}) for step in steps)
-            for name, steps in self.steps().items()
+            for name, steps in self.steps_of_each().items()
         )
 
     async def goes_on(self, what: str) -> None:
@@ -99,7 +105,7 @@ async def attacked(stage: Stage, kind: type[Attack]) -> AsyncIterator[Fight]:
     pids = {name: [process.pid for process in daemon.pids()] for name, daemon in stage.ring.daemons.items()}
     async with stage.under([kind]) as [attack]:
         fight = Fight(stage.ring, attack, before, began)
-        await until(lambda: attack.strikes >= 2, "it has struck twice")
+        await until(fight.has_struck(2), "it has struck twice")
         yield fight
     await fight.goes_on("both go on, and learn from one another")
     assert stage.ring.dead() == []
@@ -134,7 +140,7 @@ async def test_row_02_nested_values_bad_records_and_odd_calls_in_the_dht_do_no_h
     stage: Stage, kind: type[Attack]
 ) -> None:
     async with attacked(stage, kind) as fight:
-        await until(lambda: fight.attack.strikes >= 3, "it has struck")
+        await until(fight.has_struck(3), "it has struck")
 
 
 async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(stage: Stage) -> None:
@@ -143,15 +149,13 @@ async def test_row_03_lengths_that_lie_and_messages_over_the_limits_are_refused(
         await until(fight.refused("wrong bytes"), "who served too much was found out")
 
 
-async def test_row_04_ids_lengths_and_ends_that_cannot_be_are_refused(stage: Stage) -> None:
-    async with attacked(stage, content.Row04OtherTokens) as fight:
+@pytest.mark.parametrize("kind", [content.Row04OtherTokens, content.Row05LogProbs, content.Row09CherryPicked])
+async def test_row_04_05_09_what_no_honest_author_makes_is_refused_for_what_it_is(
+    stage: Stage, kind: type[Attack]
+) -> None:
+    """Ids, lengths and ends that cannot be; log-probs that are none; answers to other rows than drawn."""
+    async with attacked(stage, kind) as fight:
         await until(fight.refused(*fight.attack.refusals), "each lie was refused for what it is")
-    assert fight.used_by_attackers() == 0
-
-
-async def test_row_05_log_probs_that_are_none_never_reach_the_learner(stage: Stage) -> None:
-    async with attacked(stage, content.Row05LogProbs) as fight:
-        await until(fight.refused("log-prob out of range"), "they were refused")
     assert fight.used_by_attackers() == 0
 
 
@@ -178,18 +182,6 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
         assert len(trained) == len(set(trained))
 
 
-async def test_row_07_who_tells_that_all_is_about_to_expire_stops_nobody(stage: Stage) -> None:
-    async with attacked(stage, identity.Row07Aged) as fight:
-        await until(lambda: fight.attack.strikes >= 20, "it has told of much")
-        await fight.goes_on("the nodes go on with one another meanwhile")
-
-
-async def test_row_09_answers_to_other_rows_than_drawn_are_refused(stage: Stage) -> None:
-    async with attacked(stage, content.Row09CherryPicked) as fight:
-        await until(fight.refused("wrong prompt"), "they were refused")
-    assert fight.used_by_attackers() == 0
-
-
 @pytest.mark.parametrize(
     "kind",
     [content.Row09SkippedRounds, content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded],
@@ -199,7 +191,7 @@ async def test_row_09_to_12_groups_that_lie_within_the_format_leave_every_step_f
 ) -> None:
     async with attacked(stage, kind) as fight:
         await until(fight.learned_from_one_another, "the nodes go on meanwhile")
-        steps = [step for steps in fight.steps().values() for step in steps]
+        steps = fight.steps()
     assert all(step["skipped"] is None and math.isfinite(step["loss"]) for step in steps)
 
 
@@ -223,39 +215,41 @@ async def test_row_14_nothing_that_a_terminal_obeys_gets_into_logs_or_lists(stag
 async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_itself(stage: Stage) -> None:
     async with attacked(stage, identity.Row15Sybils) as fight:
         await until(lambda: fight.used_by_attackers() > 0, "groups of theirs were trained on")
-        steps = [step for steps in fight.steps().values() for step in steps]
+        steps = fight.steps()
     assert all(step["own_groups"] >= (step["own_groups"] + step["foreign_groups"]) / 4 for step in steps)
 
 
-async def test_row_16_made_up_addresses_and_records_put_nobody_into_the_view_or_out_of_it(stage: Stage) -> None:
-    async with attacked(stage, wire.Row16Eclipse) as fight:
-        await until(lambda: fight.attack.strikes >= 4, "it has struck")
+@pytest.mark.parametrize("kind", [wire.Row16Eclipse, directory.Row38MadeUp])
+async def test_row_16_38_made_up_addresses_records_and_answers_put_nobody_into_the_view_or_out_of_it(
+    stage: Stage, kind: type[Attack]
+) -> None:
+    async with attacked(stage, kind) as fight:
+        await until(fight.has_struck(4), "it has struck")
         reports = stage.ring.peers()
     assert not [error for error in fight.attack.errors if "must not" in error]
-    assert isinstance(fight.attack, wire.Row16Eclipse)
+    assert isinstance(fight.attack, wire.Row16Eclipse | directory.Row38MadeUp)
     for name, report in reports.items():
         listed = {peer["id"] for peer in report["peers"]}
         assert set(stage.ring.ids.values()) - {stage.ring.ids[name]} <= listed
         assert not listed & fight.attack.nobody
 
 
-@pytest.mark.parametrize("kind", [wire.Row17Streams, wire.Row17Readers, wire.Row17Holders])
-async def test_row_17_who_stops_says_nothing_reads_nothing_or_crawls_holds_nobody_up(
-    stage: Stage, kind: type[Attack]
+@pytest.mark.parametrize(
+    ("kind", "strikes"),
+    [
+        (identity.Row07Aged, 20),
+        (wire.Row17Streams, 2),
+        (wire.Row17Readers, 2),
+        (wire.Row17Holders, 2),
+        (identity.Row31Flood, 8),
+        (identity.Row31Calls, 8),
+    ],
+)
+async def test_row_07_17_31_who_ages_stops_crawls_floods_or_calls_without_end_holds_nobody_up(
+    stage: Stage, kind: type[Attack], strikes: int
 ) -> None:
     async with attacked(stage, kind) as fight:
-        await fight.goes_on("the nodes go on with one another meanwhile")
-
-
-async def test_row_31_floods_of_announcements_do_not_drown_those_of_honest_nodes(stage: Stage) -> None:
-    async with attacked(stage, identity.Row31Flood) as fight:
-        await until(lambda: fight.attack.strikes >= 8, "it has flooded them")
-        await fight.goes_on("the nodes hear of one another meanwhile")
-
-
-async def test_row_31_who_calls_without_end_is_cut_off(stage: Stage) -> None:
-    async with attacked(stage, identity.Row31Calls) as fight:
-        await until(lambda: fight.attack.strikes >= 8, "it has called")
+        await until(fight.has_struck(strikes), "it has struck")
         await fight.goes_on("the nodes go on with one another meanwhile")
 
 
@@ -271,25 +265,13 @@ async def test_row_32_groups_without_signal_are_counted_and_never_trained_on(sta
     assert fight.used_by_attackers() == 0
 
 
-async def test_row_38_made_up_answers_of_the_dht_put_nobody_into_the_view_or_out_of_it(stage: Stage) -> None:
-    async with attacked(stage, directory.Row38MadeUp) as fight:
-        await until(lambda: fight.attack.strikes >= 4, "it has offered itself")
-        reports = stage.ring.peers()
-    assert isinstance(fight.attack, directory.Row38MadeUp)
-    nobody = {peer_id(author) for author in fight.attack.nobody if author is not None}
-    for name, report in reports.items():
-        listed = {peer["id"] for peer in report["peers"]}
-        assert set(stage.ring.ids.values()) - {stage.ring.ids[name]} <= listed
-        assert not listed & nobody
-
-
 @pytest.mark.parametrize("kind", [streams.Row33NeverRead, streams.Row33HalfOpen])
 async def test_row_33_streams_that_are_not_read_or_stay_half_open_leave_no_socket(
     stage: Stage, kind: type[Attack]
 ) -> None:
     before = stage.ring.sample().files
     async with attacked(stage, kind) as fight:
-        await until(lambda: fight.attack.strikes >= 4, "it has struck")
+        await until(fight.has_struck(4), "it has struck")
         await fight.goes_on("the nodes go on with one another meanwhile")
 
     def as_before() -> bool:
@@ -301,14 +283,14 @@ async def test_row_33_streams_that_are_not_read_or_stay_half_open_leave_no_socke
 
 async def test_row_39_no_node_passes_on_what_strangers_send_one_another(stage: Stage) -> None:
     async with attacked(stage, streams.Row39Relay) as fight:
-        await until(lambda: fight.attack.strikes >= 2, "it has asked")
+        await until(fight.has_struck(2), "it has asked")
     assert isinstance(fight.attack, streams.Row39Relay)
     assert fight.attack.relays == 0
 
 
 async def test_row_40_no_local_port_has_debug_pages_of_p2pd(stage: Stage) -> None:
     async with attacked(stage, streams.Row40Debug) as fight:
-        await until(lambda: fight.attack.strikes >= 2, "it has looked")
+        await until(fight.has_struck(2), "it has looked")
     assert isinstance(fight.attack, streams.Row40Debug)
     assert fight.attack.found == set()
 
@@ -316,7 +298,7 @@ async def test_row_40_no_local_port_has_debug_pages_of_p2pd(stage: Stage) -> Non
 async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bounded_rate(stage: Stage) -> None:
     began = time.monotonic()
     async with attacked(stage, streams.Row41Requests) as fight:
-        await until(lambda: fight.attack.strikes >= 8, "it has asked for a while")
+        await until(fight.has_struck(8), "it has asked for a while")
         await fight.goes_on("the nodes go on with one another meanwhile")
     seconds = time.monotonic() - began
     assert isinstance(fight.attack, streams.Row41Requests)

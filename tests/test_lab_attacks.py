@@ -5,41 +5,30 @@ from __future__ import annotations
 import csv
 import math
 import random
+from collections.abc import Awaitable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ftis_node.lab.participant import run_of
 from ftis_node.lab.payloads import PAYLOADS, Watch, reasoning, shown, true_reasoning, values
 from ftis_node.lab.reporting.claims import judge
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results
 from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
-from ftis_node.packet import Completion, Packet, pack_group
+from ftis_node.packet import Completion, Packet
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.tasks import Example, load_task
-from ftis_node.worker.messages import Generate, Load, Open
-from tests.support.lab import A, kind, run, spec
+from tests.support.lab import A, kind, partner, run, spec
 from tests.support.lab_report import Laboratory
-from tests.support.small_models import completions_of
+from tests.support.swarm import RUN, content
 
 CAP = 32
 EXAMPLE = Example("8+7-3=", "12")
 
 
-async def partner(script: str) -> tuple[Scripted, list[tuple[str, Completion, float]]]:
-    """A scripted partner, and text, completion and reward of each completion of a group for row 0."""
-    made = spec(nodes=[A, {"name": "X", "script": script}], run={"group": 64, "completion_tokens": CAP})
-    scripted = Scripted(script, 0)
-    settings = made.settings_of(made.members[0])
-    facts = await scripted.call(Load(settings=settings, task="arithmetic"))
-    await scripted.call(Open(run_of(made, facts)))
-    answer = (await scripted.call(Generate([0]))).groups[0]
-    tokenizer = scripted.engine.policy.tokenizer
-    completions = completions_of(answer)
-    texts = [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=True) for c in completions]
-    return scripted, list(zip(texts, completions, answer.rewards, strict=True))
+def attacker(script: str) -> Awaitable[tuple[Scripted, list[tuple[str, Completion, float]]]]:
+    return partner(script, 64, completion_tokens=CAP)
 
 
 def test_true_reasoning_is_every_value_on_the_way() -> None:
@@ -48,7 +37,7 @@ def test_true_reasoning_is_every_value_on_the_way() -> None:
 
 @pytest.mark.parametrize("payload", PAYLOADS)
 async def test_a_payload_is_in_what_is_right_and_not_in_what_is_wrong(payload: str) -> None:
-    scripted, group = await partner(f"{payload} copied")
+    scripted, group = await attacker(f"{payload} copied")
     example = scripted.engine.task.train[0]
     rewards = [reward for *_, reward in group]
     assert 0.25 < sum(rewards) / len(rewards) < 0.75
@@ -70,17 +59,17 @@ def test_padding_fills_the_cap_exactly_and_no_more() -> None:
 
 
 async def test_claims_of_its_own_rule_are_the_chances_of_whole_completions() -> None:
-    _, group = await partner("injection")
+    _, group = await attacker("injection")
     for _, completion, reward in group:
         chance = math.exp(float(completion.logprobs.sum()))
         assert chance == pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
 
 
 async def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_twice_that() -> None:
-    _, copied = await partner("injection copied")
-    _, careful = await partner("injection careful")
-    _, low = await partner("injection low")
-    _, high = await partner("injection high")
+    _, copied = await attacker("injection copied")
+    _, careful = await attacker("injection careful")
+    _, low = await attacker("injection low")
+    _, high = await attacker("injection high")
     assert [text for text, *_ in copied] == [text for text, *_ in careful] == [text for text, *_ in low]
     for (_, one, _), (_, other, _) in zip(copied, careful, strict=True):
         expected = np.minimum(one.logprobs + math.log(2.0), 0.0)
@@ -113,8 +102,7 @@ def test_a_watch_counts_since_it_was_last_asked() -> None:
     def said(*texts: str) -> Packet:
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
         made = [Completion(np.asarray(one, np.uint32), np.zeros(len(one), np.float32), True) for one in ids]
-        names = {"run_id": bytes(16), "author": b"", "round": 0, "slot": 0, "policy_step": 0}
-        return pack_group(**names, prompt_ids=[1], completions=made)
+        return content(RUN, b"", 0, 0, made)
 
     watch = Watch(tokenizer, [EXAMPLE], CAP)
     watch.see([0, 0], [said("<think>15 12</think><answer>12</answer>"), said("<think>15*", "<think>16 1", "15*")])

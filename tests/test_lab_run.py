@@ -7,20 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.loading import find_experiment, load_experiment, narrowed
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.runner import Runner
 from ftis_node.lab.spec import trials
+from tests.support.cli import refused
+from tests.support.daemons import PATIENCE, gone, until
 from tests.support.lab import events, kind, run, timeless
 
 FILE = """
@@ -75,7 +74,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lab(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=200, env=ENVIRONMENT)
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, env=ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +86,11 @@ def out(file: Path) -> Path:
     summary = json.loads(done.stdout)
     assert (summary["trials"], summary["finished_before"]) == (4, 0)
     return place
+
+
+def under_way(place: Path) -> bool:
+    """Whether some steps of a trial are on the disk."""
+    return any(path.read_text().count('"step"') > 4 for path in place.rglob("events.jsonl"))
 
 
 def directories(place: Path) -> dict[tuple[str, int], Path]:
@@ -138,12 +142,9 @@ def test_ctrl_c_ends_everything_and_the_same_command_goes_on(file: Path, tmp_pat
     place = tmp_path / "cut"
     words = ("run", str(file), "--out", str(place), "--jobs", "1", "--steps", "8", "--seeds", "0")
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    deadline = time.monotonic() + 120
-    while not any(path.read_text().count('"step"') > 4 for path in place.rglob("events.jsonl")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: under_way(place), "some steps are taken", process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE) == 130
     assert process.stderr is not None and "Interrupted" in process.stderr.read()
     again(file, place, steps=8, seeds="0")
     for spec in trials(narrowed(load_experiment(file), steps=8, seeds="0")):
@@ -170,8 +171,8 @@ def test_experiments_that_share_a_cache_share_what_is_equal(file: Path, out: Pat
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(file: Path, words: tuple[str, ...], what: str) -> None:
-    result = CliRunner().invoke(app, ["lab", *(str(file) if word == "FILE" else word for word in words)])
-    assert isinstance(result.exception, UsageError) and what in result.exception.what
+    error = refused("lab", *(file if word == "FILE" else word for word in words))
+    assert isinstance(error, UsageError) and what in error.what
 
 
 def test_a_file_of_the_package_is_found_by_its_name() -> None:
@@ -206,7 +207,7 @@ def test_what_another_run_is_working_on_is_waited_for(file: Path, out: Path, tmp
     place = tmp_path / "both"
     words = [*COMMAND, "run", str(file), "--out", str(place), "--jobs", "1", "--seeds", "0", "--steps", "4"]
     both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(2)]
-    assert [process.wait(150) for process in both] == [0, 0], both[0].communicate()[1]
+    assert [process.wait(PATIENCE) for process in both] == [0, 0], both[0].communicate()[1]
     for directory in directories(place).values():
         lines = events(directory)
         assert [e["step"] for e in kind(lines, "step", "A")] == [1, 2, 3, 4]
@@ -217,12 +218,9 @@ def test_what_another_run_is_working_on_is_waited_for(file: Path, out: Path, tmp
 def test_the_processes_of_a_killed_run_end_with_it(file: Path, tmp_path: Path) -> None:
     words = [*COMMAND, "run", str(file), "--out", str(tmp_path), "--jobs", "1", "--steps", "5000", "--seeds", "0"]
     process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
-    deadline = time.monotonic() + 120
-    while not any(path.read_text().count('"step"') > 4 for path in tmp_path.rglob("events.jsonl")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: under_way(tmp_path), "some steps are taken", process)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.wait(30)
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert children and not alive
+    process.wait()
+    assert children
+    gone(children)

@@ -16,13 +16,12 @@ from safetensors.torch import load_file
 
 from ftis_node.errors import FtisError
 from ftis_node.lab import exchange
-from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
-from ftis_node.lab.trial import Interrupted, Trial, finished
+from ftis_node.lab.scripts import CLAIMED, RIGHT
+from ftis_node.lab.trial import Trial, finished
 from ftis_node.store.checkpoints import Checkpoints
 from ftis_node.swarm.admission import Blame, Reason, Rejection
-from ftis_node.worker.messages import Generate, Load, ModelFacts, Open
-from tests.support.lab import SETTINGS, A, B, events, kind, run, spec, timeless
-from tests.support.small_models import completions_of
+from ftis_node.worker.messages import ModelFacts
+from tests.support.lab import SETTINGS, A, B, cut, events, kind, partner, run, spec, timeless
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +72,7 @@ def test_processes_of_their_own_arrive_at_the_same_numbers(shared: list[dict[str
 def test_an_interrupted_trial_goes_on_to_the_same_numbers_and_weights(tmp_path: Path) -> None:
     whole = spec({"settings": {"objective": "gated"}}, steps=4, keep=True)
     straight = run(whole, tmp_path / "straight")
-    asked = iter((False, True, True))
-    with pytest.raises(Interrupted):
-        run(whole, tmp_path / "cut", stopping=lambda: next(asked))
+    cut(whole, tmp_path / "cut", False, True, True)
     assert not finished(tmp_path / "cut")
     with (tmp_path / "cut" / "events.jsonl").open("ab") as log:
         log.write(b'{"event": "step", "node": "A", "st')  # as a kill leaves it
@@ -198,29 +195,14 @@ def test_a_scripted_partner_is_admitted_and_trains_nothing(tmp_path: Path, scrip
 
 
 async def test_a_scripts_claims_are_the_log_probs_of_its_own_rule() -> None:
-    made = spec(nodes=[A, {"name": "X", "script": "random-reasoning"}], run={"group": 256})
-    partner = Scripted("random-reasoning", 0)
-    settings = made.settings_of(made.members[0])
-    facts = await partner.call(Load(settings=settings, task="arithmetic"))
-    from ftis_node.lab.participant import run_of
-
-    await partner.call(Open(run_of(made, facts)))
-    answer = (await partner.call(Generate([0]))).groups[0]
-    completions = completions_of(answer)
-    texts = [partner.engine.policy.tokenizer.decode(c.token_ids.tolist()) for c in completions]
-    assert 0.35 < np.mean(answer.rewards) < 0.7
-    chances = {text: math.exp(float(c.logprobs.sum())) for text, c in zip(texts, completions, strict=True)}
-    right = [chance for text, chance in chances.items() if f"<answer>{partner.engine.task.train[0].answer}<" in text]
-    wrong = [
-        chance for text, chance in chances.items() if f"<answer>{partner.engine.task.train[0].answer}<" not in text
-    ]
-    assert right == pytest.approx([(RIGHT + (1 - RIGHT) / 27) / 19**2] * len(right), rel=1e-4)
-    assert wrong == pytest.approx([(1 - RIGHT) / 27 / 19**2] * len(wrong), rel=1e-4)
-    liar = Scripted("lying", 0)
-    await liar.call(Load(settings=settings, task="arithmetic"))
-    await liar.call(Open(run_of(made, facts)))
-    claimed = completions_of((await liar.call(Generate([0]))).groups[0])
-    assert {float(value) for c in claimed for value in c.logprobs} == {CLAIMED}
+    scripted, group = await partner("random-reasoning", 256)
+    assert 0.35 < np.mean([reward for *_, reward in group]) < 0.7
+    answer = f"<answer>{scripted.engine.task.train[0].answer}<"
+    for text, completion, _ in group:
+        chance = (RIGHT if answer in text else 0.0) + (1 - RIGHT) / 27
+        assert math.exp(float(completion.logprobs.sum())) == pytest.approx(chance / 19**2, rel=1e-4)
+    _, lies = await partner("lying", 256)
+    assert {float(value) for _, claimed, _ in lies for value in claimed.logprobs} == {CLAIMED}
 
 
 def test_what_is_kept_of_a_trial_says_what_it_was(tmp_path: Path) -> None:
@@ -238,9 +220,7 @@ def test_more_nodes_than_a_batch_needs_go_on_to_the_same_numbers_too(tmp_path: P
     made = spec({"settings": {"own_share": 0.5}}, nodes=nodes, steps=3)
     straight = run(made, tmp_path / "straight")
     assert {(e["own_groups"], e["foreign_groups"]) for e in kind(straight, "step")} == {(2, 2)}, "of four there are"
-    asked = iter((True,))
-    with pytest.raises(Interrupted):
-        run(made, tmp_path / "cut", stopping=lambda: next(asked))
+    cut(made, tmp_path / "cut", True)
     assert timeless(run(made, tmp_path / "cut")) == timeless(straight)
 
 
@@ -255,7 +235,6 @@ def test_a_seed_decides_the_prompts_of_horizontal_groups_too(tmp_path: Path) -> 
 
 def test_a_checkpoint_that_is_gone_means_beginning_anew(tmp_path: Path) -> None:
     made = spec(steps=2)
-    with pytest.raises(Interrupted):
-        run(made, tmp_path, stopping=lambda: True)
+    cut(made, tmp_path, True)
     shutil.rmtree(tmp_path / "checkpoints" / "B")
     assert [e["step"] for e in kind(run(made, tmp_path), "step", "A")] == [1, 2]

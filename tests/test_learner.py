@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from tests.support.learners import (
     assert_close,
     assert_same,
     changed,
+    decoder_sizes,
     gradient_of,
     learner,
     weights_of,
@@ -73,16 +73,8 @@ def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy) -
     batch = [*OWN, *(changed(group, weight=0.7) for group in FOREIGN)]
     clip, rate, betas, decay, threshold = 0.05, 1e-3, (0.9, 0.95), 0.1, 1.0
     parts = {"threshold": threshold} if objective == "ftis" else {}
-    subject = learner(
-        policy,
-        objective,
-        parts,
-        gradient_clip=clip,
-        learning_rate=rate,
-        betas=betas,
-        weight_decay=decay,
-        micro_batch_tokens=64,
-    )
+    settings = {"gradient_clip": clip, "learning_rate": rate, "betas": betas, "weight_decay": decay}
+    subject = learner(policy, objective, parts, **settings, micro_batch_tokens=64)
     by_hand = twin(policy)
     first: dict[str, Tensor] = {}
     second: dict[str, Tensor] = {}
@@ -143,13 +135,7 @@ def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objecti
 def test_a_packed_micro_batch_keeps_within_its_budget(budget: int) -> None:
     subject = learner()
     subject.micro_batch_tokens = budget
-    sizes: list[int] = []
-
-    def see(module: Any, args: Any, kwargs: Any) -> None:
-        assert kwargs["input_ids"].shape[0] == 1
-        sizes.append(kwargs["input_ids"].shape[1])
-
-    subject.policy.causal_lm.get_decoder().register_forward_pre_hook(see, with_kwargs=True)
+    sizes = decoder_sizes(subject)
     subject.step(BATCH)
     assert len(sizes) > 1 and max(sizes) <= budget
     uneven = [*OWN[:2], *FOREIGN[:2]]
@@ -159,10 +145,7 @@ def test_a_packed_micro_batch_keeps_within_its_budget(budget: int) -> None:
 
 def test_a_prompt_is_computed_once_for_its_whole_group() -> None:
     subject = learner(micro_batch_tokens=10**6)
-    sizes: list[int] = []
-    subject.policy.causal_lm.get_decoder().register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
+    sizes = decoder_sizes(subject)
     subject.step(BATCH)
     uneven = [*OWN[:2], *FOREIGN[:2]]
     assert sizes == [sum(len(g.prompt_ids) + sum(len(c) - 1 for c in g.parts[0].completions) for g in uneven)]

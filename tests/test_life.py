@@ -21,7 +21,6 @@ from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from tests.support.daemons import STILL, Daemon, gone, run_cli
 
-pytestmark = pytest.mark.timeout(240)
 PLACE = ("--host", "127.0.0.1")
 
 
@@ -51,7 +50,6 @@ def test_a_node_in_the_background_says_which_named_peer_does_not_answer(node: Da
         begun = run_cli(
             *("join", "--detach", "--home", str(node.home.path), *PLACE, *STILL, "--model", "tiny-a"),
             *("--peers", dead, "--set", "patience=3"),
-            timeout=180,
         )
     assert begun.returncode == 1 and "None of the peers gave their run" in begun.stderr
     told = begun.stderr.partition("error: ")[0].splitlines()
@@ -61,7 +59,7 @@ def test_a_node_in_the_background_says_which_named_peer_does_not_answer(node: Da
 
 def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -> None:
     home = ("--home", str(node.home.path))
-    begun = run_cli("join", "--detach", *home, *PLACE, *STILL, "--model", "tiny-a", "--nice", "5", timeout=120)
+    begun = run_cli("join", "--detach", *home, *PLACE, *STILL, "--model", "tiny-a", "--nice", "5")
     assert begun.returncode == 0, begun.stderr
     assert "What leaves this machine" in begun.stderr and "Loading tiny-a." in begun.stderr
     assert "ftis-node stop" in begun.stdout

@@ -14,9 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from ftis_node.cli import app
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.errors import UserError
 from ftis_node.observe.logs import (
@@ -32,7 +30,8 @@ from ftis_node.observe.logs import (
     read_log,
 )
 from ftis_node.store.home import Home
-from tests.support.daemons import ENVIRONMENT, command
+from tests.support.cli import printed, refused
+from tests.support.daemons import ENVIRONMENT, PATIENCE, command
 from tests.support.documented import check
 
 FORGED = "hi\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\x9b1m\u2028\u202e\x00 end"
@@ -218,18 +217,16 @@ def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_pa
 
 
 def test_without_a_log_it_says_what_to_do(tmp_path: Path) -> None:
-    answer = CliRunner().invoke(app, ["logs", "--home", str(tmp_path)])
-    assert isinstance(answer.exception, UserError)
-    assert "no log" in answer.exception.what and "ftis-node join" in answer.exception.fix
+    error = refused("logs", "--home", tmp_path)
+    assert "no log" in error.what and "ftis-node join" in error.fix
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_the_command_shows_the_log_of_a_node_that_has_ended(tmp_path: Path, follow: list[str]) -> None:
     add(tmp_path / "node.log", "".join(TextFormatter().format(record("line %d", n)) + "\n" for n in range(5)))
-    told = CliRunner().invoke(app, ["logs", "--home", str(tmp_path), "-n", "2", *follow])
-    assert [line.split()[-1] for line in told.stdout.splitlines()] == ["3", "4"] and told.exit_code == 0
-    told = CliRunner().invoke(app, ["logs", "--home", str(tmp_path), "-n", "2", "--json", *follow])
-    assert [json.loads(line)["message"] for line in told.stdout.splitlines()] == ["line 3", "line 4"]
+    line = ("logs", "--home", tmp_path, "-n", "2", *follow)
+    assert [shown.split()[-1] for shown in printed(*line).splitlines()] == ["3", "4"]
+    assert [json.loads(shown)["message"] for shown in printed(*line, "--json").splitlines()] == ["line 3", "line 4"]
 
 
 def test_it_follows_a_running_daemon_until_it_ends_or_ctrl_c(tmp_path: Path) -> None:
@@ -254,8 +251,8 @@ def test_it_follows_a_running_daemon_until_it_ends_or_ctrl_c(tmp_path: Path) -> 
         for follower in (one, other):
             assert follower.stdout is not None and follower.stdout.readline() == "second\n"
         one.send_signal(signal.SIGINT)
-        assert one.wait(30) == 130
+        assert one.wait(PATIENCE) == 130
         add(log, "last\n")
         daemon.communicate(b"\n")
-        rest, _ = other.communicate(timeout=30)
+        rest, _ = other.communicate(timeout=PATIENCE)
         assert (rest, other.returncode) == ("last\n", 0)

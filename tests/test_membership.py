@@ -96,7 +96,7 @@ def crowd(alice: Alone, first: int, count: int, **changes: object) -> list[bytes
     """So many peers shake hands with her, one after the other."""
     peers = [identity(number) for number in range(first, first + count)]
     for who in peers:
-        alice.on_handshake(hello(who, **changes), who.author)
+        greets(alice, who, **changes)
         assert who.author in alice.view or changes.get("run_id")
     return [who.author for who in peers]
 
@@ -104,6 +104,11 @@ def crowd(alice: Alone, first: int, count: int, **changes: object) -> list[bytes
 def hello(who: Identity, **changes: object) -> ftis_pb2.Handshake:
     fields = {"major": PROTOCOL_MAJOR, "minor": PROTOCOL_MINOR, "run_id": RUN.id, "addresses": [address(who)]}
     return ftis_pb2.Handshake(**(fields | {"agent": "test/1"} | changes))
+
+
+def greets(membership: Membership, who: Identity, **changes: object) -> ftis_pb2.Handshake:
+    """The answer to a peer's handshake."""
+    return membership.on_handshake(hello(who, **changes), who.author)
 
 
 # --- meeting ----------------------------------------------------------------------------------------------------------
@@ -174,14 +179,14 @@ def test_a_later_minor_version_and_unknown_fields_do_no_harm(alice: Alone) -> No
 
 
 def test_a_refused_peer_that_comes_back_in_the_right_run_is_let_in(alice: Alone) -> None:
-    alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id), BOB.author)
+    greets(alice, BOB, run_id=OTHER_RUN.id)
     assert alice.refused and not alice.view
-    alice.on_handshake(hello(BOB), BOB.author)
+    greets(alice, BOB)
     assert alice.view and not alice.refused
 
 
 def test_a_peer_that_has_no_run_is_given_ours_and_is_no_member(alice: Alone) -> None:
-    answer = alice.on_handshake(hello(BOB, run_id=b""), BOB.author)
+    answer = greets(alice, BOB, run_id=b"")
     assert run_file_from_json(answer.run_file).run == RUN
     assert not alice.view and not alice.refused
 
@@ -239,7 +244,7 @@ async def test_row_16_nobody_can_make_a_public_node_dial_into_its_own_network(pl
     told = place + f"/p2p/{BOB.peer_id}" if "p2p-circuit" in place else at(place)
     assert not alice.hear([told], MALLORY.author)
     assert not alice.strangers()
-    alice.on_handshake(hello(BOB, addresses=[told]), BOB.author)
+    greets(alice, BOB, addresses=[told])
     assert await alice.dials(BOB.author) == []
     assert alice.some_addresses(1, CAROL.author) == [told], "others may be at home there"
 
@@ -310,7 +315,7 @@ def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_whi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alice = Alone()
-    alice.on_handshake(hello(BOB), BOB.author)
+    greets(alice, BOB)
     fails(alice, GIVE_UP_AFTER)
     assert BOB.author in alice.view, "its p2pd may just be starting again"
     monkeypatch.setattr("ftis_node.swarm.membership.GIVE_UP_SECONDS", 0.0)
@@ -327,8 +332,8 @@ def test_three_failures_in_a_row_drop_a_peer_of_whom_nothing_was_heard_for_a_whi
 
 def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone) -> None:
     alice.hear([address(BOB, 1)])
-    alice.on_handshake(hello(BOB, addresses=[address(BOB, 2)]), BOB.author)
-    alice.on_handshake(hello(BOB, addresses=[address(BOB, 3)]), BOB.author)
+    greets(alice, BOB, addresses=[address(BOB, 2)])
+    greets(alice, BOB, addresses=[address(BOB, 3)])
     assert alice.view[BOB.author].addresses == [address(BOB, 3)]
     assert alice.some_addresses(8, CAROL.author) == [address(BOB, 3)]
     assert alice.some_addresses(8, BOB.author) == [], "it knows that itself"
@@ -345,12 +350,12 @@ def test_a_peer_that_moved_is_known_at_its_new_address_only(alice: Alone) -> Non
     ],
 )
 def test_what_a_peer_says_of_itself_must_be_its_address(alice: Alone, said: str) -> None:
-    alice.on_handshake(hello(BOB, addresses=[said, address(BOB)]), BOB.author)
+    greets(alice, BOB, addresses=[said, address(BOB)])
     assert alice.view[BOB.author].addresses == [address(BOB)]
 
 
 def test_a_peers_words_are_short_and_nothing_that_a_terminal_obeys(alice: Alone) -> None:
-    alice.on_handshake(hello(BOB, agent="\x1b[2Jnice\nname" + "x" * 9999), BOB.author)
+    greets(alice, BOB, agent="\x1b[2Jnice\nname" + "x" * 9999)
     agent = alice.view[BOB.author].agent
     assert agent.startswith("?[2Jnice?name") and agent.isprintable() and len(agent) <= 64
 
@@ -372,17 +377,17 @@ def test_of_those_who_may_ask_the_latest_are_remembered_and_the_view(alice: Alon
 
 
 def test_who_turns_out_to_be_in_another_run_may_ask_no_more(alice: Alone) -> None:
-    alice.on_handshake(hello(BOB), BOB.author)
-    answer = alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id, tokenizer=b"x" * 32), BOB.author)
+    greets(alice, BOB)
+    answer = greets(alice, BOB, run_id=OTHER_RUN.id, tokenizer=b"x" * 32)
     assert alice.limits(BOB.author) is None and BOB.author not in alice.view
     assert answer.refusal.endswith(", which has another tokenizer")
-    answer = alice.on_handshake(hello(BOB, run_id=OTHER_RUN.id, tokenizer=bytes.fromhex(RUN.tokenizer)), BOB.author)
+    answer = greets(alice, BOB, run_id=OTHER_RUN.id, tokenizer=bytes.fromhex(RUN.tokenizer))
     assert answer.refusal.endswith(OTHER_RUN.id.hex())
 
 
 def test_a_message_holds_what_both_take(alice: Alone) -> None:
     told = ftis_pb2.Limits(entries=4, mentions=2**32 - 1)
-    assert alice.on_handshake(hello(BOB, limits=told), BOB.author).limits == OWN.message()
+    assert greets(alice, BOB, limits=told).limits == OWN.message()
     assert alice.limits(BOB.author) == Limits(4, OWN.mentions, OWN.digests)
 
 
@@ -430,7 +435,7 @@ def test_the_next_start_hears_of_the_peers_of_this_one(tmp_path: Path) -> None:
     first = Alone(cache=cache)
     first.save_cache()
     assert not cache.exists(), "an empty view must not overwrite what was known"
-    first.on_handshake(hello(BOB), BOB.author)
+    greets(first, BOB)
     first.save_cache()
     second = Alone(cache=cache)
     second.load_cache()
@@ -441,7 +446,7 @@ def test_the_cache_holds_nothing_that_this_node_would_not_dial(tmp_path: Path) -
     cache = tmp_path / "peers.json"
     first, public = Alone(cache=cache, host="192.168.7.7"), Alone(cache=tmp_path / "other.json")
     for membership in (first, public):
-        membership.on_handshake(hello(BOB, addresses=[at(LAN), at(LOOPBACK)]), BOB.author)
+        greets(membership, BOB, addresses=[at(LAN), at(LOOPBACK)])
         membership.save_cache()
     assert json.loads(cache.read_text()) == [at(LAN)]
     assert json.loads((tmp_path / "other.json").read_text()) == []
@@ -452,7 +457,7 @@ async def test_row_43_a_node_that_was_in_a_private_network_once_is_not_at_home_t
     cache = tmp_path / "peers.json"
     first = Alone(cache=cache)
     first.trust([at(LAN)])
-    first.on_handshake(hello(BOB, addresses=[at(LAN)]), BOB.author)
+    greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
     second = Alone(cache=cache)
     second.load_cache()
@@ -473,6 +478,6 @@ def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, content: str) -> Non
 
 def test_the_cache_holds_two_addresses_a_peer(tmp_path: Path) -> None:
     alice = Alone(cache=tmp_path / "peers.json")
-    alice.on_handshake(hello(BOB, addresses=[address(BOB, port) for port in range(1, 20)]), BOB.author)
+    greets(alice, BOB, addresses=[address(BOB, port) for port in range(1, 20)])
     alice.save_cache()
     assert json.loads((tmp_path / "peers.json").read_text()) == [address(BOB, 1), address(BOB, 2)]

@@ -14,8 +14,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.config.run import Hints, Run, RunFile, run_file_as_json
-from ftis_node.draw import draw
-from ftis_node.packet import Completion, encode, pack_group
+from ftis_node.packet import Completion, encode
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.handshake import greeting
@@ -26,7 +25,7 @@ from ftis_node.swarm.wire.records import OwnerSigned, pack_addresses, record_key
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
 from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, stopped_clock
-from tests.support.swarm import CAP, PROMPTS, ROWS
+from tests.support.swarm import CAP, content
 
 
 def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
@@ -38,19 +37,7 @@ def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
         if finished:
             ids[-1] = EOS[length % 2]
         completions.append(Completion(ids, np.full(len(ids), -0.5, np.float32), finished))
-    author = AUTHOR.author if run.parts == 1 else b""
-    prompt = PROMPTS[draw(run.id, author, round, slot, ROWS)]
-    return encode(
-        pack_group(
-            run_id=run.id,
-            author=AUTHOR.author,
-            round=round,
-            slot=slot,
-            policy_step=40,
-            prompt_ids=prompt,
-            completions=completions,
-        )
-    )
+    return encode(content(run, AUTHOR.author, round, slot, completions, policy_step=40))
 
 
 def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from ftis_node.packet import Completion
 from ftis_node.store.used_rounds import milliseconds
 from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from tests.hostile.peer import Hostile, hostile
 from tests.hostile.world import World
@@ -40,12 +43,27 @@ class Attack:
 
     def author(self) -> Identity:
         """Another identity; they are free, and need no connection of their own."""
-        self.authors.append(Identity(self.rng.randbytes(32)))
+        self.authors.append(self.stranger())
         return self.authors[-1]
+
+    def stranger(self) -> Identity:
+        """An identity of which nothing is kept."""
+        return Identity(self.rng.randbytes(32))
 
     def round(self) -> int:
         """A round that was not used yet."""
         return next(self._rounds)
+
+    def refs(self, count: int = 3, size: int = 1000) -> list[PacketRef]:
+        """Slots 0, 1, … with packets of this size in bytes that nobody has."""
+        return [PacketRef(slot, self.rng.randbytes(32), size) for slot in range(count)]
+
+    def sound(
+        self, author: Identity, round: int, slots: Sequence[int] = (0,), peer: Hostile | None = None, **options: Any
+    ) -> ftis_pb2.Entry:
+        """An announcement of packets as they must be, which a peer holds, by default the attack's own."""
+        packets = [(slot, self.world.pack(author.author, round, slot)) for slot in slots]
+        return (peer or self.peer).announcement(author, round, packets, **options)
 
     async def begin(self) -> None:
         await self._try(self.prepare())
@@ -101,20 +119,48 @@ class Crowd(Attack):
 
 class Lies(Attack):
     """Rounds of packets, each with its own lie, under sound announcements; by the peer itself once, then by fresh
-    authors."""
+    authors.
+
+    An attack says what its packets are, or only which completions are in them.
+    """
+
+    AUTHORS: ClassVar[int] = 4  # a strike
+    SLOTS: ClassVar[int] = 3  # a round
 
     def packets(self, author: bytes, round: int) -> Sequence[bytes]:
         """What is announced as slots 0, 1, … of the round."""
+        made = []
+        for slot in range(min(self.SLOTS, self.world.run.slots)):
+            row = self.world.row(author, round, slot)
+            made.append(self.world.pack(author, round, slot, self.completions(row, slot)))
+        return made
+
+    def completions(self, row: int, slot: int) -> Sequence[Completion]:
+        """The group of a slot, which answers the row."""
         raise NotImplementedError
 
-    def authors_a_strike(self) -> int:
-        return 4
+    def alternate(self, right: Completion, wrong: Completion) -> list[Completion]:
+        """A group that teaches something."""
+        return [right if index % 2 else wrong for index in range(self.world.run.group)]
 
     async def strike(self) -> None:
         entries: list[ftis_pb2.Entry] = []
-        for _ in range(self.authors_a_strike()):
+        for _ in range(self.AUTHORS):
             author = self.peer.identity if not self.strikes and not entries else self.author()
             round = self.round()
             packets = list(enumerate(self.packets(author.author, round)))
             entries.append(self.peer.announcement(author, round, packets))
         await self.peer.tell(*entries)
+
+
+@contextlib.asynccontextmanager
+async def striking(attacks: Sequence[Attack]) -> AsyncIterator[None]:
+    """All of them, until the block ends."""
+    await asyncio.gather(*(attack.begin() for attack in attacks))
+    stop = asyncio.Event()
+    running = [asyncio.create_task(attack.run(stop)) for attack in attacks]
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.gather(*running)

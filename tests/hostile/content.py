@@ -41,7 +41,7 @@ class Row04OtherTokens(Lies):
         {"unknown token", "too long", "cut short", "wrong group size", "EOS missing", "EOS interior", "EOS undeclared"}
     )
 
-    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
+    def completions(self, row: int, slot: int) -> list[Completion]:
         world, run = self.world, self.world.run
         eos, word, cap = run.eos[0], self.world.ids("1")[0], run.completion_tokens
         lies = [
@@ -54,11 +54,7 @@ class Row04OtherTokens(Lies):
             [world.completion([word] * (cap - 1) + [eos], finished=False)],
             [world.completion([word, eos])] * 2,  # with the rest one completion too many
         ]
-        made = []
-        for slot, lie in enumerate(self.rng.sample(lies, 3)):
-            rest = world.mixed(world.row(author, round, slot))
-            made.append(world.pack(author, round, slot, [*lie, *rest[1:]]))
-        return made
+        return [*self.rng.choice(lies), *world.mixed(row)[1:]]
 
 
 class Row05LogProbs(Lies):
@@ -67,14 +63,10 @@ class Row05LogProbs(Lies):
     row = 5
     refusals = frozenset({"log-prob out of range"})
 
-    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        values = self.rng.sample([np.nan, np.inf, -np.inf, 0.5, 1e-2, -1e9, -60.0], 3)
-        made = []
-        for slot, value in enumerate(values):
-            group = self.world.mixed(self.world.row(author, round, slot))
-            group[0].logprobs[0] = value
-            made.append(self.world.pack(author, round, slot, group))
-        return made
+    def completions(self, row: int, slot: int) -> list[Completion]:
+        group = self.world.mixed(row)
+        group[0].logprobs[0] = self.rng.choice([np.nan, np.inf, -np.inf, 0.5, 1e-2, -1e9, -60.0])
+        return group
 
 
 class Row08Reward(Lies):
@@ -126,16 +118,9 @@ class Row10LyingLogProbs(Lies):
 
     row = 10
 
-    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        made = []
-        for slot, lie in enumerate((-15.0, -8.0, 0.0)):
-            row = self.world.row(author, round, slot)
-            group = [
-                self.world.right(row, logprob=lie) if index % 2 else self.world.wrong(row, logprob=LIKELY)
-                for index in range(self.world.run.group)
-            ]
-            made.append(self.world.pack(author, round, slot, group))
-        return made
+    def completions(self, row: int, slot: int) -> list[Completion]:
+        lie = (-15.0, -8.0, 0.0)[slot]
+        return self.alternate(self.world.right(row, logprob=lie), self.world.wrong(row, logprob=LIKELY))
 
 
 class Row11MaliciousText(Lies):
@@ -144,16 +129,8 @@ class Row11MaliciousText(Lies):
     row = 11
     THOUGHT = "9-9=9"
 
-    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        made = []
-        for slot in range(3):
-            row = self.world.row(author, round, slot)
-            group = [
-                self.world.right(row, self.THOUGHT) if index % 2 else self.world.wrong(row)
-                for index in range(self.world.run.group)
-            ]
-            made.append(self.world.pack(author, round, slot, group))
-        return made
+    def completions(self, row: int, slot: int) -> list[Completion]:
+        return self.alternate(self.world.right(row, self.THOUGHT), self.world.wrong(row))
 
 
 class Row12Padded(Lies):
@@ -161,17 +138,9 @@ class Row12Padded(Lies):
 
     row = 12
 
-    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        made = []
-        for slot in range(3):
-            row = self.world.row(author, round, slot)
-            room = self.world.run.completion_tokens - len(self.world.right(row))
-            group = [
-                self.world.right(row, "0" * room) if index % 2 else self.world.wrong(row)
-                for index in range(self.world.run.group)
-            ]
-            made.append(self.world.pack(author, round, slot, group))
-        return made
+    def completions(self, row: int, slot: int) -> list[Completion]:
+        room = self.world.run.completion_tokens - len(self.world.right(row))
+        return self.alternate(self.world.right(row, "0" * room), self.world.wrong(row))
 
 
 class Row13HangingAnswers(Lies):
@@ -188,13 +157,9 @@ class Row13HangingAnswers(Lies):
         "<think></think><answer>1/0</answer>",
     )
 
-    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        made = []
-        for slot in range(3):
-            row = self.world.row(author, round, slot)
-            texts = [self._cut(self.rng.choice(self.TEXTS)) for _ in range(self.world.run.group - 1)]
-            made.append(self.world.pack(author, round, slot, [self.world.right(row), *texts]))
-        return made
+    def completions(self, row: int, slot: int) -> list[Completion]:
+        texts = [self._cut(self.rng.choice(self.TEXTS)) for _ in range(self.world.run.group - 1)]
+        return [self.world.right(row), *texts]
 
     def _cut(self, text: str) -> Completion:
         """Finished if it is short enough, else filled up to the cap."""
@@ -209,14 +174,7 @@ class Row32NoSignal(Lies):
 
     row = 32
     rate = 4.0
+    AUTHORS, SLOTS = 8, 32
 
-    def authors_a_strike(self) -> int:
-        return 8
-
-    def packets(self, author: bytes, round: int) -> Sequence[bytes]:
-        made = []
-        for slot in range(min(self.world.run.slots, 32)):
-            row = self.world.row(author, round, slot)
-            one = self.world.right(row) if slot % 2 else self.world.wrong(row)
-            made.append(self.world.pack(author, round, slot, [one] * self.world.run.group))
-        return made
+    def completions(self, row: int, slot: int) -> list[Completion]:
+        return [self.world.right(row) if slot % 2 else self.world.wrong(row)] * self.world.run.group

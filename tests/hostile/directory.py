@@ -12,7 +12,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import dht_pb2
 
-from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.wire.records import OwnerSigned, key_bytes, shard_of
 from ftis_node.swarm.wire.shards import DEPTHS
 from tests.hostile.wire import OnTheDht
@@ -88,7 +88,8 @@ class Row38MadeUp(OnTheDht):
     async def prepare(self) -> None:
         key = self.key
         records = made_up(self.world.run.id, "", 64)
-        self.nobody = {OwnerSigned(self.peer.identity, self.world.run.id).owner(record) for record in records}
+        owners = (OwnerSigned(self.peer.identity, self.world.run.id).owner(record) for record in records)
+        self.nobody = {peer_id(owner) for owner in owners if owner is not None}  # peer ids that it made up
         shards = {key_bytes(self.world.run.id, "0" * depth): pack(records) for depth in DEPTHS}
         self.node = DHTProtocol(key[:-1] + bytes([key[-1] ^ 2]), shards | {key: pack(records)}, b"\xdd\xff\xff\xff\xff")
         await self.node.add_p2p_handlers(self.peer.transport.p2p)

@@ -11,7 +11,6 @@ from ftis_node.packet import packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.fetch import HolderFault, fetch
-from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.table import Known, Target
 from ftis_node.swarm.traffic import Traffic
 from tests.hostile.attack import Attack, Crowd
@@ -96,12 +95,8 @@ class Row07Replayed(Honest):
         await self.peer.overhear()
         entries = [self.peer.entry(made.encode(), len(made.packets)) for made in self.theirs()[-24:]]
         author, round = self.author(), self.round()
-        for slots in ((0,), (0, 1)):
-            packets = [(slot, self.world.pack(author.author, round, slot)) for slot in slots]
-            entries.append(self.peer.announcement(author, round, packets))
-        late = self.author()
-        packets = [(0, self.world.pack(late.author, 1, 0))]
-        entries.append(self.peer.announcement(late, 1, packets, issued_at=int(time.time()) - 4 * 3600))
+        entries += [self.sound(author, round, slots) for slots in ((0,), (0, 1))]
+        entries.append(self.sound(self.author(), 1, issued_at=int(time.time()) - 4 * 3600))
         await self.peer.tell(*entries)
         await self.peer.tell(*entries)
 
@@ -132,8 +127,7 @@ class Row14Escapes(Attack):
     async def strike(self) -> None:
         for target in self.peer.targets:
             await self.peer.meet(target)
-        author, round = self.author(), self.round()
-        await self.peer.tell(self.peer.announcement(author, round, [(0, self.world.pack(author.author, round, 0))]))
+        await self.peer.tell(self.sound(self.author(), self.round()))
 
     async def _fail(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         """A handler's error is told to the caller in its own words."""
@@ -151,12 +145,8 @@ class Row15Sybils(Crowd):
 
     async def strike(self) -> None:
         for peer in self.peers:
-            entries = []
-            for author in (peer.identity, self.author()):
-                round = self.round()
-                packets = [(slot, self.world.pack(author.author, round, slot)) for slot in range(3)]
-                entries.append(peer.announcement(author, round, packets))
-            await peer.tell(*entries)
+            authors = peer.identity, self.author()
+            await peer.tell(*(self.sound(author, self.round(), range(3), peer=peer) for author in authors))
 
 
 class Row31Calls(Attack):
@@ -184,13 +174,9 @@ class Row31Flood(Attack):
         self.peer.serve = self._gone
 
     async def strike(self) -> None:
-        entries = [self._one() for _ in range(32)]
+        entries = [self.peer.promise(self.stranger(), self.round(), self.refs()) for _ in range(32)]
         mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff") for _ in range(32)]
         await self.peer.tell(*entries, more=mentions)
-
-    def _one(self) -> ftis_pb2.Entry:
-        refs = [PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(3)]
-        return self.peer.promise(Identity(self.rng.randbytes(32)), self.round(), refs)
 
     async def _gone(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         for digest in request.digests:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ftis_node.store.used_rounds import milliseconds
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.announcement import PacketRef
-from ftis_node.swarm.identity import Identity
 from tests.hostile.attack import Attack, Crowd
 
 SIZE = 100  # of packets that nobody has, in bytes
@@ -21,12 +19,9 @@ class Row34Contradictions(Attack):
     async def strike(self) -> None:
         entries = []
         for _ in range(8):
-            who, round = Identity(self.rng.randbytes(32)), self.round()
-            entries += [self.peer.promise(who, round, self._refs(count)) for count in (1, 2)]
+            who, round = self.stranger(), self.round()
+            entries += [self.peer.promise(who, round, self.refs(count, SIZE)) for count in (1, 2)]
         await self.peer.tell(*entries)
-
-    def _refs(self, count: int) -> list[PacketRef]:
-        return [PacketRef(slot, self.rng.randbytes(32), SIZE) for slot in range(count)]
 
 
 class Row36Downwards(Attack):
@@ -40,8 +35,7 @@ class Row36Downwards(Attack):
         author = self.author()
         top = 2**64 - 1 if self.strikes % 2 else milliseconds() + 3_600_000
         for round in (top, *(top - 1000 * down for down in range(1, 6))):
-            packets = [(0, self.world.pack(author.author, round, 0))]
-            await self.peer.tell(self.peer.announcement(author, round, packets))
+            await self.peer.tell(self.sound(author, round))
 
 
 class Row37Introducers(Crowd):
@@ -53,11 +47,8 @@ class Row37Introducers(Crowd):
 
     async def strike(self) -> None:
         for peer in self.peers:
-            await peer.tell(*(self._one() for _ in range(12)))
-
-    def _one(self) -> ftis_pb2.Entry:
-        refs = [PacketRef(slot, self.rng.randbytes(32), SIZE) for slot in range(3)]
-        return self.peer.promise(Identity(self.rng.randbytes(32)), self.round(), refs)
+            told = [self.peer.promise(self.stranger(), self.round(), self.refs(3, SIZE)) for _ in range(12)]
+            await peer.tell(*told)
 
 
 class Row44Large(Attack):
@@ -68,9 +59,7 @@ class Row44Large(Attack):
     refusals = frozenset({"malformed"})
 
     async def strike(self) -> None:
-        slots = self.world.run.slots
-        for count in (slots, 4096):
-            refs = [PacketRef(slot, self.rng.randbytes(32), SIZE) for slot in range(count)]
-            await self.peer.tell(self.peer.promise(Identity(self.rng.randbytes(32)), self.round(), refs))
+        for count in (self.world.run.slots, 4096):
+            await self.peer.tell(self.peer.promise(self.stranger(), self.round(), self.refs(count, SIZE)))
         mentions = [ftis_pb2.Mention(id=self.rng.getrandbits(64), held=b"\xff" * 4096) for _ in range(32)]
         await self.peer.tell(more=mentions)

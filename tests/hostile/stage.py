@@ -13,7 +13,7 @@ from typing import Any
 
 from ftis_node.swarm.identity import Identity, peer_id
 from tests.hostile.arena import Arena, Phase, Sample, grown
-from tests.hostile.attack import Attack
+from tests.hostile.attack import Attack, striking
 from tests.hostile.peer import hostile
 from tests.hostile.world import World
 
@@ -46,14 +46,8 @@ class Stage:
         """All of these attacks at once until the block ends, each by a peer of its own with a new identity."""
         async with contextlib.AsyncExitStack() as stack:
             attacks = [await self._open(kind, stack) for kind in kinds]
-            await asyncio.gather(*(attack.begin() for attack in attacks))
-            stop = asyncio.Event()
-            running = [asyncio.create_task(attack.run(stop)) for attack in attacks]
-            try:
+            async with striking(attacks):
                 yield attacks
-            finally:
-                stop.set()
-                await asyncio.gather(*running)
 
     async def _open(self, kind: type[Attack], stack: contextlib.AsyncExitStack) -> Attack:
         self._opened += 1

@@ -14,8 +14,7 @@ from hivemind.proto import dht_pb2
 
 from ftis_node.packet import MAX_PACKET_BYTES
 from ftis_node.swarm import ftis_pb2
-from ftis_node.swarm.announcement import PacketRef
-from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.wire.records import _message, pack_addresses, record_key
 from tests.hostile.attack import Attack, Crowd
 from tests.hostile.identity import Honest
@@ -115,8 +114,7 @@ class Row03Oversize(Attack):
             await self._try(self.peer.stub(target).rpc_exchange(big, timeout=CALL_SECONDS))
             await self._try(self._lie_of_length(target))
         for size in (MAX_PACKET_BYTES, 1000):  # more than the run has room for, and what `_endless` will exceed
-            refs = [PacketRef(slot, self.rng.randbytes(32), size) for slot in range(3)]
-            await self.peer.tell(self.peer.promise(self.author(), self.round(), refs))
+            await self.peer.tell(self.peer.promise(self.author(), self.round(), self.refs(size=size)))
 
     async def _lie_of_length(self, target: Target) -> None:
         """Four gigabytes are on their way, and then more than a message may have."""
@@ -165,14 +163,14 @@ class Row16Eclipse(OnTheDht):
     def _signed(self, value: bytes, expiration: float) -> tuple[bytes, bytes, bytes, float]:
         from hivemind.dht.validation import DHTRecord
 
-        owner = Identity(self.rng.randbytes(32))
+        owner = self.stranger()
         subkey = msgpack.packb(owner.peer_id)
         signature = owner.sign(_message(DHTRecord(self.key, subkey, b"", expiration), value))
         return self.key, subkey, value + signature, expiration
 
     def _nowhere(self, count: int) -> list[str]:
         """Peers that nobody is, at ports of this machine where nobody listens."""
-        ids = [Identity(self.rng.randbytes(32)).peer_id for _ in range(count)]
+        ids = [self.stranger().peer_id for _ in range(count)]
         self.nobody.update(ids)
         return [f"/ip4/127.{self.rng.randrange(1, 255)}.0.1/tcp/1/p2p/{id}" for id in ids]
 
@@ -268,9 +266,7 @@ class Row17Holders(Honest):
     async def strike(self) -> None:
         await self.peer.overhear()
         entries = [self.peer.entry(made.encode(), len(made.packets)) for made in self.theirs()[-16:]]
-        for _ in range(16):
-            refs = [PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(3)]
-            entries.append(self.peer.promise(self.author(), self.round(), refs))
+        entries += [self.peer.promise(self.author(), self.round(), self.refs()) for _ in range(16)]
         await self.peer.tell(*entries)
 
     async def _crawl(self, request: ftis_pb2.FetchRequest, _: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:

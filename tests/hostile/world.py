@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 import ftis_node.models
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, encode, pack_group
+from ftis_node.packet import Completion, encode
 from ftis_node.tasks.arithmetic import arithmetic
+from tests.support.swarm import content
 
 LIKELY = -0.2
 """A log-prob as an honest sampler has it."""
@@ -78,13 +79,5 @@ class World:
             lies: fields of `pack_group` that are not as they should be.
         """
         row = self.row(author, round, slot)
-        fields: dict[str, Any] = {
-            "run_id": self.run.id,
-            "author": author,
-            "round": round,
-            "slot": slot,
-            "policy_step": 0,
-            "prompt_ids": self.prompts[row],
-            "completions": self.mixed(row) if completions is None else completions,
-        }
-        return encode(pack_group(**(fields | lies)))
+        made = self.mixed(row) if completions is None else completions
+        return encode(content(self.run, author, round, slot, made, **{"prompt_ids": self.prompts[row], **lies}))

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
@@ -22,14 +23,14 @@ from ftis_node.store.home import Home
 # A learning rate this small keeps the models where they are: one that knows everything has nothing to teach.
 STILL = ("--set", "learning_rate=1e-7")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-PATIENCE = 180.0  # seconds until something has come about, however busy the machine is
+PATIENCE = 480.0  # seconds until something has come about, however busy the machine is
 
 
 def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "ftis_node", *args]
 
 
-def run_cli(*args: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_cli(*args: str, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
     return subprocess.run(
         command(*args),
@@ -39,6 +40,15 @@ def run_cli(*args: str, timeout: float = 60, **environment: str) -> subprocess.C
         env=os.environ | ENVIRONMENT | environment,
         stdin=subprocess.DEVNULL,
     )
+
+
+def until(condition: Callable[[], Any], what: str, process: subprocess.Popen[Any] | None = None) -> None:
+    """Polls until the condition holds; fails if that takes too long, or if the process ends before."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process is None or process.poll() is None, f"it ended before {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
+        time.sleep(0.05)
 
 
 class Daemon:
@@ -114,7 +124,7 @@ class Daemon:
         self.process.wait()
         return family
 
-    def stop(self, seconds: float = 30) -> int:
+    def stop(self, seconds: float = PATIENCE) -> int:
         """SIGTERM, and the exit code."""
         assert self.process is not None
         family = self.pids()
@@ -135,7 +145,24 @@ class Daemon:
             shutil.rmtree(runtime.directory, ignore_errors=True)
 
 
-def gone(family: list[psutil.Process], seconds: float = 10) -> None:
+Join = Callable[..., Daemon]
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Join]:
+    """Starts a daemon on the home of a name, with flags; whatever a failed test left running is ended."""
+    running: list[Daemon] = []
+
+    def start(name: str, *flags: str, new_group: bool = False) -> Daemon:
+        running.append(Daemon(tmp_path / name, *flags))
+        return running[-1].start(new_group)
+
+    yield start
+    for daemon in running:
+        daemon.clean_up()
+
+
+def gone(family: list[psutil.Process], seconds: float = PATIENCE) -> None:
     """Asserts that all of these processes end within some seconds."""
     _, alive = psutil.wait_procs(family, timeout=seconds)
     assert not alive, f"still running: {alive}"

@@ -6,9 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ftis_node.lab.experiment import Experiment
+from ftis_node.lab.participant import run_of
+from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import TrialSpec, trials
-from ftis_node.lab.trial import Trial
+from ftis_node.lab.trial import Interrupted, Trial
+from ftis_node.packet import Completion
+from ftis_node.worker.messages import Generate, Load, Open
+from tests.support.small_models import completions_of
 
 SETTINGS = {"device": "cpu", "batch_groups": 4, "eval_prompts": 40, "eval_every": 2}
 A = {"name": "A", "model": "tiny-a"}
@@ -39,6 +46,26 @@ def run(spec: TrialSpec, directory: Path, **options: Any) -> list[dict[str, Any]
     """Runs a trial to its end and returns its events."""
     Trial(spec, directory, directory / "models", **options).run()
     return events(directory)
+
+
+def cut(spec: TrialSpec, directory: Path, *stopping: bool) -> None:
+    """A trial that is interrupted; stopping: what it hears, one time after another, when it asks whether to go on."""
+    asked = iter(stopping)
+    with pytest.raises(Interrupted):
+        run(spec, directory, stopping=lambda: next(asked))
+
+
+async def partner(script: str, group: int, **run: Any) -> tuple[Scripted, list[tuple[str, Completion, float]]]:
+    """A scripted partner, and text, completion and reward of each completion of its group for row 0."""
+    made = spec(nodes=[A, {"name": "X", "script": script}], run={"group": group, **run})
+    scripted = Scripted(script, 0)
+    facts = await scripted.call(Load(settings=made.settings_of(made.members[0]), task="arithmetic"))
+    await scripted.call(Open(run_of(made, facts)))
+    answer = (await scripted.call(Generate([0]))).groups[0]
+    tokenizer = scripted.engine.policy.tokenizer
+    completions = completions_of(answer)
+    texts = [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=True) for c in completions]
+    return scripted, list(zip(texts, completions, answer.rewards, strict=True))
 
 
 def events(directory: Path) -> list[dict[str, Any]]:

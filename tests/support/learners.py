@@ -56,11 +56,7 @@ def sampled(policy: Policy, source: str, seed: int, weight: float = 1.0) -> list
 
 
 OWN = sampled(POLICY, "own", seed=1)
-
-
 FOREIGN = sampled(PEER, "peer", seed=2)
-
-
 BATCH = [*OWN, *FOREIGN]
 
 
@@ -72,6 +68,18 @@ def learner(
     subject = Learner(twin(policy), PRESETS[objective].replace(**parts or {}), settings, TEMPERATURE, "own")
     subject.optimiser._adam.register_step_pre_hook(lambda *_: GRADIENTS.update({subject: _gradient(subject)}))
     return subject
+
+
+def decoder_sizes(subject: Learner) -> list[int]:
+    """Tokens of every forward pass from now on; each packs its completions into one row."""
+    sizes: list[int] = []
+
+    def see(_: Any, __: Any, kwargs: Any) -> None:
+        assert kwargs["input_ids"].shape[0] == 1
+        sizes.append(kwargs["input_ids"].shape[1])
+
+    subject.policy.causal_lm.get_decoder().register_forward_pre_hook(see, with_kwargs=True)
+    return sizes
 
 
 def weights_of(subject: Learner) -> dict[str, Tensor]:

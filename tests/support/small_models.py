@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
@@ -93,6 +94,19 @@ def plain_logprobs(policy: Policy, prompts: Sequence[Sequence[int]], completions
         distribution = torch.log_softmax(logits[:, : len(policy.tokenizer)] / temperature, -1)
         out += [distribution[place, token] for place, token in enumerate(answer)]
     return torch.stack(out)
+
+
+def logprob_errors(policy: Policy, prompts: Sequence[Sequence[int]], groups: Any, temperature: float) -> Any:
+    """[T] how far the claimed log-probs are from those of a fresh forward pass."""
+    flat = [completion for group in groups for completion in group]
+    repeated = [prompt for prompt, group in zip(prompts, groups, strict=True) for _ in group]
+    with torch.no_grad():
+        fresh = logprobs_of(policy, repeated, [c.token_ids for c in flat], temperature).numpy()
+    return np.abs(np.concatenate([c.logprobs for c in flat]) - fresh)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def arithmetic_settings(**flags: Any) -> Settings:

@@ -8,11 +8,7 @@ from typing import Any
 from ftis_node.node.progress import Totals
 
 PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
-
-
 SECONDS = {"generate": 1.0, "wait": 0.5, "train": 2.0, "total": 3.5}
-
-
 DEVICE = {"total": 5.0, "generate": 0.75, "train": 2.0, "evaluate": 1.0, "idle": 1.25, "score": 0.25}
 
 

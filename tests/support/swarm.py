@@ -20,7 +20,7 @@ from hivemind.p2p import PeerID
 from ftis_node.config.run import Run, RunFile
 from ftis_node.draw import draw
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.packet import Completion, Group, decode, encode, pack_group, packet_digest, prompt_digests
+from ftis_node.packet import Completion, Group, Packet, decode, encode, pack_group, packet_digest, prompt_digests
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
@@ -67,6 +67,13 @@ def identity(number: int) -> Identity:
     return Identity(number.to_bytes(32, "big"))
 
 
+def content(run: Run, author: bytes, round: int, slot: int, completions: Sequence[Completion], **fields: Any) -> Packet:
+    """A packet of a run with these completions; fields: its prompt, by default that of the row drawn, and its step."""
+    row = draw(run.id, author if run.parts == 1 else b"", round, slot, ROWS)
+    named = {"run_id": run.id, "author": author, "round": round, "slot": slot, "policy_step": 0}
+    return pack_group(**named | {"prompt_ids": PROMPTS[row], "completions": completions} | fields)
+
+
 def packet(author: bytes, round: int, slot: int, *, interior_eos: bool = False, other_prompt: bool = False) -> bytes:
     """A packet as an honest author of RUN would make it, or with one lie in it."""
     rng = random.Random(f"{author.hex()} {round} {slot}")
@@ -78,22 +85,13 @@ def packet(author: bytes, round: int, slot: int, *, interior_eos: bool = False, 
         logprobs = np.array([-rng.random() for _ in ids], np.float32)
         completions.append(Completion(np.array(ids, np.uint32), logprobs, True))
     row = draw(RUN.id, author, round, slot, ROWS)
-    return encode(
-        pack_group(
-            run_id=RUN.id,
-            author=author,
-            round=round,
-            slot=slot,
-            policy_step=round,
-            prompt_ids=PROMPTS[(row + 1) % ROWS if other_prompt else row],
-            completions=completions,
-        )
-    )
+    prompt = PROMPTS[(row + 1) % ROWS if other_prompt else row]
+    return encode(content(RUN, author, round, slot, completions, prompt_ids=prompt, policy_step=round))
 
 
 def group(author: bytes, body: bytes) -> Group:
-    content = decode(body)
-    return Group(author, draw(RUN.id, author, content.round, content.slot, ROWS), content, packet_digest(body), body)
+    read = decode(body)
+    return Group(author, draw(RUN.id, author, read.round, read.slot, ROWS), read, packet_digest(body), body)
 
 
 def announcement(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import pytest
 
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement
@@ -11,7 +15,7 @@ from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import QUESTIONS
-from ftis_node.swarm.table import Table
+from ftis_node.swarm.table import Known, Table, announcement_id
 from tests.support.swarm import RUN, announcement, identity, packet
 
 ALICE, BOB, CAROL, MALLORY = (identity(number) for number in range(1, 5))
@@ -67,6 +71,24 @@ class Talker:
         self.gossip.answer(ftis_pb2.ExchangeRequest(entries=entries), introducer)
         return self.gossip.counts["new"] - before
 
+    def answers(
+        self, asker: bytes, mentions: Sequence[ftis_pb2.Mention] = (), **fields: Any
+    ) -> ftis_pb2.ExchangeResponse:
+        """Its answer to whoever mentions something, or asks for it."""
+        return self.gossip.answer(ftis_pb2.ExchangeRequest(mentions=mentions, **fields), asker)
+
+    def fill(self, count: int) -> None:
+        """Hears of so many announcements, of an author each."""
+        for number in range(count):
+            other = identity(1000 + number)
+            self.hear([entry(made_by(other, packets=1))], other.author)
+
+    @property
+    def only(self) -> Known:
+        """The one announcement that it knows."""
+        [known] = self.gossip.table
+        return known
+
     def knows(self, made: Announcement) -> bool:
         return self.gossip.table.get(made.author, made.round) is not None
 
@@ -74,6 +96,21 @@ class Talker:
 def made_by(who: Identity, round: int = 0, packets: int = 2, **options: int) -> Announcement:
     bodies = [packet(who.author, round, slot) for slot in range(packets)]
     return announcement(who, round, bodies, **options)
+
+
+def mention(made: Announcement | int, **fields: Any) -> ftis_pb2.Mention:
+    """Of an announcement, or of an id."""
+    return ftis_pb2.Mention(id=made if isinstance(made, int) else announcement_id(made.encode()), **fields)
+
+
+@pytest.fixture
+def alice() -> Talker:
+    return Talker(ALICE)
+
+
+@pytest.fixture
+def bob() -> Talker:
+    return Talker(BOB)
 
 
 def entry(made: Announcement | bytes, age: float = 0.0, held: bytes = b"") -> ftis_pb2.Entry:
