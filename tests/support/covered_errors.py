@@ -179,7 +179,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "test_errors_within.py::test_one_key_is_one_node": {
-        "swarm/handshake.py": ("Another node with the key of … is running somewhere: ….",),
+        "swarm/twin.py": ("Another node with the key of … is running somewhere: ….",),
     },
     "test_errors_within.py::test_packets_that_cannot_be_read": {
         "store/packets.py": ("The database … cannot be read: ….",),
