@@ -210,10 +210,10 @@ def test_kill_nine_at_any_moment_loses_only_the_step_that_was_being_written(tmp_
         lines += [child.stdout.readline(), child.stdout.readline()]  # one is written, the next one begun
         time.sleep(rng.uniform(0, time.monotonic() - began))
         child.kill()
-        lines += child.stdout.read().splitlines()
+        lines += child.stdout.read().splitlines(keepends=True)
         child.wait()
         child.stdout.close()
-        events = [line.split() for line in lines if line.strip()]
+        events = [line.split() for line in lines if line.endswith("\n")]  # the kill may cut the last one
         begun = max(int(step) for word, step in events if word == "writing")
         written = max([newest, *(int(step) for word, step in events if word == "written")])
         interrupted += events[-1][0] == "writing"
