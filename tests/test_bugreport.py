@@ -205,8 +205,10 @@ def test_the_way_home_is_removed_in_every_spelling(monkeypatch: pytest.MonkeyPat
 
 
 HOSTILE = """
+import resource
 from ftis_node.preflight.redaction import Redactor
 
+resource.setrlimit(resource.RLIMIT_CPU, (40, 40))  # seconds
 parts = ["a-", "token", "token ", "secret-", "-eyJaaaaaaaaa", "-eyJaaaaaaaaa.b", "://", "://a@", "a.", "1.", "1.1.1.1_",
          ":", "0:", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----A", "basic ", "authorization ", "\\\\n",
          "token=\\\\", 'token="', "/dns/", "hf_", "aaaa-aaaa."]
@@ -221,7 +223,7 @@ for text in ("token" + "\\\\" * 200_000, "token=" + "\\\\" * 200_000 + "x", "tok
 
 def test_a_hostile_log_is_cleaned_in_time_with_its_length() -> None:
     """A pattern that goes back over what it has seen takes minutes for these."""
-    subprocess.run([sys.executable, "-c", HOSTILE], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", HOSTILE], check=True, timeout=600)
 
 
 def test_a_home_of_which_nothing_is_sound_is_reported(home: Home, report: Report, tmp_path: Path) -> None:
