@@ -18,10 +18,13 @@ from ftis_node.policy.packing import Prefixed
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Completions of one generator with their rewards `[n]`; `weight` is what each counts in the loss."""
+    """Completions of one generator with their rewards `[n]`; `weight` is what each counts in the loss.
+
+    None stands for a completion that the policy's tokenizer cannot write: its reward counts in the group's advantages.
+    """
 
     source: str
-    completions: Sequence[Completion]
+    completions: Sequence[Completion | None]
     rewards: Sequence[float]
     weight: float = 1.0
 
@@ -74,6 +77,7 @@ class Batch:
     groups, samples, tokens  of the whole step, groups without a signal included; tokens as the objective counts them
     idle                     samples by source that have an advantage of 0 and are not computed. One of a group with
                              a signal is computed where the denominator leaves out what is dropped: it may be
+    unreadable               samples by source that the policy's tokenizer cannot write
     """
 
     computed: list[Sample] = field(default_factory=list)
@@ -82,6 +86,7 @@ class Batch:
     samples: int = 0
     tokens: int = 0
     idle: Counter[str] = field(default_factory=Counter)
+    unreadable: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, groups: Sequence[TrainingGroup], objective: Objective, own: str) -> Batch:
@@ -117,8 +122,11 @@ class Batch:
         remaining = iter(advantages)
         for part in parts:
             for completion in part.completions:
-                self.tokens += counted(completion, objective)
                 advantage = next(remaining)
+                if completion is None:
+                    self.unreadable[part.source] += 1
+                    continue
+                self.tokens += counted(completion, objective)
                 if advantage == 0 and not judged:
                     self.idle[part.source] += 1
                     continue

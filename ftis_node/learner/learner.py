@@ -97,6 +97,8 @@ class Learner:
         diagnostics = Diagnostics()
         for source, samples in batch.idle.items():
             diagnostics.add_idle(source, samples)
+        for source, samples in batch.unreadable.items():
+            diagnostics.add_unreadable(source, samples)
         retries, used = self._retries, self.micro_batch_tokens
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
@@ -185,6 +187,7 @@ class Learner:
             ended=torch.tensor([sample.completion.finished for sample in samples], device=device),
             own=own,
             gate=self.gate,
+            chunks=_chunks(samples, device),
         )
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -244,6 +247,7 @@ class Learner:
                 own=self.own,
                 entropy=part.entropy,
                 distrusted=part.distrusted,
+                chunked=torch.tensor([sample.completion.chunks is not None for sample in part.samples]),
             )
 
     def next_gate(self, computed: Sequence[Computed]) -> float | None:
@@ -301,3 +305,15 @@ def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def _chunks(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
+    """The chunk of each token, counted through all samples: int64 `[Σ tokens]`; None where each token is a chunk."""
+    if all(sample.completion.chunks is None for sample in samples):
+        return None
+    pieces, begin = [], 0
+    for completion in (sample.completion for sample in samples):
+        chunks = np.arange(len(completion)) if completion.chunks is None else completion.chunks
+        pieces.append(chunks + begin)
+        begin += len(completion.logprobs)
+    return torch.from_numpy(np.concatenate(pieces)).to(device)

@@ -22,6 +22,12 @@ from ftis_node.step_report import Figures, StepFigures
 
 HONEST_CAP = 2.0  # the bound E[min(ρ, 2)] ≤ 1 of honest claims is checked with this, whatever the objective's C
 SURPRISE = -math.log(1000.0)
+WHOLE_POWER = 0.5
+"""s: of another tokenizer's sample only the whole is judged, by min(W^s, 2) with W = Π_c ρ_c = π(text) / claim(text).
+
+E[W] ≤ 1 of honest claims whatever the segmentation is (Jensen: so is E[W^s]); E[ρ_c] of one chunk is not 1, for whether
+a chunk ends depends on what follows.
+"""
 
 
 class Diagnostics:
@@ -31,6 +37,7 @@ class Diagnostics:
         self._samples, self._tokens, self._clips = SourceColumns(), SourceColumns(), SourceColumns()
         self._numbers: dict[str, int] = {}
         self._idle: Counter[str] = Counter()
+        self._unreadable: Counter[str] = Counter()
         self._own: str | None = None
 
     def add(
@@ -43,13 +50,14 @@ class Diagnostics:
         own: str,
         entropy: Tensor | None = None,
         distrusted: Tensor | None = None,
+        chunked: Tensor | None = None,
     ) -> None:
         """Count a micro-batch: advantages `[N]`, lengths int64 `[N]`, sources one name a sample, `own` this node's.
 
         `lengths` are those that `Objective.terms` was given. `entropy` `[T]`, in nats, is the policy's at the start of
         the step; give it for all micro-batches of a step or for none. `distrusted` bool `[N]` marks samples that some
-        defence leaves out. Add each sample once a step, at its first inner
-        step. ValueError if there is not one source a sample.
+        defence leaves out; `chunked` bool `[N]` those whose terms are of chunks. Add each sample once a step, at its
+        first inner step. ValueError if there is not one source a sample.
         """
         counted, owner, source = self._rows(terms, lengths, sources)
         self._own = own
@@ -64,6 +72,10 @@ class Diagnostics:
         if entropy is not None:
             by_token["entropy"] = entropy.cpu()[counted]
         negative, dropped = advantages.cpu() <= 0, ~terms.kept.cpu()
+        by_chunk = torch.zeros(samples, dtype=torch.bool) if chunked is None else chunked.cpu()
+        excess = segment_sum(by_token["log_ratio"].exp().clamp(max=HONEST_CAP) - 1.0, owner, samples)
+        surprising = segment_sum((by_token["log_ratio"] < SURPRISE).double(), owner, samples)
+        weight = (WHOLE_POWER * terms.sample_log_ratio.cpu().double()).exp().clamp(max=HONEST_CAP)
         by_sample = {
             "negative": negative,
             "filtered": dropped & negative,
@@ -73,8 +85,11 @@ class Diagnostics:
             "likelihood": terms.likelihood,
             "loss_weight": terms.loss_weight,
             "token_weight": terms.loss_weight.cpu() / sizes,
-            "excess": segment_sum(by_token["log_ratio"].exp().clamp(max=HONEST_CAP) - 1.0, owner, samples),
-            "surprising": segment_sum((by_token["log_ratio"] < SURPRISE).double(), owner, samples),
+            "excess": torch.where(by_chunk, 0.0, excess),
+            "chunked": by_chunk,
+            "chunk_tokens": torch.where(by_chunk, sizes, 0),
+            "chunk_excess": torch.where(by_chunk, weight - 1.0, 0.0),
+            "surprising": torch.where(by_chunk, 0.0, surprising),
         }
         means = {name: segment_sum(values, owner, samples) / sizes for name, values in estimates.items()}
         self._samples.add(source, by_sample | means)
@@ -89,6 +104,10 @@ class Diagnostics:
     def add_idle(self, source: str, samples: int) -> None:
         """Count samples of groups whose rewards were all equal: nothing to learn from, so they never become terms."""
         self._idle[source] += samples
+
+    def add_unreadable(self, source: str, samples: int) -> None:
+        """Count samples that the policy's tokenizer cannot write: they have rewards, and never become terms."""
+        self._unreadable[source] += samples
 
     def summary(self) -> StepFigures:
         """The figures of everything counted so far, plain floats (0 of nothing is 0).
@@ -108,7 +127,10 @@ class Diagnostics:
         k1_p99, k2_p99, …   the same, each sample's mean over its tokens, over samples
         likelihood          s_i, the mean log-prob under the policy at the start of the step, mean over samples
         excess, excess_squares   Σ x_i and Σ x_i² over samples, where x_i = Σ_t min(ρ_t, 2) − 1 has a mean ≤ 0 if the
-                            generator's claims are honest
+                            generator's claims are honest; 0 of a sample that is chunked
+        chunked, chunk_tokens    samples that are chunked, and their tokens; absent where none is, as the next two
+        chunk_excess, chunk_excess_squares   Σ x_i and Σ x_i² of these, x_i = min(W_i^s, 2) − 1, see `WHOLE_POWER`
+        unreadable          samples that the policy's tokenizer cannot write; absent where none is
         surprising          tokens that the generator claims a thousand times likelier than the policy finds them
         entropy             in nats, mean over tokens; absent where `add` was given none
         loss_weight         Σ |Â| · weight · Σ_t importance over the samples that were kept
@@ -124,11 +146,12 @@ class Diagnostics:
             numbers = [self._numbers[name] for name in names if name in self._numbers]
             return {
                 "idle": float(sum(self._idle[name] for name in names)),
+                **_present("unreadable", sum(self._unreadable[name] for name in names)),
                 **sample_figures(samples.of(numbers), samples),
                 **token_figures(tokens.of(numbers), clips.of(numbers)),
             }
 
-        everyone = set(self._numbers) | set(self._idle)
+        everyone = set(self._numbers) | set(self._idle) | set(self._unreadable)
         return StepFigures(
             overall=figures(everyone),
             foreign=figures(everyone - {self._own}),
@@ -142,3 +165,7 @@ class Diagnostics:
         numbers = [self._numbers.setdefault(source, len(self._numbers)) for source in sources]
         counted = terms.counted.cpu()
         return counted, owners(lengths.cpu())[counted], torch.tensor(numbers, dtype=torch.int64)
+
+
+def _present(name: str, count: int) -> Figures:
+    return {name: float(count)} if count else {}

@@ -29,7 +29,13 @@ def sample_figures(some: Columns, every: Columns) -> dict[str, float]:
         "loss_share": _ratio(_total(some["loss_weight"]), _total(every["loss_weight"])),
         "loss_share_per_sample": _ratio(_total(some["token_weight"]), _total(every["token_weight"])),
         **{f"{name}_p99": _quantiles(some[name], 0.99)[0] for name in ESTIMATORS},
+        **(_chunk_figures(some) if some["chunked"].any() else {}),
     }
+
+
+def _chunk_figures(some: Columns) -> dict[str, float]:
+    totals = {name: _total(some[name]) for name in ("chunked", "chunk_tokens", "chunk_excess")}
+    return totals | {"chunk_excess_squares": _total(some["chunk_excess"].square())}
 
 
 def token_figures(tokens: Columns, clips: Columns) -> dict[str, float]:

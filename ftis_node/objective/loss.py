@@ -22,7 +22,8 @@ class Terms:
     divergence    `[N]`      D of the policy at the start of the step from the generator; 0 without a counted token
     likelihood    `[N]`      s_i = 1/|a_i| Σ_t log π_start, mean log-prob; 0 without a counted token
     counted       bool `[T]` in the loss: all but a sampled EOS under an objective that leaves it out
-    log_ratio     `[T]`      d = log π_start − log π_gen, clamped
+    log_ratio     `[T]`      d = log π_start − log π_gen, clamped; its chunk's, where chunks are given
+    sample_log_ratio `[N]`   Σ d over a sample's counted tokens, or chunks
     importance    `[T]`      weights at the start of the step, after truncation; 1 where the objective uses none
     loss_weight   `[N]`      |Â_i| · weight · Σ_t importance_t, 0 for a dropped sample
     clipped       bool `[T]` ε is active: the ratio is past the clip on the side where it stops the gradient
@@ -38,6 +39,7 @@ class Terms:
     likelihood: Tensor
     counted: Tensor
     log_ratio: Tensor
+    sample_log_ratio: Tensor
     importance: Tensor
     loss_weight: Tensor
     clipped: Tensor
@@ -61,23 +63,28 @@ def values(
 
     R is π_new / π_start and w_t the detached weight. Where the gradient goes through the ratio (`vanilla`), R is ρ =
     π_new / π_gen and w_t is 1. The paper's R (section 3.1) is π_θ / stop_grad(π_θ). With several inner steps we read
-    the denominator as the policy at the start of the step; otherwise the clip would never act.
+    the denominator as the policy at the start of the step; otherwise the clip would never act. With chunks, ρ is a
+    chunk's, and Σ_t is then over chunks.
     """
     gain = samples.weights * samples.advantages
     # Cut out samples that cannot teach before anything is computed with them. A NaN times 0 is still a NaN, forward or
     # backward, and one alien sample would spoil the gradient of all.
-    live = (kept & (gain != 0))[samples.owner] & samples.counted
-    base = samples.generator if importance.through_ratio else samples.start
-    new, base = (torch.where(live, log_probs, torch.zeros_like(log_probs)) for log_probs in (samples.new, base))
-    outer = torch.ones_like(token_weights) if importance.through_ratio else token_weights
-    outer = torch.where(live, outer, torch.zeros_like(outer))
-    term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[samples.owner], epsilon)
-    return samples.weights * segment_sum(term, samples.owner, samples.lengths.numel()) / sizes
+    live, owner = (kept & (gain != 0))[samples.owner] & samples.counted, samples.owner
+    new, base, outer = samples.new, samples.start, token_weights
+    if importance.through_ratio:
+        new = samples.by_chunk(torch.where(live, new, torch.zeros_like(new)))
+        live, owner, base = samples.of_chunks(live), samples.of_chunks(owner), samples.generator
+        outer = torch.ones_like(base)
+    new, base, outer = (torch.where(live, values, torch.zeros_like(values)) for values in (new, base, outer))
+    term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[owner], epsilon)
+    return samples.weights * segment_sum(term, owner, samples.lengths.numel()) / sizes
 
 
 def clip_active(samples: Samples, importance: Importance, epsilon: float) -> Tensor:
     """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
-    base = samples.generator if importance.through_ratio else samples.start
-    ratio = clamped_log_ratio(samples.new.detach(), base).exp()
+    new, base = samples.new.detach(), samples.start
+    if importance.through_ratio:
+        new, base = samples.by_token(samples.by_chunk(new)), samples.by_token(samples.generator)
+    ratio = clamped_log_ratio(new, base).exp()
     advantages = samples.advantages[samples.owner]
     return ((advantages > 0) & (ratio > 1 + epsilon)) | ((advantages < 0) & (ratio < 1 - epsilon))

@@ -18,6 +18,7 @@ from ftis_node.objective.filter import keep
 from ftis_node.objective.gate import admit, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
 from ftis_node.objective.loss import Terms, clip_active, values
+from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import pack
 from ftis_node.objective_parts import OBJECTIVE_LIMITS, Advantage, Aggregation, Divergence, ImportanceName, Reduction
 
@@ -105,33 +106,48 @@ class Objective:
         ended: Tensor | None = None,
         own: Tensor | None = None,
         gate: float | None = None,
+        chunks: Tensor | None = None,
     ) -> Terms:
         """The loss terms of N packed samples, T = Σ lengths tokens in all.
 
         new         `[T]`  log π_θ of the sampled tokens, with gradient (or without, to evaluate)
         start       `[T]`  the same at the start of the step (`new.detach()` at its first inner step)
-        generator   `[T]`  the log-probs that the generator claims
+        generator   `[T]`  the log-probs that the generator claims; `[C]` with `chunks`
         lengths     int64 `[N]`
         advantages  `[N]`  over each sample's whole group
         weights     `[N]`  per-source weight, 1 if None
         ended       bool `[N]`  the last token is a sampled EOS; None: of none
         own         bool `[N]`  the node's own, which no gate touches; None: all are
         gate        m of `next_gate` before this step; None: no foreign sample passes a gate
+        chunks      int64 `[T]`  the chunk of each token, ascending through all samples, where the generator has another
+                    tokenizer: text that ends in both after the same bytes. ρ, D and the filter are then of chunks, with
+                    log ρ_c = Σ_{t in c} log π_start − generator_c, and a chunk's weight is that of each of its tokens.
+                    |a_i|, s_i and the gradient are of tokens. None: each token is a chunk
 
         Computed in float32 at least, on the device of `new`. ValueError if the shapes do not fit, or if the aggregation
         is `fixed` and has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
         """
-        tokens = {"new": new, "start": start, "generator": generator}
-        samples = pack(tokens, lengths, advantages, weights=weights, ended=ended, own=own, count_end=self.count_end)
+        samples = pack(
+            {"new": new, "start": start},
+            lengths,
+            advantages,
+            weights=weights,
+            ended=ended,
+            own=own,
+            count_end=self.count_end,
+            generator=generator,
+            chunks=chunks,
+        )
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]
         with torch.no_grad():
-            log_ratio = clamped_log_ratio(samples.start, samples.generator)
-            counted = samples.counted
+            log_ratio = clamped_log_ratio(samples.by_chunk(samples.start), samples.generator)
+            counted = samples.of_chunks(samples.counted)
+            owner = samples.of_chunks(samples.owner)[counted]
             divergence = sample_divergence(
                 log_ratio[counted],
-                samples.owner[counted],
-                samples.lengths,
+                owner,
+                torch.bincount(owner, minlength=samples.lengths.numel()),
                 estimator=self.divergence,
                 reduction=self.reduction,
             )
@@ -142,7 +158,7 @@ class Objective:
             if self.gate is not None:
                 kept = kept & admit(samples.advantages, likelihood, samples.own, gate)
             ratio = log_ratio.exp()
-            token_weights = importance.weigh(ratio, self.truncation)
+            token_weights = samples.by_token(importance.weigh(ratio, self.truncation))
             gain = samples.advantages.abs() * samples.weights
             mass = gain * samples.sum_counted(token_weights)
         return Terms(
@@ -150,12 +166,13 @@ class Objective:
             kept=kept,
             divergence=divergence,
             likelihood=likelihood,
-            counted=counted,
-            log_ratio=log_ratio,
+            counted=samples.counted,
+            log_ratio=samples.by_token(log_ratio),
+            sample_log_ratio=segment_sum(log_ratio[counted], owner, samples.lengths.numel()),
             importance=token_weights,
             loss_weight=torch.where(kept & (gain != 0), mass, torch.zeros_like(mass)),
             clipped=clip_active(samples, importance, self.epsilon),
-            truncated=(ratio > self.truncation) & importance.truncates,
+            truncated=samples.by_token(ratio > self.truncation) & importance.truncates,
         )
 
     @property

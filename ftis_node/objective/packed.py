@@ -37,3 +37,23 @@ def check(lengths: Tensor, tokens: dict[str, Tensor], samples: dict[str, Tensor]
         for name, tensor in tensors.items():
             if tensor.shape != (size,):
                 raise ValueError(f"{name} must have shape [{size}] for these lengths, not {list(tensor.shape)}")
+
+
+def first_of(chunks: Tensor) -> Tensor:
+    """The place of each chunk's first token: ascending int64 `[T]` → int64 `[C]`."""
+    steps = torch.ones_like(chunks, dtype=torch.bool)
+    steps[1:] = chunks[1:] != chunks[:-1]
+    return steps.nonzero()[:, 0]
+
+
+def check_chunks(chunks: Tensor, lengths: Tensor, count: int) -> None:
+    """ValueError unless `chunks` int64 `[Σ lengths]` ascends from 0 to `count` − 1 and no chunk is of two samples."""
+    if chunks.shape != (int(lengths.sum()),) or chunks.is_floating_point():
+        raise ValueError(f"chunks must be integers [{int(lengths.sum())}], not {chunks.dtype} {list(chunks.shape)}")
+    if not chunks.numel():
+        return
+    steps = chunks[1:] - chunks[:-1]
+    ends = lengths.cumsum(0)[:-1].to(chunks.device)
+    whole = int(chunks[0]) == 0 and int(chunks[-1]) == count - 1
+    if not (whole and bool(((steps == 0) | (steps == 1)).all()) and bool((steps[ends - 1] == 1).all())):
+        raise ValueError(f"chunks must ascend from 0 to {count - 1}, with new ones at the begin of each sample")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ftis_node.objective.packed import check, owners, segment_sum
+from ftis_node.objective.packed import check, check_chunks, first_of, owners, segment_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,7 +15,8 @@ class Samples:
     """Packed samples; `owner` int64 `[T]` names each token's sample, see `packed`.
 
     `counted` bool `[T]`: the token is in loss, divergence and likelihood. `lengths` int64 `[N]` counts those, and is 0
-    for a sample that was only an uncounted EOS.
+    for a sample that was only an uncounted EOS. `chunks` int64 `[T]` names each token's chunk, `generator` is `[C]`;
+    None: each token is a chunk.
     """
 
     new: Tensor
@@ -27,6 +28,19 @@ class Samples:
     advantages: Tensor
     weights: Tensor
     own: Tensor
+    chunks: Tensor | None = None
+
+    def by_chunk(self, values: Tensor) -> Tensor:
+        """Sum of each chunk's tokens: `[T]` → `[C]`."""
+        return values if self.chunks is None else segment_sum(values, self.chunks, self.generator.numel())
+
+    def by_token(self, values: Tensor) -> Tensor:
+        """The value of each token's chunk: `[C]` → `[T]`."""
+        return values if self.chunks is None else values[self.chunks]
+
+    def of_chunks(self, values: Tensor) -> Tensor:
+        """What all tokens of a chunk have in common: `[T]` → `[C]`."""
+        return values if self.chunks is None else values[first_of(self.chunks)]
 
     def sum_counted(self, values: Tensor) -> Tensor:
         """Sum of each sample's counted tokens: `[T]` → `[N]`."""
@@ -44,8 +58,10 @@ def pack(
     ended: Tensor | None,
     own: Tensor | None,
     count_end: bool,
+    generator: Tensor,
+    chunks: Tensor | None,
 ) -> Samples:
-    """The arguments of `Objective.terms` as `Samples`: `tokens` holds `new`, `start` and `generator`, each `[T]`.
+    """The arguments of `Objective.terms` as `Samples`: `tokens` holds `new` and `start`, each `[T]`.
 
     The paper does not say whether |a_i| counts the sampled EOS (arXiv 2605.22537, section 3). We count it, as the
     policy chose it like any other token. Without `count_end` the last token of a sample that `ended` is left out.
@@ -54,7 +70,12 @@ def pack(
     weights = torch.ones_like(advantages) if weights is None else weights
     ended = torch.zeros_like(lengths, dtype=torch.bool) if ended is None else ended
     own = torch.ones_like(lengths, dtype=torch.bool) if own is None else own
+    if chunks is None:
+        tokens = {**tokens, "generator": generator}
     check(lengths, tokens, {"advantages": advantages, "weights": weights, "ended": ended, "own": own})
+    if chunks is not None:
+        check_chunks(chunks, lengths, generator.numel())
+        chunks = chunks.to(new.device)
     # Half precision has three digits: a ratio of two log-probs rounded to it would be noise.
     dtype = torch.promote_types(new.dtype, torch.float32)
     lengths, ended, own = lengths.to(new.device), ended.to(new.device, torch.bool), own.to(new.device, torch.bool)
@@ -69,11 +90,12 @@ def pack(
     return Samples(
         new=new.to(dtype),
         start=constant(tokens["start"]),
-        generator=constant(tokens["generator"]),
+        generator=constant(generator),
         owner=owner,
         counted=counted,
         lengths=lengths,
         advantages=constant(advantages),
         weights=constant(weights),
         own=own,
+        chunks=chunks,
     )

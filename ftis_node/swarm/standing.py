@@ -148,11 +148,10 @@ class Standing:
         book.claims.add(figures)
         if not book.claims.too_low(DOUBTED):
             self._books.earn(author, groups)
-        if CLAIMS in self._defences and book.claims.too_low(DISPROVED):
-            mean, error = book.claims.mean_weight, book.claims.error
+        if CLAIMS in self._defences and (evidence := book.claims.evidence(DISPROVED)):
             book.claims, book.sound = Claims(), 0
             self._books.keep_record(author)
-            self.ban(author, f"it claims too low probabilities: mean of min(ρ, 2) {mean:.3f} ± {error:.3f}, honest ≤ 1")
+            self.ban(author, f"it claims too low probabilities: {evidence}, honest ≤ 1")
 
     def ban(self, author: bytes, reason: str) -> None:
         """Its announcements and groups are left alone: ten minutes, then four times as long each time, up to a day."""
@@ -279,7 +278,7 @@ class Standing:
             mean_importance=claims.mean_weight,
             mean_importance_error=claims.error,
             surprising_tokens=claims.surprising / claims.tokens if claims.tokens else 0.0,
-            likelihood=claims.likelihood / claims.samples if claims.samples else None,
+            likelihood=claims.mean_likelihood,
             mean_length=author.tokens / author.completions if author.completions else None,
             mean_reward=author.reward / author.rewarded if author.rewarded else None,
             loss_share=author.loss_share,

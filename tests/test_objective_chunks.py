@@ -1,0 +1,185 @@
+"""The objective over chunks: text that a generator with another tokenizer cut elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ftis_node.objective import PRESETS, Diagnostics, Objective
+from ftis_node.objective.diagnostics import WHOLE_POWER
+from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
+
+LENGTHS = torch.tensor([3, 2, 4])
+ADVANTAGES = torch.tensor([1.2, -0.7, 0.4])
+# Chunks of the samples' tokens: 2 + 1, 2, 1 + 1 + 2.
+CHUNKS = torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5])
+
+
+def drawn(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    new = -torch.rand(9, generator=generator) * 3
+    return {"new": new.requires_grad_(), "start": new.detach() + 0.1 * torch.randn(9, generator=generator)}
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_with_one_token_a_chunk_it_is_the_objective_over_tokens_bit_for_bit(name: str) -> None:
+    found = []
+    for chunks in (None, torch.arange(9)):
+        tokens = drawn()
+        claims = tokens["start"] - torch.linspace(-1, 1, 9)
+        terms = PRESETS[name].terms(
+            **tokens,
+            generator=claims,
+            lengths=LENGTHS,
+            advantages=ADVANTAGES,
+            ended=torch.tensor([True, False, True]),
+            own=torch.tensor([True, False, False]),
+            gate=-2.0,
+            chunks=chunks,
+        )
+        terms.value.sum().backward()
+        found.append([tokens["new"].grad, *(value.detach() for value in vars(terms).values())])
+    for plain, chunked in zip(*found, strict=True):
+        assert torch.equal(plain, chunked)
+
+
+def test_by_hand() -> None:
+    """Two tokens in one chunk: log ρ = −1 − 2 + 2.5 = −0.5, which is the weight of both."""
+    new = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    terms = PRESETS["ftis"].terms(
+        new=new,
+        start=new.detach(),
+        generator=torch.tensor([-2.5, -0.7]),
+        lengths=torch.tensor([3]),
+        advantages=torch.tensor([2.0]),
+        chunks=torch.tensor([0, 0, 1]),
+    )
+    weights = torch.tensor([math.exp(-0.5), math.exp(-0.5), math.exp(0.2)])
+    torch.testing.assert_close(terms.importance, weights)
+    torch.testing.assert_close(terms.value, (2.0 * weights.sum() / 3)[None])
+    terms.value.sum().backward()
+    torch.testing.assert_close(new.grad, 2.0 * weights / 3)
+    d = torch.tensor([-0.5, 0.2])
+    torch.testing.assert_close(terms.divergence, (torch.expm1(-d) + d).mean()[None])
+    torch.testing.assert_close(terms.sample_log_ratio, torch.tensor([-0.3]))
+
+
+@pytest.mark.parametrize("name", ["ftis", "vis", "nois", "ftis-author"])
+def test_the_gradient_is_that_of_the_value(name: str) -> None:
+    """Against finite differences of the surrogate; weights and filter are constants of the step."""
+
+    def value(new: Tensor) -> Tensor:
+        return (
+            PRESETS[name]
+            .terms(
+                new=new,
+                start=start,
+                generator=claims,
+                lengths=LENGTHS,
+                advantages=ADVANTAGES.double(),
+                ended=torch.tensor([True, False, False]),
+                chunks=torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5]),
+            )
+            .value.sum()
+        )
+
+    start = drawn(3)["start"].double()
+    claims = -torch.rand(6, generator=torch.Generator().manual_seed(4)).double() * 4
+    assert torch.autograd.gradcheck(value, (start.clone().requires_grad_(),), eps=1e-6, atol=1e-6)
+
+
+def test_the_vanilla_surrogate_counts_a_chunk_once() -> None:
+    new = torch.tensor([-1.0, -2.0])
+    terms = PRESETS["vis"].terms(
+        new=new,
+        start=new,
+        generator=torch.tensor([-3.1]),
+        lengths=torch.tensor([2]),
+        advantages=torch.ones(1),
+        chunks=torch.zeros(2, dtype=torch.int64),
+    )
+    torch.testing.assert_close(terms.value, torch.tensor([math.exp(0.1) / 2]))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 6]),  # more than there are claims
+        torch.tensor([1, 1, 2, 3, 3, 4, 5, 5, 5]),  # does not begin at 0
+        torch.tensor([0, 0, 2, 3, 3, 4, 5, 5, 5]),  # leaves one out
+        torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 5]),  # goes on into the next sample
+        torch.tensor([0, 0, 1, 2, 2, 3, 4, 5]),
+        CHUNKS.float(),
+    ],
+)
+def test_chunks_that_are_none_are_refused(chunks: Tensor) -> None:
+    with pytest.raises(ValueError, match="chunks must"):
+        PRESETS["ftis"].terms(
+            **drawn(), generator=torch.zeros(6), lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks
+        )
+
+
+def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[bool]) -> dict[str, float]:
+    diagnostics = Diagnostics()
+    terms = objective.terms(**drawn(), generator=claims, lengths=LENGTHS, advantages=ADVANTAGES, chunks=chunks)
+    diagnostics.add(
+        terms,
+        advantages=ADVANTAGES,
+        lengths=LENGTHS,
+        sources=["a", "a", "b"],
+        own="own",
+        chunked=torch.tensor(chunked),
+    )
+    diagnostics.add_unreadable("b", 2)
+    return diagnostics.summary().sources
+
+
+def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_tokens() -> None:
+    claims = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.2, -3.0])
+    sources = summed(PRESETS["ftis"], claims, CHUNKS, [True, False, True])
+    start = drawn()["start"]
+    assert (sources["a"]["chunked"], sources["a"]["chunk_tokens"], sources["a"]["samples"]) == (1, 3, 2)
+    weight = min(math.exp(WHOLE_POWER * float(start[:3].sum() + 1.5)), 2.0)
+    assert sources["a"]["chunk_excess"] == pytest.approx(weight - 1, abs=1e-6)
+    assert sources["a"]["chunk_excess_squares"] == pytest.approx((weight - 1) ** 2, abs=1e-6)
+    ratio = min(math.exp(float(start[3:5].sum() + 2.0)), 2.0)
+    assert sources["a"]["excess"] == pytest.approx(2 * (ratio - 1), abs=1e-5)
+    assert "unreadable" not in sources["a"] and sources["b"]["unreadable"] == 2
+    assert sources["b"]["excess"] == 0
+
+
+def of_samples(log_weights: Tensor) -> dict[str, float]:
+    """The figures of chunked samples of ten tokens with these log W."""
+    x = (WHOLE_POWER * log_weights).exp().clamp(max=2) - 1
+    count = float(len(x))
+    return {
+        **{"samples": count, "tokens": 10 * count, "chunked": count, "chunk_tokens": 10 * count},
+        **{"chunk_excess": float(x.sum()), "chunk_excess_squares": float(x.square().sum())},
+        **{"excess": 0.0, "excess_squares": 0.0, "surprising": 0.0, "likelihood": -1.0},
+    }
+
+
+def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author() -> None:
+    generator = torch.Generator().manual_seed(1)
+    honest, liar = Claims(), Claims()
+    doubted = 0
+    for _ in range(500):  # log W is normal with E[W] = 1
+        logs = torch.randn(100, generator=generator) - 0.5
+        honest.add(of_samples(logs))
+        doubted += honest.too_low(DOUBTED)
+        liar.add(of_samples(logs + 10 * 0.2))
+    assert doubted == 0
+    assert liar.too_low(DISPROVED) and "whole samples" in liar.evidence(DISPROVED)
+    assert liar.mean_weight > 1.1 and honest.mean_weight < 1
+    assert honest.mean_likelihood == pytest.approx(-1)
+
+
+def test_honest_tokens_do_not_hide_lies_in_chunks() -> None:
+    claims = Claims()
+    claims.add(of_samples(torch.full((64,), 1.0)))
+    fine = {"samples": 1000.0, "tokens": 10_000.0, "excess": -800.0, "excess_squares": 900.0}
+    claims.add(fine | {"surprising": 0.0, "likelihood": -1.0})
+    assert claims.too_low(DISPROVED)
