@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -146,8 +147,8 @@ def test_the_largest_packet_of_a_run_fits_its_bound() -> None:
         prompt_digest=bytes(8),
         finished=(True,) * 9,
         lengths=(tokens,) * 9,
-        token_ids=packet.np.zeros(9 * tokens, "u4"),
-        logprobs=packet.np.zeros(9 * tokens, "f4"),
+        token_ids=np.zeros(9 * tokens, "u4"),
+        logprobs=np.zeros(9 * tokens, "f4"),
     )
     assert len(packet.encode(largest)) <= small.packet_bytes_max <= 160 + 8 * 9 * tokens
 

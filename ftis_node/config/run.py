@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
 
 from ftis_node.errors import UsageError, raise_all
-from ftis_node.packet import MAX_PACKET_BYTES
+from ftis_node.packet import MAX_PACKET_BYTES, PIECE_BYTES_MAX
 from ftis_node.text import in_toml
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
@@ -41,8 +41,15 @@ _ANOTHER_TASK = "For another task, start a run of your own: without --peers, in 
 # A round of more groups is several rounds. Announcements, and what is remembered of who holds what, grow with it.
 SLOTS_MAX = 256
 TOKENS_MAX = 1 << 17  # of a prompt, of a completion
+BYTES_MAX = 1 << 20  # of a prompt, of a completion, in a text run
+ANY = "any"
+"""The `tokenizer` of a text run."""
+_ONLY_TOKENS = ("prompt_tokens", "eos", "vocabulary")
+_ONLY_TEXT = ("prompt_bytes", "completion_bytes", "logprob_min")
 # Beyond these, logits over temperature overflow, or no token is likelier than another: the compute process fails.
 TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 100.0
+
+_FAMILY = "Use another model, or join a run for the tokenizer of this one."
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$", max_length=64)]
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -52,27 +59,35 @@ class Run(BaseModel):
     """The contract of a swarm. Two runs are the same exactly if their ids are.
 
     task, reward: names. data: sha256 of the task's data, lower-case hex. template: the prompt's text, with
-    ``{question}`` once. group: completions a prompt. slots: groups an author may announce a round. prompt_tokens,
-    completion_tokens: caps. eos: ids that end a completion, ascending. tokenizer: fingerprint, lower-case hex.
-    vocabulary: how many token ids are valid, 0 … vocabulary − 1. collaboration: whether a node makes the whole group of
-    a prompt; in a horizontal run it makes one of `parts` of equal size, each by another author.
+    ``{question}`` once. group: completions a prompt. slots: groups an author may announce a round. completion_tokens:
+    cap, in tokens of the completion's author. collaboration: whether a node makes the whole group of a prompt; in a
+    horizontal run it makes one of `parts` of equal size, each by another author.
+
+    A token run is for one tokenizer (packet 1). tokenizer: its fingerprint, lower-case hex. eos: ids that end a
+    completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.
+
+    A text run is for models of any tokenizer (packet 2): `tokenizer` is ``any``. prompt_bytes, completion_bytes: caps
+    in UTF-8. logprob_min: the lowest log-prob that an author may claim, nats.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    packet: Literal[1] = 1
+    packet: Literal[1, 2] = 1
     task: _Name
     data: _Sha256
     template: str = Field(max_length=1 << 14)
     reward: _Name
     group: int = Field(ge=2, le=256)
     slots: int = Field(ge=1, le=SLOTS_MAX)
-    prompt_tokens: int = Field(ge=1, le=TOKENS_MAX)
+    prompt_tokens: int = Field(default=0, ge=1, le=TOKENS_MAX)
     completion_tokens: int = Field(ge=1, le=TOKENS_MAX)
     temperature: float = Field(ge=TEMPERATURE_MIN, le=TEMPERATURE_MAX, allow_inf_nan=False)
-    eos: tuple[StrictInt, ...] = Field(strict=False, min_length=1, max_length=64)
-    tokenizer: _Sha256
-    vocabulary: int = Field(ge=2, le=1 << 32)
+    eos: tuple[StrictInt, ...] = Field(default=(), strict=False, min_length=1, max_length=64)
+    tokenizer: _Sha256 | Literal["any"]
+    vocabulary: int = Field(default=0, ge=2, le=1 << 32)
+    prompt_bytes: int = Field(default=0, ge=1, le=BYTES_MAX)
+    completion_bytes: int = Field(default=0, ge=1, le=BYTES_MAX)
+    logprob_min: float = Field(default=-32.0, ge=-1000.0, le=-1.0, allow_inf_nan=False)
     collaboration: Literal["vertical", "horizontal"] = "vertical"
     parts: int = Field(default=1, ge=1, le=256)
 
@@ -80,9 +95,10 @@ class Run(BaseModel):
     def _parts_fit_together(self) -> Run:
         if self.template.count("{question}") != 1:
             raise ValueError("template must contain {question} exactly once")
+        self._check_kind()
         if list(self.eos) != sorted(set(self.eos)):
             raise ValueError("eos must be in ascending order, each id once")
-        if self.eos[0] < 0 or self.eos[-1] >= self.vocabulary:
+        if self.eos and (self.eos[0] < 0 or self.eos[-1] >= self.vocabulary):
             raise ValueError(f"every eos must be from 0 to {self.vocabulary - 1}, below vocabulary")
         if (self.parts > 1) != (self.collaboration == "horizontal"):
             raise ValueError("a horizontal run has 2 parts or more, a vertical one has 1")
@@ -95,10 +111,25 @@ class Run(BaseModel):
             )
         return self
 
+    def _check_kind(self) -> None:
+        """Raise ValueError unless the fields are those of a token run, or those of a text run."""
+        if self.text != (self.tokenizer == ANY):
+            raise ValueError('packet is 2 exactly if tokenizer is "any"')
+        needed, other = (_ONLY_TEXT, _ONLY_TOKENS) if self.text else (_ONLY_TOKENS, _ONLY_TEXT)
+        kind = "of any tokenizer" if self.text else "of one tokenizer"
+        for name in needed:
+            if not getattr(self, name):
+                raise ValueError(f"{name} is missing: a run {kind} needs it")
+        for name in other:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} does not belong in a run {kind}")
+        if self.text and self.parts > 1:
+            raise ValueError("a run of any tokenizer is vertical")
+
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
-        A vertical run has no field `parts`.
+        A vertical run has no field `parts`, and neither kind has the fields that only the other needs.
 
         The temperature is written as Python's repr: the shortest digits that read back to the same double, with ``.0``
         if integral.
@@ -113,21 +144,34 @@ class Run(BaseModel):
         return hashlib.sha256(self.canonical_json()).digest()[:16]
 
     @property
+    def text(self) -> bool:
+        """Whether nodes exchange text, which models of any tokenizer read."""
+        return self.packet == 2
+
+    @property
     def completions(self) -> int:
         """Completions a packet: a group, or in a horizontal run one author's part of it."""
         return self.group // self.parts
 
     @property
     def packet_bytes_max(self) -> int:
-        """No packet of this run is larger: 80 bytes, 6 a completion (its length, its finished bit) and 8 a token."""
+        """No packet of this run is larger.
+
+        A token run: 80 bytes, 6 a completion (its length, its finished bit) and 8 a token. A text run: 100 bytes, 10 a
+        completion (its end has a log-prob), 5 a piece, and the text, whose last piece may pass the cap.
+        """
+        if self.text:
+            text = self.completion_bytes + PIECE_BYTES_MAX
+            return 100 + self.completions * (10 + 5 * self.completion_tokens + text)
         return 80 + 6 * self.completions + 8 * self.completions * self.completion_tokens
 
 
 def in_short(run: Run) -> str:
     """Describe to people what is trained on, and how much of it."""
+    models = "for models of any tokenizer" if run.text else "for models of one tokenizer"
     return (
         f"{run.task}, judged by {run.reward}; {run.group} completions a prompt, of up to {run.completion_tokens} "
-        f"tokens, at temperature {run.temperature:g}"
+        f"tokens, at temperature {run.temperature:g}; {models}"
     )
 
 
@@ -171,14 +215,25 @@ def make_hints(**fields: Any) -> Hints:
         raise UsageError(f"The hint {first['loc'][0]!r} is wrong: {first['msg']}.", "Shorten it.") from None
 
 
-def run_for(facts: Mapping[str, Any], **fields: Any) -> Run:
+def run_for(facts: Mapping[str, Any], *, text: bool = False, **fields: Any) -> Run:
     """A run for the task and the tokenizer that a loaded model told of (`Engine.load`), and with these fields.
+
+    Args:
+        text: for models of any tokenizer.
 
     Raises:
         UsageError: the fields make no run.
     """
-    shared = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
-    known = {key: facts[key] for key in shared} | {"eos": tuple(facts["eos"])}
+    shared = ("task", "data", "template", "reward")
+    known = {key: facts[key] for key in shared}
+    if text:
+        caps = ("prompt_bytes", "completion_bytes", "text_completion_tokens")
+        prompt, completion, tokens = (facts[key] for key in caps)
+        known |= {"packet": 2, "tokenizer": ANY, "prompt_bytes": prompt, "completion_bytes": completion}
+        known["completion_tokens"] = tokens
+    else:
+        own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
+        known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"])}
     return make_run(**{**known, **RUN_DEFAULTS, **fields})
 
 
@@ -195,10 +250,14 @@ def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
 
 
 def _tokenizer(run: Run, facts: Mapping[str, Any], model: str) -> Iterator[UsageError]:
-    if run.tokenizer != facts["tokenizer"] or run.vocabulary != facts["vocabulary"]:
+    if run.text:
+        if facts["text_refusal"]:
+            yield UsageError(f"{model} can take no part in a run of any tokenizer: {facts['text_refusal']}.", _FAMILY)
+    elif run.tokenizer != facts["tokenizer"] or run.vocabulary != facts["vocabulary"]:
         yield UsageError(
             f"The tokenizer of {model} is not the run's: its token ids would mean something else.",
-            "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run.",
+            "Use a model of the family that the run was made for (see `ftis-node run show`), or join another run; "
+            "one for models of any tokenizer is made with `ftis-node run new --any-tokenizer`.",
         )
 
 
@@ -309,8 +368,9 @@ def dump_run_file(run_file: RunFile) -> str:
 
 
 def _left_out(run: Run) -> set[str]:
-    """A vertical run has no field `parts`."""
-    return {"parts"} if run.parts == 1 else set()
+    """The fields that this run does not have: so ids of runs from before these fields stand."""
+    other = {*(_ONLY_TOKENS if run.text else _ONLY_TEXT)}
+    return other | {"parts"} if run.parts == 1 else other
 
 
 def _refuse_long(text: str) -> None:

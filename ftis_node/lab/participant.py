@@ -238,8 +238,10 @@ def generating(spec: TrialSpec) -> int:
 
 def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
     """The run that the trial's members share, for the task and tokenizer that an engine loaded."""
-    horizontal = {"collaboration": "horizontal", "parts": generating(spec)}
-    return run_for(facts.shared(), **(horizontal if spec.collaboration == "horizontal" else {}), **spec.run)
+    fields: dict[str, Any] = dict(spec.run)
+    if spec.collaboration == "horizontal":
+        fields |= {"collaboration": "horizontal", "parts": generating(spec)}
+    return run_for(facts.shared(), **fields)
 
 
 def number(*parts: Any) -> int:

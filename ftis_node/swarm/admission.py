@@ -22,6 +22,7 @@ from ftis_node.packet import (
     Group,
     Packet,
     PacketError,
+    TextPacket,
     author_digest,
     decode,
     packet_digest,
@@ -57,6 +58,8 @@ class Reason(StrEnum):
     CUT_SHORT = "cut short"
     UNKNOWN_TOKEN = "unknown token"
     LOGPROB_OUT_OF_RANGE = "log-prob out of range"
+    OTHER_VERSION = "other packet version"
+    EMPTY_PIECE = "empty piece"
     EOS_MISSING = "EOS missing"
     EOS_INTERIOR = "EOS interior"
     EOS_UNDECLARED = "EOS undeclared"
@@ -95,8 +98,8 @@ class AdmissionContext:
 
     @cached_property
     def logprob_min(self) -> float:
-        """−(ln V + 18), in nats."""
-        return -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
+        """−(ln V + 18) in a token run, the run's own bound in a text run; in nats."""
+        return self.run.logprob_min if self.run.text else -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
 
     def row_of(self, author: bytes, round: int, slot: int) -> int:
         """The row that a slot must answer; in a horizontal run the same for every author."""
@@ -137,8 +140,8 @@ def admit(
     rejection = (
         _check_origin(context, author, packet, announced)
         or _check_prompt(context, packet, row)
-        or _check_lengths(context.run, packet)
-        or _check_tokens(context, packet)
+        or _check_content(context, packet)
+        or _check_logprobs(context, packet)
     )
     return rejection or Group(author, row, packet, actual, data)
 
@@ -148,7 +151,7 @@ def _refuse(reason: Reason, detail: str) -> Rejection:
 
 
 def _check_origin(
-    context: AdmissionContext, author: bytes, packet: Packet, announced: tuple[int, int] | None
+    context: AdmissionContext, author: bytes, packet: Packet | TextPacket, announced: tuple[int, int] | None
 ) -> Rejection | None:
     if packet.run_id != context.run_id:
         return _refuse(Reason.OTHER_RUN, f"it belongs to run {packet.run_id.hex()}")
@@ -162,13 +165,22 @@ def _check_origin(
     return None
 
 
-def _check_prompt(context: AdmissionContext, packet: Packet, row: int) -> Rejection | None:
+def _check_prompt(context: AdmissionContext, packet: Packet | TextPacket, row: int) -> Rejection | None:
     if len(packet.lengths) != context.run.completions:
         expected = context.run.completions
         return _refuse(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {expected}")
     if packet.prompt_digest != context.digest_of_row(row):
         return _refuse(Reason.WRONG_PROMPT, f"it does not answer the drawn row {row}")
     return None
+
+
+def _check_content(context: AdmissionContext, packet: Packet | TextPacket) -> Rejection | None:
+    match packet:
+        case Packet() if not context.run.text:
+            return _check_lengths(context.run, packet) or _check_tokens(context.run, packet)
+        case TextPacket() if context.run.text:
+            return _check_pieces(context.run, packet)
+    return _refuse(Reason.OTHER_VERSION, f"this run has packets of version {context.run.packet}")
 
 
 def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
@@ -181,16 +193,37 @@ def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
     return None
 
 
-def _check_tokens(context: AdmissionContext, packet: Packet) -> Rejection | None:
-    run, ids = context.run, packet.token_ids
-    highest = int(ids.max())
-    if highest >= run.vocabulary:
-        return _refuse(Reason.UNKNOWN_TOKEN, f"token id {highest}; the vocabulary has {run.vocabulary}")
+def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
+    cap, most = run.completion_tokens, run.completion_bytes
+    for completion in packet.completions():
+        pieces, size = completion.pieces, len(completion.text)
+        last = int(pieces[-1]) if len(pieces) else 0
+        aborted = len(pieces) > 0 and last == 0
+        if np.count_nonzero(pieces) != len(pieces) - aborted or (aborted and completion.finished):
+            return _refuse(Reason.EMPTY_PIECE, "a piece without text, which is not the end of an unfinished completion")
+        if len(pieces) > cap:
+            return _refuse(Reason.TOO_LONG, f"a completion of {len(pieces)} pieces; the cap is {cap}")
+        if size - last >= most or (completion.finished and size >= most):
+            return _refuse(Reason.TOO_LONG, f"a completion of {size} bytes goes on after the cap of {most}")
+        if not (completion.finished or aborted or len(pieces) == cap or size >= most):
+            return _refuse(Reason.CUT_SHORT, f"an unfinished completion of {len(pieces)} pieces and {size} bytes")
+    return None
+
+
+def _check_logprobs(context: AdmissionContext, packet: Packet | TextPacket) -> Rejection | None:
     # A NaN is its own minimum and maximum, and fails both comparisons. The bounds are doubles, so compare as doubles.
     low, high = float(packet.logprobs.min()), float(packet.logprobs.max())
     if not (low >= context.logprob_min and high <= LOGPROB_MAX):
         allowed = f"{context.logprob_min:.3f} … {LOGPROB_MAX}"
         return _refuse(Reason.LOGPROB_OUT_OF_RANGE, f"log-probs {low:.6g} … {high:.6g}; allowed are {allowed}")
+    return None
+
+
+def _check_tokens(run: Run, packet: Packet) -> Rejection | None:
+    ids = packet.token_ids
+    highest = int(ids.max())
+    if highest >= run.vocabulary:
+        return _refuse(Reason.UNKNOWN_TOKEN, f"token id {highest}; the vocabulary has {run.vocabulary}")
     return _check_eos(_is_eos(ids, run.eos), packet)
 
 

@@ -16,7 +16,7 @@ from ftis_node.lab.simulation.scenario import Machine
 from ftis_node.lab.simulation.store import CONTEXT, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
 from ftis_node.node.stepper import OWN_SHARE_FLOOR, OwnGroup, Stepper, exchange_interval
-from ftis_node.packet import decode
+from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.identity import Identity
@@ -59,7 +59,9 @@ class ModelledCompute:
             sources = {source: {"samples": float(count), **_FIGURES} for source, count in samples.items()}
             return StepReport(0.0, 0.0, 0, self._machine.train_seconds, diagnostics=StepFigures(sources=sources))
         if isinstance(request, ScoreGroup):
-            return rewards(decode(request.packet))
+            packet = decode(request.packet)
+            assert isinstance(packet, Packet)
+            return rewards(packet)
         raise NotImplementedError(request.op)
 
     def _made(self, request: Generate, slot: int) -> ScoredPacket:

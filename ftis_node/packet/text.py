@@ -1,0 +1,158 @@
+"""Packet version 2: completions as text, cut into their author's tokens, with a log-prob for each.
+
+Models of any tokenizer can read it. A *piece* is the text of one token of the author. A piece of length 0 is a token
+without text other than the end (a special token); it stands only at the end of an unfinished completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ftis_node.packet.layout import (
+    MAX_PACKET_BYTES,
+    Header,
+    PacketError,
+    author_digest,
+    bin_prefix,
+    header_of,
+    prompt_digest,
+    spelled,
+)
+
+TEXT_PACKET_VERSION = 2
+PIECE_BYTES_MAX = 255
+PIECES_MAX = MAX_PACKET_BYTES // 5  # each has a length in one byte and a log-prob in four
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TextCompletion:
+    """One sampled answer as text.
+
+    text: the bytes of all pieces; a cut may end inside a character. pieces: uint8 [n], the bytes of each. logprobs:
+    float32 [n], nats. end: log-prob of the sampled end, nats; None: unfinished.
+    """
+
+    text: bytes
+    pieces: npt.NDArray[np.uint8]
+    logprobs: npt.NDArray[np.float32]
+    end: float | None
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None
+
+    def __len__(self) -> int:
+        return len(self.pieces) + self.finished
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TextPacket(Header):
+    """The completions of one prompt by one author, as text; `lengths` counts pieces, and no end.
+
+    pieces: uint8 [Σ lengths], bytes of each. text: bytes of all pieces. logprobs: float32 [Σ lengths + how many
+    finished], nats, completion by completion, an end's after its last piece's. After `decode` all are views.
+    """
+
+    pieces: npt.NDArray[np.uint8]
+    text: bytes
+    logprobs: npt.NDArray[np.float32]
+
+    def completions(self) -> Iterator[TextCompletion]:
+        """The G completions in order."""
+        piece = byte = claim = 0
+        for length, finished in zip(self.lengths, self.finished, strict=True):
+            pieces = self.pieces[piece : piece + length]
+            size = int(pieces.sum(dtype=np.int64))
+            end = float(self.logprobs[claim + length]) if finished else None
+            yield TextCompletion(self.text[byte : byte + size], pieces, self.logprobs[claim : claim + length], end)
+            piece, byte, claim = piece + length, byte + size, claim + length + finished
+
+
+def pack_text_group(
+    *,
+    run_id: bytes,
+    author: bytes,
+    round: int,
+    slot: int,
+    policy_step: int,
+    prompt: str,
+    completions: Sequence[TextCompletion],
+) -> TextPacket:
+    """Build a packet from completions. `author` is the 38-byte peer id.
+
+    Raises PacketError if there are no completions; `encode` judges the rest.
+    """
+    if not completions:
+        raise PacketError("a group needs at least one completion")
+    claims = [
+        np.append(completion.logprobs, [] if completion.end is None else [completion.end]) for completion in completions
+    ]
+    return TextPacket(
+        run_id=run_id,
+        author_digest=author_digest(author),
+        round=round,
+        slot=slot,
+        policy_step=policy_step,
+        prompt_digest=prompt_digest(prompt),
+        finished=tuple(completion.finished for completion in completions),
+        lengths=tuple(len(completion.pieces) for completion in completions),
+        pieces=np.concatenate([completion.pieces for completion in completions]).astype(np.uint8),
+        text=b"".join(completion.text for completion in completions),
+        logprobs=np.concatenate(claims).astype(np.float32),
+    )
+
+
+def encode_text(packet: TextPacket) -> bytes:
+    """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
+    pieces, claims = sum(packet.lengths), sum(packet.lengths) + sum(packet.finished)
+    for name, array, dtype, size in (
+        ("pieces", packet.pieces, np.uint8, pieces),
+        ("logprobs", packet.logprobs, np.float32, claims),
+    ):
+        if array.dtype != dtype or array.shape != (size,):
+            raise PacketError(f"{name} must be {np.dtype(dtype)} [{size}], not {array.dtype} {list(array.shape)}")
+    _check_lengths(packet.lengths, packet.finished)
+    if len(packet.text) != int(packet.pieces.sum(dtype=np.int64)):
+        raise PacketError(f"{len(packet.text)} bytes of text are not those of the pieces")
+    raw = [packet.pieces.tobytes(), packet.text, packet.logprobs.astype("<f4").tobytes()]
+    return packet.encoded(TEXT_PACKET_VERSION, raw)
+
+
+def decode_text(data: bytes, fields: Sequence[Any]) -> TextPacket:
+    """The packet in these bytes, whose header has these fields. Raises PacketError."""
+    start = spelled(fields, 3)
+    header = header_of(fields)
+    _check_lengths(header.lengths, header.finished)
+    count = sum(header.lengths)
+    claims = count + sum(header.finished)
+    pieces, at = _raw(data, 0, start, count)
+    sizes = np.frombuffer(pieces, np.uint8)
+    text, at = _raw(data, at, b"", int(sizes.sum(dtype=np.int64)))
+    logprobs, at = _raw(data, at, b"", 4 * claims)
+    if at != len(data):
+        raise PacketError(f"{len(data) - at} bytes follow the packet")
+    claimed = np.frombuffer(logprobs, np.dtype("<f4"))
+    return TextPacket(*header.fields(), sizes, bytes(text), claimed)  # type: ignore[call-arg]
+
+
+def _raw(data: bytes, at: int, before: bytes, size: int) -> tuple[memoryview, int]:
+    """The `size` raw bytes that follow `before` at a place in `data`, and the place after them."""
+    prefix = before + bin_prefix(size)
+    begin = at + len(prefix)
+    if data[at:begin] != prefix:
+        raise PacketError("the packet is not in canonical form")
+    if len(data) < begin + size:
+        raise PacketError(f"{len(data)} bytes are too few for what the header counts")
+    return memoryview(data)[begin : begin + size], begin + size
+
+
+def _check_lengths(lengths: Sequence[int], finished: Sequence[bool]) -> None:
+    if sum(lengths) > PIECES_MAX:
+        raise PacketError(f"a packet has at most {PIECES_MAX} pieces")
+    if not all(length or end for length, end in zip(lengths, finished, strict=True)):
+        raise PacketError("a completion without a piece must be finished")
