@@ -18,13 +18,10 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
-from ftis_node.packet import Completion, TextCompletion
+from ftis_node.packet import PIECE_BYTES_MAX, Completion, TextCompletion
 from ftis_node.tokenizer.chunks import align
 from ftis_node.tokenizer.fingerprint import backend_of
 from ftis_node.tokenizer.spelling import adds_prefix, plain_backend, token_bytes
-
-MAX_PIECE_BYTES = 255
-"""The longest token that a packet can hold."""
 
 _SHOWN, _SHOWN_TEXT = 10, 40
 
@@ -88,7 +85,7 @@ class Codec:
         ids = np.asarray(completion.token_ids, np.int64)
         claims = np.asarray(completion.logprobs, np.float32)
         sizes = self._sizes[ids]
-        silent = np.flatnonzero((sizes == 0) | (sizes > MAX_PIECE_BYTES))
+        silent = np.flatnonzero((sizes == 0) | (sizes > PIECE_BYTES_MAX))
         length = int(silent[0]) if len(silent) else len(ids)
         pieces, end = sizes[:length], None
         if len(silent) and ids[length] == self.end:
@@ -129,9 +126,9 @@ class Codec:
             chunks = chunks[chunks < len(claims)]
         return self._sample(ids[: len(chunks)], claims, completion.end, chunks)
 
-    def writes(self, text: str) -> bool:
-        """Whether this tokenizer's ids for a text give back the very text."""
-        return self._write(self._encode(text)) == text.encode()
+    def rewritten(self, text: str) -> str:
+        """What this tokenizer's ids for a text give back: the very text, if it can write it."""
+        return self._write(self._encode(text)).decode(errors="replace")
 
     def _encode(self, text: str) -> npt.NDArray[np.int64]:
         return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int64)
@@ -176,22 +173,23 @@ class Codec:
 def refusal(codec: Codec, texts: Iterable[str]) -> str:
     """Return why this tokenizer can take no part in a text run, in a sentence that says what to do; "" if it can.
 
-    texts: what the task needs written: its prompts, and the tags of an answer. A character outside them, an emoji for
-    example, need not be writable. But all writable characters must come back in any order, spaces and lines included.
+    texts: what the task needs written: its prompts, and the tags of an answer. Characters that they lack need not be
+    writable (emoji, say); but those that are must come back in any order, with their spaces and lines.
     """
-    asked = [normalize("NFC", text) for text in texts]  # a prompt may lose what NFC changes
-    known = {letter: codec.writes(letter) for letter in sorted(set("".join((*asked, *_PROBES))))}
-    lacking = [letter for letter in sorted(set("".join(asked))) if not known[letter]]
+    asked = (normalize("NFC", text) for text in texts)  # a prompt may lose what NFC changes
+    wrong = [text for text in asked if codec.rewritten(text) != text]
+    lacking = sorted({letter for text in wrong for letter in set(text) - set(codec.rewritten(text))})
     if lacking:
         shown = ", ".join(map(repr, lacking[:_SHOWN])) + (", …" if len(lacking) > _SHOWN else "")
-        return f"This tokenizer cannot write {shown}, which the task's texts have: choose a model that can."
-    for text in (*asked, *_PROBES):
-        writable = "".join(letter for letter in text if known[letter])
-        if not codec.writes(writable):
-            return (
-                f"This tokenizer's ids do not give back the text {writable[:_SHOWN_TEXT]!r}, so peers could not learn "
-                "from its completions: choose a model with a byte-level tokenizer, or one with byte fallback."
-            )
+        return f"This tokenizer cannot write {shown}, which this task needs: choose a model that can."
+    letters = {letter for letter in set("".join(_PROBES)) if codec.rewritten(letter) == letter}
+    probes = ("".join(letter for letter in text if letter in letters) for text in _PROBES)
+    wrong += [text for text in probes if codec.rewritten(text) != text]
+    if wrong:
+        return (
+            f"This tokenizer's ids give back another text than {wrong[0][:_SHOWN_TEXT]!r}, so peers would learn from "
+            "what its model did not write: choose a model with a byte-level tokenizer, or with byte fallback."
+        )
     return ""
 
 
