@@ -120,7 +120,7 @@ def _prepare(tmp: Path, row: Row, run_text: str) -> None:
 
 def _tiny_fingerprint() -> str:
     from ftis_node.policy.load import load_tokenizer
-    from ftis_node.policy.tokenizer import fingerprint
+    from ftis_node.tokenizer.fingerprint import fingerprint
 
     return fingerprint(load_tokenizer(str(BUILT_IN_DIR / "tiny-a")))
 

@@ -215,7 +215,7 @@ def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], No
     """The model is gone again afterwards: two may be too many for the memory."""
     from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
     from ftis_node.policy.generate.stream import Sampling
-    from ftis_node.policy.tokenizer import end_ids
+    from ftis_node.tokenizer.fingerprint import end_ids
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained
 

@@ -49,8 +49,8 @@ def new(
 ) -> None:
     """Write a run file for a task and a tokenizer."""
     from ftis_node.policy.load import load_tokenizer
-    from ftis_node.policy.tokenizer import end_ids, fingerprint
     from ftis_node.tasks import load_task
+    from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
     chosen = load_task(task, data=data, eval_data=eval_data, reward=reward, code=True)

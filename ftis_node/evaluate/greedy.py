@@ -17,8 +17,8 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting
-from ftis_node.policy.tokenizer import prompt_ids
 from ftis_node.tasks import Example, Score, Scorer, Task
+from ftis_node.tokenizer.fingerprint import prompt_ids
 
 LARGEST_BATCH = 256
 

@@ -19,7 +19,7 @@ from ftis_node.export.history import History, history_of
 from ftis_node.policy.adapters import LoraConfig
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
-from ftis_node.policy.tokenizer import end_ids
+from ftis_node.tokenizer.fingerprint import end_ids
 from ftis_node.worker.restore import Checkpoint, gone, load_trained
 
 SHARD_BYTES = 4 << 30

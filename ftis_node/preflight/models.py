@@ -144,7 +144,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import load_tokenizer
-    from ftis_node.policy.tokenizer import end_ids, fingerprint
+    from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 
     if case.starting and case.plan is None:
         return  # a model that cannot be planned is refused already, and may have no tokenizer of ours
@@ -174,7 +174,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
 def _refuse_rows(case: Case, words: Any) -> None:
     """Raise UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
     from ftis_node.fit.context import refuse_prompts
-    from ftis_node.policy.tokenizer import prompt_ids
+    from ftis_node.tokenizer.fingerprint import prompt_ids
 
     task, shape, caps = case.task, case.shape, workload(case)
     if task is None or shape is None:

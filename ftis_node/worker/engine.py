@@ -33,11 +33,11 @@ from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, out_of_memory
-from ftis_node.policy.tokenizer import end_ids, fingerprint, prompt_ids, unwritable
 from ftis_node.step_report import StepReport
 from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.text import rounded
+from ftis_node.tokenizer.fingerprint import end_ids, fingerprint, prompt_ids, unwritable
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import (
     OWN,

@@ -456,10 +456,10 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "tasks/jsonl.py": ("… has the field … but … has ….",),
     },
     "test_tokenizer.py::test_a_tokenizer_that_cannot_be_read_is_refused": {
-        "policy/tokenizer.py": ("This model has only a slow tokenizer.",),
+        "tokenizer/fingerprint.py": ("This model has only a slow tokenizer.",),
     },
     "test_tokenizer.py::test_a_tokenizer_without_an_end_is_refused": {
-        "policy/tokenizer.py": ("This tokenizer has no end-of-sequence token.",),
+        "tokenizer/fingerprint.py": ("This tokenizer has no end-of-sequence token.",),
     },
     "test_migration.py::test_a_home_of_another_version_or_of_none_is_left_as_it_is": {
         "store/migrations.py": (

@@ -43,8 +43,8 @@ def taught_qwen(path: Path, questions: list[str], *, hidden: int, layers: int, s
     """
     from ftis_node.config.settings import Settings
     from ftis_node.policy.load import load_policy
-    from ftis_node.policy.tokenizer import prompt_ids
     from ftis_node.tasks.task import REASONING
+    from ftis_node.tokenizer.fingerprint import prompt_ids
 
     policy = load_policy(Settings(model=str(random_qwen(path, hidden=hidden, layers=layers, seed=seed)), device="cpu"))
     chance, encode = random.Random(seed), policy.tokenizer.encode

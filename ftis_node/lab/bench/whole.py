@@ -30,13 +30,13 @@ from ftis_node.lab.compute import InProcess
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.node.stepper import Stepper
 from ftis_node.packet import Completion, Packet, pack_group
-from ftis_node.policy.tokenizer import end_ids, fingerprint
 from ftis_node.step_report import DeviceSeconds
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import Example, Task
+from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Generated, ScoredPacket
 from ftis_node.worker.usage import Usage

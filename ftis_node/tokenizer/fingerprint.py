@@ -5,12 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
 
 # Ids at which a completion ends, whichever of a family's models made it: the base models' and the chat models'.
 _END_TOKENS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>")
+
+
+def backend_of(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """The tokenizer's fast (Rust) backend.
+
+    Raises:
+        UsageError: the tokenizer has none.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise UsageError(
+            "This model has only a slow tokenizer.", "Use a model that ships a fast tokenizer (tokenizer.json)."
+        )
+    return backend
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -22,12 +37,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     Raises:
         UsageError: the tokenizer has no fast (Rust) backend to read these from.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise UsageError(
-            "This model has only a slow tokenizer.", "Use a model that ships a fast tokenizer (tokenizer.json)."
-        )
-    state = json.loads(backend.to_str())
+    state = json.loads(backend_of(tokenizer).to_str())
     added = {int(entry["id"]): (entry["content"], bool(entry["special"])) for entry in state["added_tokens"]}
     words = {int(index): (token, False) for token, index in state["model"]["vocab"].items()} | added
     essence = {

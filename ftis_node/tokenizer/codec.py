@@ -1,0 +1,202 @@
+"""Codec: sampled token ids as text with claims, and another author's text as one's own token ids.
+
+Nothing here trusts an author's word: whether a completion is in this tokenizer's own tokens follows from its text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.errors import UsageError
+from ftis_node.packet import PIECE_BYTES_MAX, Completion, TextCompletion
+from ftis_node.tokenizer.chunks import align
+from ftis_node.tokenizer.fingerprint import backend_of
+from ftis_node.tokenizer.spelling import adds_prefix, plain_backend, token_bytes
+
+_SHOWN, _SHOWN_TEXT = 10, 40
+
+# What any task may ask for. Only those of its characters count that a tokenizer can write one by one.
+_PROBES = (
+    "0123456789 3.14 -7 1,000,000 12+34=46 \\frac{1}{2} x^2",
+    "<think>so 8-3 = 5</think>\n<answer>5</answer>",
+    "def f(x, y=None):\n\tif x >= 0 and y != 'a':\n        return {\"k\": [x, *y]}  # done\n\n\n",
+    "  two   spaces \n \n\n lines  \t tabs\r\n ",
+    "The QUICK brown fox; can't stop, won't. Naïve café, Grüße, señor, São — “so” … €5",
+    "数学 42 は楽しい。 Привет, мир! שלום مرحبا 안녕",
+    "\U0001f600 ok \U0001f468‍\U0001f469‍\U0001f467 ✓",
+)
+
+
+class Unreadable(StrEnum):
+    """Why a completion gives no sample here. Such completions are counted, not trained on."""
+
+    NOT_UTF8 = "bytes that are no UTF-8"
+    CANNOT_WRITE = "characters that this tokenizer cannot write"
+    EMPTY = "an unfinished completion of which nothing is left"
+
+
+class Codec:
+    """A tokenizer as a text run needs it. end: the one id with which a completion finishes, the tokenizer's EOS."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Read the tokenizer's backend; later changes to the tokenizer do not reach this codec.
+
+        Raises:
+            UsageError: the tokenizer has no fast backend, or no end-of-sequence token.
+        """
+        backend = backend_of(tokenizer)
+        if tokenizer.eos_token_id is None:
+            raise UsageError(
+                "This tokenizer names no end-of-sequence token as its own.",
+                "Set eos_token in its tokenizer_config.json.",
+            )
+        self.end = int(tokenizer.eos_token_id)
+        state: dict[str, Any] = json.loads(backend.to_str())
+        self._bytes, self._fallback = token_bytes(state, backend.get_vocab())
+        self._bytes[self.end] = b""
+        self._sizes = np.array([len(written) for written in self._bytes], np.int64)
+        self._plain = plain_backend(state, prefix=False)
+        self._prompts = plain_backend(state, prefix=True) if adds_prefix(state) else self._plain
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Token ids of a prompt as this tokenizer begins one: with its own BOS and leading space, if it adds them."""
+        encoding = self._prompts.encode(text)
+        ids: list[int] = encoding.ids
+        # An end, which some tokenizers put after a text, would end the prompt.
+        after = next((i for i, added in enumerate(reversed(encoding.special_tokens_mask)) if not added), 0)
+        return ids[: len(ids) - after]
+
+    def to_text(self, completion: Completion) -> TextCompletion:
+        """Return the text of sampled own ids with a log-prob a piece, as a packet carries it.
+
+        The end finishes a completion. Any other token that writes nothing, or over 255 bytes, aborts it there: such
+        a token is the last piece, of length 0. `finished` of the argument does not count.
+        """
+        ids = np.asarray(completion.token_ids, np.int64)
+        claims = np.asarray(completion.logprobs, np.float32)
+        sizes = self._sizes[ids]
+        silent = np.flatnonzero((sizes == 0) | (sizes > PIECE_BYTES_MAX))
+        length = int(silent[0]) if len(silent) else len(ids)
+        pieces, end = sizes[:length], None
+        if len(silent) and ids[length] == self.end:
+            end = float(claims[length])
+        elif len(silent):
+            pieces = np.append(pieces, 0)
+        return TextCompletion(self._write(ids[:length]), pieces.astype(np.uint8), claims[: len(pieces)], end)
+
+    def from_text(self, completion: TextCompletion, *, own: bool = False) -> Completion | Unreadable:
+        """Return the completion in own ids, with the author's claims token by token or, else, chunk by chunk.
+
+        Token by token (`chunks` is None) only if the author's pieces are this tokenizer's encoding of the text, and no
+        piece could have been another id. Special tokens' spelling is plain text. An unfinished completion loses a
+        partial character at its end, a last piece without text and, in chunks, its last chunk. own: this tokenizer
+        wrote the text, so its pieces are ids; of two ids with the same bytes, the ordinary one. Linear in the text,
+        whatever it holds.
+        """
+        pieces, claims = np.asarray(completion.pieces, np.int64), np.asarray(completion.logprobs, np.float32)
+        if len(pieces) and not pieces[-1]:
+            pieces, claims = pieces[:-1], claims[:-1]
+        if own and (known := self._known(completion.text, pieces)) is not None:
+            return self._sample(known, claims, completion.end)
+        text = _characters(completion.text, finished=completion.finished)
+        if text is None:
+            return Unreadable.NOT_UTF8
+        written = text.encode()
+        whole = int(np.searchsorted(np.cumsum(pieces), len(written), "right"))
+        pieces, claims = pieces[:whole], claims[:whole]
+        ids = self._encode(text)
+        sizes = self._sizes[ids]
+        if self._write(ids) != written or not sizes.all():
+            return Unreadable.CANNOT_WRITE
+        if np.array_equal(sizes, pieces) and not self._ambiguous[ids].any():
+            return self._sample(ids, claims, completion.end)
+        chunks, claims = align(pieces, claims, sizes)
+        if not completion.finished:  # what the author would have written next might have left no boundary here
+            claims = claims[:-1]
+            chunks = chunks[chunks < len(claims)]
+        return self._sample(ids[: len(chunks)], claims, completion.end, chunks)
+
+    def rewritten(self, text: str) -> str:
+        """What this tokenizer's ids for a text give back: the very text, if it can write it."""
+        return self._write(self._encode(text)).decode(errors="replace")
+
+    def _encode(self, text: str) -> npt.NDArray[np.int64]:
+        return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int64)
+
+    def _write(self, ids: npt.NDArray[np.int64]) -> bytes:
+        return b"".join([self._bytes[index] for index in ids.tolist()])
+
+    def _known(self, text: bytes, pieces: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """The id of each piece; None if one is no token."""
+        ends = np.cumsum(pieces).tolist()
+        ids = [self._ids.get(text[start:end], -1) for start, end in zip([0, *ends[:-1]], ends, strict=False)]
+        return None if -1 in ids else np.array(ids, np.int64)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """The ordinary id of each token's bytes: the lowest that is not only fallen back to."""
+        order = sorted(range(len(self._bytes)), key=lambda index: (index not in self._fallback, -index))
+        return {self._bytes[index]: index for index in order if self._bytes[index]}
+
+    @cached_property
+    def _ambiguous(self) -> npt.NDArray[np.bool_]:
+        """Whether another id writes the same bytes [V]."""
+        counts = Counter(self._bytes)
+        return np.array([counts[written] > 1 for written in self._bytes], np.bool_)
+
+    def _sample(
+        self,
+        ids: npt.NDArray[np.int64],
+        claims: npt.NDArray[np.float32],
+        end: float | None,
+        chunks: npt.NDArray[np.int64] | None = None,
+    ) -> Completion | Unreadable:
+        """The completion of these ids, its end as a token and a chunk of its own."""
+        if end is not None:
+            ids, claims = np.append(ids, self.end), np.append(claims, np.float32(end))
+            chunks = None if chunks is None else np.append(chunks, len(claims) - 1)
+        if not len(ids):
+            return Unreadable.EMPTY
+        return Completion(ids.astype(np.uint32), claims, end is not None, chunks)
+
+
+def refusal(codec: Codec, texts: Iterable[str]) -> str:
+    """Return why this tokenizer can take no part in a text run, in a sentence that says what to do; "" if it can.
+
+    texts: what the task needs written: its prompts, and the tags of an answer. Characters that they lack need not be
+    writable (emoji, say); but those that are must come back in any order, with their spaces and lines.
+    """
+    asked = (normalize("NFC", text) for text in texts)  # a prompt may lose what NFC changes
+    wrong = [text for text in asked if codec.rewritten(text) != text]
+    lacking = sorted({letter for text in wrong for letter in set(text) - set(codec.rewritten(text))})
+    if lacking:
+        shown = ", ".join(map(repr, lacking[:_SHOWN])) + (", …" if len(lacking) > _SHOWN else "")
+        return f"This tokenizer cannot write {shown}, which this task needs: choose a model that can."
+    letters = {letter for letter in set("".join(_PROBES)) if codec.rewritten(letter) == letter}
+    probes = ("".join(letter for letter in text if letter in letters) for text in _PROBES)
+    wrong += [text for text in probes if codec.rewritten(text) != text]
+    if wrong:
+        return (
+            f"This tokenizer's ids give back another text than {wrong[0][:_SHOWN_TEXT]!r}, so peers would learn from "
+            "what its model did not write: choose a model with a byte-level tokenizer, or with byte fallback."
+        )
+    return ""
+
+
+def _characters(text: bytes, *, finished: bool) -> str | None:
+    """The text without a character cut off at the end of an unfinished one; None if it is no UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        cut = error.reason == "unexpected end of data"
+        return text[: error.start].decode() if cut and not finished else None
