@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.tasks import Example, gsm8k, load_task, score
+from ftis_node.tasks import Example, gsm8k, load_task, make_task, score
 from ftis_node.tasks.download import Remote, cache_dir, cached
+from ftis_node.tasks.task import TextCaps
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 real_data = pytest.mark.skipif(
@@ -56,6 +57,22 @@ def test_arithmetic_never_changes() -> None:
     assert task.data == "f121ab9f8723431fe01c8840bbc8c993f0a3dd259552be9e9ceef043eaa0e929"
     assert task.train[:2] == (Example("1+1+2=", "4"), Example("1+1+3=", "5"))
     assert (len(task.train), task.template, task.reward, task.completion_tokens) == (1310, "{question}", "integer", 16)
+
+
+def test_a_text_run_lets_through_what_a_token_run_does(tmp_path: Path) -> None:
+    assert load_task("arithmetic").text == load_task("arithmetic-4").text == TextCaps(16, 64, 64)
+    file = write(tmp_path / "r.jsonl", *({"question": f"{i}", "answer": i} for i in range(20)))
+    rows = [(f"{i}", i) for i in range(9)]
+    tasks = [load_task(str(file)), make_task(rows, completion_tokens=30, prompt_tokens=40)]
+    assert [task.text for task in tasks] == [TextCaps(2560, 1280, 320), TextCaps(200, 150, 37)]
+
+
+@real_data
+def test_the_caps_of_a_text_run_fit_the_problems_and_solutions_of_gsm8k() -> None:
+    task = load_task("gsm8k", data=REAL / "gsm8k_train.jsonl")
+    solutions = [json.loads(line)["answer"] for line in (REAL / "gsm8k_train.jsonl").read_text().splitlines()]
+    assert max(len(task.prompt(e).encode()) for e in (*task.train, *task.held_out)) <= task.text.prompt_bytes
+    assert max(len(solution.encode()) for solution in solutions) < task.text.completion_bytes
 
 
 def test_arithmetic_takes_no_files(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import json
 from functools import cache
 from itertools import product
 
-from ftis_node.tasks.task import CAPS, PLAIN, Example, Task
+from ftis_node.tasks.task import ARITHMETIC_TEXT, CAPS, PLAIN, Example, Task
 
 _OPERANDS = range(1, 10)
 _HELD_OUT = {3: 0.3, 4: 0.02}  # shares of the prompts, by the number of operands
@@ -49,6 +49,7 @@ def arithmetic(operands: int = 3) -> Task:
         reward="integer",
         completion_tokens=CAPS["arithmetic"][1],
         prompt_tokens=CAPS["arithmetic"][0],
+        text=ARITHMETIC_TEXT,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from ftis_node.errors import UsageError
 from ftis_node.tasks.judge import ANSWER_CHARACTERS
 from ftis_node.tasks.rewards import TEXT_CHARACTERS, check_rule, normal, parse_integer
-from ftis_node.tasks.task import PLAIN, TEMPLATES, Example, Task
+from ftis_node.tasks.task import PLAIN, TEMPLATES, Example, Task, TextCaps
 from ftis_node.text import counted
 
 _HELD_OUT = 0.1
@@ -56,6 +56,7 @@ def load_jsonl(path: Path, eval_data: Path | None = None, reward: str = "integer
         reward=reward,
         completion_tokens=256,
         prompt_tokens=512,
+        text=TextCaps.beside(512, 256),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ftis_node.tasks.download import LOCAL_COPY, Remote, cache_dir, cached
 from ftis_node.tasks.jsonl import GOLDS, read_rows
-from ftis_node.tasks.task import MATHEMATICS, Task
+from ftis_node.tasks.task import MATHEMATICS, Task, TextCaps
 
 TEST = Remote(
     "https://huggingface.co/datasets/HuggingFaceH4/MATH-500/resolve/6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be/test.jsonl",
@@ -41,4 +41,5 @@ def load_math500(data: Path | None = None) -> Task:
         reward="math",
         completion_tokens=COMPLETION_TOKENS,
         prompt_tokens=PROMPT_TOKENS,
+        text=TextCaps.beside(PROMPT_TOKENS, COMPLETION_TOKENS),
     )

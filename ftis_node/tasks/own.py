@@ -28,7 +28,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.jsonl import GOLDS, split
 from ftis_node.tasks.rewards import Score, Scorer, check_rule
-from ftis_node.tasks.task import TEMPLATES, Example, Task
+from ftis_node.tasks.task import TEMPLATES, Example, Task, TextCaps
 
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.\w+)*:\w+", re.ASCII)
 _NAME_CHARACTERS = 64  # of a task in a run
@@ -88,6 +88,7 @@ def make_task(
         reward=reward if isinstance(reward, str) else "",
         completion_tokens=completion_tokens,
         prompt_tokens=prompt_tokens,
+        text=TextCaps.beside(prompt_tokens, completion_tokens),
         scorer=None if isinstance(reward, str) else reward,
         scorer_seconds=reward_seconds,
     )

@@ -36,6 +36,7 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import Example, Task
+from ftis_node.tasks.task import TextCaps
 from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Generated, ScoredPacket
@@ -79,7 +80,8 @@ class RandomEngine(Engine):
         self.load(settings, "arithmetic", caps=caps)
         self.policy = random_policy(self._config, settings)
         rows = tuple(Example(question, "0") for question in questions(size, self.policy.vocabulary))
-        self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", size.completion_tokens, 0)
+        tokens, text = size.completion_tokens, TextCaps.beside(size.prompt_tokens, size.completion_tokens)
+        self.task = Task("words", rows[8:], rows[:8], "0" * 64, "{question}", "exact", tokens, 0, text)
         tokenizer = self.policy.tokenizer
         run = Run(
             task=self.task.name,
