@@ -16,7 +16,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictInt,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.packet import MAX_PACKET_BYTES, PIECE_BYTES_MAX
@@ -126,6 +136,12 @@ class Run(BaseModel):
         if self.text and self.parts > 1:
             raise ValueError("a run of any tokenizer is vertical")
 
+    @model_serializer(mode="wrap")
+    def _fields_that_it_has(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what this run does not have, so that ids of runs from before these fields stand."""
+        other = (*(_ONLY_TOKENS if self.text else _ONLY_TEXT), *(("parts",) if self.parts == 1 else ()))
+        return {name: value for name, value in write(self).items() if name not in other}
+
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
@@ -134,7 +150,7 @@ class Run(BaseModel):
         The temperature is written as Python's repr: the shortest digits that read back to the same double, with ``.0``
         if integral.
         """
-        fields = self.model_dump(mode="json", exclude=_left_out(self))
+        fields = self.model_dump(mode="json")
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode()
 
@@ -152,6 +168,15 @@ class Run(BaseModel):
     def completions(self) -> int:
         """Completions a packet: a group, or in a horizontal run one author's part of it."""
         return self.group // self.parts
+
+    @property
+    def caps(self) -> dict[str, int]:
+        """The sizes that memory is planned for: prompt_tokens, completion_tokens, group.
+
+        In a text run the prompts' tokens are estimated, at 3 bytes each.
+        """
+        prompt = -(-self.prompt_bytes // 3) if self.text else self.prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": self.completion_tokens, "group": self.group}
 
     @property
     def packet_bytes_max(self) -> int:
@@ -227,10 +252,9 @@ def run_for(facts: Mapping[str, Any], *, text: bool = False, **fields: Any) -> R
     shared = ("task", "data", "template", "reward")
     known = {key: facts[key] for key in shared}
     if text:
-        caps = ("prompt_bytes", "completion_bytes", "text_completion_tokens")
-        prompt, completion, tokens = (facts[key] for key in caps)
-        known |= {"packet": 2, "tokenizer": ANY, "prompt_bytes": prompt, "completion_bytes": completion}
-        known["completion_tokens"] = tokens
+        caps = facts["text"]
+        known |= {"packet": 2, "tokenizer": ANY, "completion_tokens": caps.completion_tokens}
+        known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
     else:
         own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
         known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"])}
@@ -354,23 +378,17 @@ def run_file_from_json(text: str) -> RunFile:
 
 def run_file_as_json(run_file: RunFile) -> str:
     """One JSON object for a peer, which reads back to the same run and hints."""
-    return run_file.model_dump_json(exclude={"run": _left_out(run_file.run)})
+    return run_file.model_dump_json()
 
 
 def dump_run_file(run_file: RunFile) -> str:
     """TOML that reads back to the same run and hints. Texts of several lines are written as such."""
     parts = []
     for table, model in (("run", run_file.run), ("hints", run_file.hints)):
-        values = model.model_dump(mode="json", exclude=_left_out(run_file.run))
+        values = model.model_dump(mode="json")
         lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
         parts.append("\n".join([f"[{table}]", *lines]) + "\n")
     return "\n".join(parts)
-
-
-def _left_out(run: Run) -> set[str]:
-    """The fields that this run does not have: so ids of runs from before these fields stand."""
-    other = {*(_ONLY_TOKENS if run.text else _ONLY_TEXT)}
-    return other | {"parts"} if run.parts == 1 else other
 
 
 def _refuse_long(text: str) -> None:

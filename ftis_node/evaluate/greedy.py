@@ -166,10 +166,14 @@ def evaluate(
 def judge(tokenizer: PreTrainedTokenizerBase, completion: Completion, example: Example, scorer: Scorer) -> Judged:
     """The verdict on one completion."""
     text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
-    score = scorer(text, example.answer)
-    if not completion.finished:
-        score = Score(reward=0.0, formatted=False, lenient=score.lenient)
+    score = verdict(text, completion.finished, example, scorer)
     return Judged(example, text, len(completion.token_ids), completion.finished, score)
+
+
+def verdict(text: str, finished: bool, example: Example, scorer: Scorer) -> Score:
+    """The score of a completion's text; an unfinished one earns nothing."""
+    score = scorer(text, example.answer)
+    return score if finished else Score(reward=0.0, formatted=False, lenient=score.lenient)
 
 
 def tokenised(policy: Policy, task: Task, examples: Sequence[Example], completion_tokens: int) -> list[list[int]]:

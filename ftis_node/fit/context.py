@@ -57,6 +57,21 @@ def refuse_run(name: str, context: Context, completion_tokens: int) -> None:
         )
 
 
+def refuse_long_prompts(prompts: Sequence[str], prompt_bytes: int, data: str) -> None:
+    """Refuse a prompt that is longer in UTF-8 than a text run allows. data: where they are from, in words.
+
+    Raises:
+        UsageError: one is; the longest is named.
+    """
+    sizes = [len(prompt.encode()) for prompt in prompts]
+    if sizes and max(sizes) > prompt_bytes:
+        raise UsageError(
+            f"Row {sizes.index(max(sizes)) + 1} of {data} is a prompt of {max(sizes)} bytes, and the run allows "
+            f"{prompt_bytes}.",
+            "Start a run with a larger prompt_bytes, or take the long rows out of the data.",
+        )
+
+
 def refuse_prompts(
     name: str,
     context: Context,

@@ -67,7 +67,6 @@ class ComputeProcess:
             await self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
         self._started()
         run = run_file.run if run_file is not None else None
-        caps = ("prompt_tokens", "completion_tokens", "group") if run is not None else ()
         self.loaded = facts = await self.worker.call(
             Load(
                 settings=settings,
@@ -75,7 +74,7 @@ class ComputeProcess:
                 **self.options.files(),
                 reward=self.options.reward_of(run_file),
                 code=self.options.task is not None,
-                caps={name: getattr(run, name) for name in caps},
+                caps=run.caps if run is not None else {},
                 remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
                 must_fit=self.loaded is None,  # later ones go on: what others take of a GPU may be gone in a minute
             )

@@ -121,7 +121,7 @@ def workload(case: Case) -> Workload:
     batch_groups = case.settings.batch_groups
     if case.run_file is not None:
         run = case.run_file.run
-        return Workload(run.prompt_tokens, run.completion_tokens, run.group, batch_groups)
+        return Workload(**run.caps, batch_groups=batch_groups)
     name = case.task_name if case.task_known else "gsm8k"
     caps = CAPS.get(name, CAPS["gsm8k"])  # a file has the caps of gsm8k
     if case.task is not None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 import ftis_node
-from ftis_node.config.run import Run, RunFile, run_file_from_json
+from ftis_node.config.run import ANY, Run, RunFile, run_file_from_json
 from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
@@ -98,12 +98,17 @@ def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
         major=PROTOCOL_MAJOR,
         minor=PROTOCOL_MINOR,
         run_id=b"" if run is None else run.id,
-        tokenizer=b"" if run is None else bytes.fromhex(run.tokenizer),
+        tokenizer=_tokenizer(run) if run is not None else b"",
         addresses=addresses,
         agent=f"ftis-node/{ftis_node.__version__}",
         limits=OWN.message(),
         time=int(unix_seconds()),
     )
+
+
+def _tokenizer(run: Run) -> bytes:
+    """The run's tokenizer as a handshake names it: 32 bytes, or `any`."""
+    return ANY.encode() if run.text else bytes.fromhex(run.tokenizer)
 
 
 async def shake(transport: Transport, peer: bytes, hello: ftis_pb2.Handshake) -> ftis_pb2.Handshake:

@@ -20,7 +20,7 @@ from ftis_node.tasks.math500 import load_math500
 from ftis_node.tasks.mathematics import score_mathematics
 from ftis_node.tasks.own import Guarded, check_module, load_own, make_task, names_code
 from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES, Score, Scorer, check_rule, score, score_text
-from ftis_node.tasks.task import Example, Task
+from ftis_node.tasks.task import Example, Task, TextCaps
 
 __all__ = [
     "JUDGED_RULES",
@@ -30,6 +30,7 @@ __all__ = [
     "Score",
     "Scorer",
     "Task",
+    "TextCaps",
     "begin_group",
     "check_files",
     "foreseen",

@@ -15,34 +15,37 @@ import msgspec
 import psutil
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerBase
 
 from ftis_node.config.run import RUN_DEFAULTS, Run
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.evaluate import greedy
 from ftis_node.evaluate.evaluation import Evaluation
-from ftis_node.fit.context import Context, refuse_prompts, refuse_run
+from ftis_node.fit.context import Context, refuse_long_prompts, refuse_prompts, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.host.interruption import interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.objective import PRESETS, Objective
-from ftis_node.packet import Completion, decode, encode, pack_group, prompt_digests
+from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, out_of_memory
 from ftis_node.step_report import StepReport
-from ftis_node.tasks import Example, Score, Scorer, Task, begin_group, load_evaluation, load_task, scoring
+from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.text import rounded
-from ftis_node.tokenizer.fingerprint import end_ids, fingerprint, prompt_ids, unwritable
+from ftis_node.tokenizer.codec import Codec, refusal
+from ftis_node.tokenizer.fingerprint import end_ids, fingerprint, unwritable
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import (
     OWN,
     Generated,
     GpuFigures,
+    GroupPart,
     GroupText,
     ModelFacts,
     OpenedRun,
@@ -51,6 +54,7 @@ from ftis_node.worker.messages import (
     Sizes,
     StepGroup,
 )
+from ftis_node.worker.packets import Packets, Slot, TextPackets, TokenPackets
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
@@ -60,6 +64,7 @@ WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "l
 _RANDOM = "random.safetensors"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SPARE = 1.2  # of a checkpoint's size must be free in main memory for it to lie there beside the next step
+PROBED_PROMPTS = 64  # are written and read back; of the others only the characters
 TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # of one completion, for people to read
 
 logger = logging.getLogger(__name__)
@@ -97,6 +102,7 @@ class Engine:
         self._generating: Room
         self._evaluating: Room
         self._sizes: Sizes  # see `planning.ceilings`
+        self.packets: Packets
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
         self._warned_no_room = False
@@ -152,6 +158,8 @@ class Engine:
             vocabulary=self.policy.vocabulary,
             eos=list(end_ids(tokenizer)),
             unwritable=unwritable(tokenizer, self.task.template.replace("{question}", "") + "".join(TAGS)),
+            text=self.task.text,
+            text_refusal=text_refusal(tokenizer, self.task),
             parameters=self.policy.parameters(),
             checkpoint_bytes=4 * self.policy.trainable() + plan.memory.optimiser,
             kind=self.policy.kind,
@@ -183,18 +191,22 @@ class Engine:
                 be had; or the objective is unknown.
         """
         self.run = run
+        tokenizer = self.policy.tokenizer
+        self.packets = TextPackets(run, Codec(tokenizer)) if run.text else TokenPackets(run, tokenizer)
         self.close()
         self._scorer, self._side_scorer = (
             self._scorers.enter_context(scoring(self.run.reward, self.task.scorer)) for _ in range(2)
         )
-        self.prompts = self._prompts(self.run.template, self.task.train, "the training data")
+        self.prompts = self._prompts(self.task.train, "the training data")
         held_out = self.task.held_out[: self._settings.eval_prompts]
-        prompts = self._prompts(self.run.template, held_out, "the held-out data")
+        prompts = self._prompts(held_out, "the held-out data")
         self._exams[None] = _Exam(prompts, held_out, self.run.reward, self.run.completion_tokens, self.task.scorer)
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         self.learner = Learner(self.policy, objective, self._settings, self.run.temperature, OWN, task=self.run.task)
         self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
-        return OpenedRun(prompt_digests(self.prompts), self.learner.objective.own_only)
+        texts = (self._prompt(example) for example in self.task.train)
+        digests = b"".join(self.packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
+        return OpenedRun(digests, self.learner.objective.own_only)
 
     def generate(self, rows: Sequence[int], author: bytes = b"", round: int = 0, policy_step: int = 0) -> Generated:
         """Samples a group (in a horizontal run a part of it) for each row of the training data, and scores it.
@@ -205,25 +217,20 @@ class Engine:
         began = time.perf_counter()
         with self.usage.of("generate"):
             groups = self._sample([self.prompts[row] for row in rows], self.run.completions)
-        with self.usage.of("score"):
-            scores = [self._scores(row, group, self._scorer) for row, group in zip(rows, groups, strict=True)]
-        answers = []
-        for slot, (row, completions, judged) in enumerate(zip(rows, groups, scores, strict=True)):
-            packet = pack_group(
-                run_id=self.run.id,
-                author=author,
-                round=round,
-                slot=slot,
-                policy_step=policy_step,
-                prompt_ids=self.prompts[row],
-                completions=completions,
+        packets = [
+            self.packets.write(
+                Slot(author, round, slot, policy_step), self._prompt(self.task.train[row]), self.prompts[row], group
             )
-            answers.append(ScoredPacket(encode(packet), [score.reward for score in judged]))
+            for slot, (row, group) in enumerate(zip(rows, groups, strict=True))
+        ]
+        with self.usage.of("score"):
+            rewards = [self._rewards(row, packet, self._scorer) for row, packet in zip(rows, packets, strict=True)]
+        answers = [ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
         return Generated(answers, time.perf_counter() - began, self._generating.size)
 
     def score(self, row: int, packet: bytes) -> list[float]:
         """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own."""
-        return [score.reward for score in self._scores(row, _completions(packet), self._side_scorer)]
+        return self._rewards(row, packet, self._side_scorer)
 
     def close(self) -> None:
         """Ends the processes that score, if there are some; `open` makes others."""
@@ -235,11 +242,9 @@ class Engine:
 
     def _text(self, group: ReadableGroup) -> GroupText:
         example, texts = self.task.train[group.row], []
-        for completion in _completions(group.packet)[: group.completions]:
-            some = completion.token_ids[:TEXT_TOKENS].tolist()
-            text = str(self.policy.tokenizer.decode(some, skip_special_tokens=True))
-            cut = len(completion) > TEXT_TOKENS or len(text) > TEXT_LETTERS
-            texts.append(text[:TEXT_LETTERS] + ("…" if cut else ""))
+        for written in self.packets.texts(group.packet, TEXT_TOKENS)[: group.completions]:
+            cut = written.cut or len(written.text) > TEXT_LETTERS
+            texts.append(written.text[:TEXT_LETTERS] + ("…" if cut else ""))
         return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts)
 
     def step(self, groups: Sequence[StepGroup], micro_batch_tokens: int | None = None) -> StepReport:
@@ -260,7 +265,7 @@ class Engine:
         return [
             TrainingGroup(
                 self.prompts[group.row],
-                [Part(part.source, _completions(part.packet), part.rewards, part.weight) for part in group.parts],
+                [Part(part.source, self._completions(part), part.rewards, part.weight) for part in group.parts],
             )
             for group in groups
         ]
@@ -285,7 +290,7 @@ class Engine:
         loaded = load_evaluation(task, data=Path(data) if data else None)
         examples = _spread(loaded.held_out, prompts)
         cap = max(loaded.completion_tokens, self.run.completion_tokens)
-        ids = [prompt_ids(self.policy.tokenizer, loaded.template, example.question) for example in examples]
+        ids = [self.packets.prompt(loaded.prompt(example)) for example in examples]
         questions = [example.question for example in examples]
         refuse_prompts(self.policy.name, self._context, ids, questions, name, completion_tokens=cap)
         self._exams[name] = _Exam(ids, examples, loaded.reward, cap, loaded.scorer)
@@ -378,9 +383,16 @@ class Engine:
         if random["sampling"].shape == self.random.get_state().shape:  # else it is of another kind of device
             self.random.set_state(random["sampling"])
 
-    def _prompts(self, template: str, examples: Sequence[Example], data: str) -> list[list[int]]:
+    def _prompt(self, example: Example) -> str:
+        """The run's template around a question."""
+        return self.run.template.replace("{question}", example.question)
+
+    def _prompts(self, examples: Sequence[Example], data: str) -> list[list[int]]:
         """Token ids of these examples. Raises UsageError as `refuse_prompts` does, which `data` is for."""
-        prompts = [prompt_ids(self.policy.tokenizer, template, example.question) for example in examples]
+        texts = [self._prompt(example) for example in examples]
+        prompts = [self.packets.prompt(text) for text in texts]
+        if self.run.text:
+            refuse_long_prompts(texts, self.run.prompt_bytes, data)
         refuse_prompts(
             self.policy.name,
             self._context,
@@ -388,12 +400,12 @@ class Engine:
             [example.question for example in examples],
             data,
             completion_tokens=self.run.completion_tokens,
-            prompt_tokens=self.run.prompt_tokens,
+            prompt_tokens=self.run.prompt_tokens or float("inf"),
         )
         return prompts
 
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
-        return Sampling(cap, self.run.temperature, self.run.eos, greedy=greedy)
+        return Sampling(cap, self.run.temperature, self.packets.ends, greedy=greedy)
 
     def _sample(self, prompts: Sequence[Sequence[int]], group: int) -> list[list[Completion]]:
         """Generates; what does not fit into memory is tried again, later or with fewer sequences side by side.
@@ -411,14 +423,13 @@ class Engine:
             least=group,
         )
 
-    def _scores(self, row: int, completions: Sequence[Completion], scorer: Scorer) -> list[Score]:
-        example = self.task.train[row]
+    def _rewards(self, row: int, packet: bytes, scorer: Scorer) -> list[float]:
+        example, texts = self.task.train[row], self.packets.texts(packet)
         begin_group(scorer)
-        return [greedy.judge(self.policy.tokenizer, c, example, scorer).score for c in completions]
+        return [greedy.verdict(written.text, written.finished, example, scorer).reward for written in texts]
 
-
-def _completions(packet: bytes) -> list[Completion]:
-    return list(decode(packet).completions())
+    def _completions(self, part: GroupPart) -> Sequence[Completion | None]:
+        return self.packets.completions(part.packet, own=part.source == OWN)
 
 
 def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:
@@ -450,3 +461,14 @@ def choose_objective(settings: Settings, task: str, completion_tokens: int) -> O
         return preset.replace(**parts)
     except ValueError as error:
         raise UsageError(f"The objective cannot be set up: {error}.", "Mend that setting.") from error
+
+
+def text_refusal(tokenizer: PreTrainedTokenizerBase, task: Task) -> str:
+    """Why a tokenizer can take no part in a text run of this task; nothing if it can."""
+    try:
+        codec = Codec(tokenizer)
+    except UsageError as error:
+        return f"{error.what} {error.fix}"
+    prompts = [task.prompt(example) for example in task.train]
+    letters = "".join(sorted(set("".join(prompts))))
+    return refusal(codec, [*prompts[:PROBED_PROMPTS], letters, "".join(TAGS)])

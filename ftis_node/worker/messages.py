@@ -21,6 +21,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.plan import Plan
 from ftis_node.step_report import StepReport
+from ftis_node.tasks import TextCaps
 
 HEADER = struct.Struct("<I")
 # A step's groups travel in one message: 4096 groups of 36 KB fit.
@@ -51,6 +52,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     tokenizer         its fingerprint, as a run names it; vocabulary: ids; eos: ids
     unwritable        characters of the template and of the tags that the tokenizer has no token for
+    text              the task's caps of a text run; text_refusal: why the tokenizer can take no part in one, if so
     parameters        of the whole model; checkpoint_bytes: of one checkpoint
     kind              `lora` or `full`
     device            as torch names it; threads: torch's
@@ -63,6 +65,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     eos: list[int]
     unwritable: str
+    text: TextCaps
+    text_refusal: str
     parameters: int
     checkpoint_bytes: int
     kind: str
@@ -82,7 +86,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     def shared(self) -> dict[str, object]:
         """The facts that a run must agree with, see `config.run.run_for`."""
-        names = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens")
+        names = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "text", "text_refusal")
         return {name: getattr(self, name) for name in (*names, "tokenizer", "vocabulary", "eos")}
 
 

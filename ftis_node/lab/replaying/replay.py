@@ -177,7 +177,7 @@ class _Replay:
         if relative.is_dir():
             settings["model"] = str(relative)
         data = start.data or (str(Path(start.directory) / start.task) if start.task.endswith(".jsonl") else None)
-        caps = {name: getattr(self._run, name) for name in ("prompt_tokens", "completion_tokens", "group")}
+        caps = self._run.caps
         reward = None if self._run.reward.startswith(CODE) else self._run.reward
         torch.set_num_threads(start.threads)  # the order of sums depends on it
         code = self._task is not None

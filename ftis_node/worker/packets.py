@@ -1,0 +1,180 @@
+"""Packets of a run as this node's model writes and reads them: token ids, or in a text run text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.config.run import Run
+from ftis_node.packet import (
+    Completion,
+    Packet,
+    PacketError,
+    TextCompletion,
+    TextPacket,
+    decode,
+    encode,
+    pack_group,
+    pack_text_group,
+    prompt_digest,
+)
+from ftis_node.tokenizer.codec import Codec, Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of a group among its author's packets. author: 38-byte peer id, or empty for none."""
+
+    author: bytes
+    round: int
+    slot: int
+    policy_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The text of a completion as people and reward rules read it. cut: there is more of it."""
+
+    text: str
+    finished: bool
+    cut: bool = False
+
+
+class Packets(Protocol):
+    """One of the two kinds. ends: the ids that finish a completion of this node's model."""
+
+    ends: tuple[int, ...]
+
+    def prompt(self, text: str) -> list[int]:
+        """Token ids of a prompt."""
+
+    def digest(self, text: str, ids: Sequence[int]) -> bytes:
+        """The 8 bytes by which packets name a prompt."""
+
+    def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
+        """The bytes of a packet of this node's own samples."""
+
+    def texts(self, data: bytes, tokens: int | None = None) -> Sequence[Written]:
+        """The texts [G] of an admitted packet; of each only so many of its author's tokens."""
+
+    def completions(self, data: bytes, *, own: bool) -> Sequence[Completion | None]:
+        """The completions [G] of an admitted packet in this node's tokens; None for one that it cannot train on."""
+
+
+class TokenPackets:
+    """Version 1: every model of the run has the same ids."""
+
+    def __init__(self, run: Run, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._run = run
+        self._tokenizer = tokenizer
+        self.ends = run.eos
+
+    def prompt(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def digest(self, text: str, ids: Sequence[int]) -> bytes:
+        return prompt_digest(ids)
+
+    def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
+        packet = pack_group(
+            run_id=self._run.id,
+            author=slot.author,
+            round=slot.round,
+            slot=slot.slot,
+            policy_step=slot.policy_step,
+            prompt_ids=ids,
+            completions=completions,
+        )
+        return encode(packet)
+
+    def texts(self, data: bytes, tokens: int | None = None) -> list[Written]:
+        written = []
+        for completion in self.completions(data, own=False):
+            ids = completion.token_ids[:tokens].tolist()
+            text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
+            written.append(Written(text, completion.finished, cut=len(ids) < len(completion)))
+        return written
+
+    def completions(self, data: bytes, *, own: bool) -> list[Completion]:
+        packet = decode(data)
+        if not isinstance(packet, Packet):
+            raise PacketError("a packet of text, in a run of one tokenizer")
+        return list(packet.completions())
+
+
+class TextPackets:
+    """Version 2: each model reads the text in its own tokens."""
+
+    def __init__(self, run: Run, codec: Codec) -> None:
+        self._run = run
+        self._codec = codec
+        self.ends: tuple[int, ...] = (codec.end,)
+
+    def prompt(self, text: str) -> list[int]:
+        return self._codec.prompt_ids(text)
+
+    def digest(self, text: str, ids: Sequence[int]) -> bytes:
+        return prompt_digest(text)
+
+    def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
+        packet = pack_text_group(
+            run_id=self._run.id,
+            author=slot.author,
+            round=slot.round,
+            slot=slot.slot,
+            policy_step=slot.policy_step,
+            prompt=prompt,
+            completions=[self._capped(self._codec.to_text(completion)) for completion in completions],
+        )
+        return encode(packet)
+
+    def texts(self, data: bytes, tokens: int | None = None) -> list[Written]:
+        written = []
+        for completion in _text_completions(data):
+            size = int(completion.pieces[:tokens].sum(dtype=np.int64))
+            text = completion.text[:size].decode(errors="replace")
+            written.append(Written(text, completion.finished, cut=size < len(completion.text)))
+        return written
+
+    def completions(self, data: bytes, *, own: bool) -> list[Completion | None]:
+        return [self._read(completion, own) for completion in _text_completions(data)]
+
+    def _capped(self, completion: TextCompletion) -> TextCompletion:
+        """The completion up to the piece with which its text reaches the run's cap in bytes."""
+        ends = np.cumsum(completion.pieces, dtype=np.int64)
+        if not len(ends) or ends[-1] < self._run.completion_bytes:
+            return completion
+        kept = int(np.searchsorted(ends, self._run.completion_bytes)) + 1
+        text = completion.text[: int(ends[kept - 1])]
+        return TextCompletion(text, completion.pieces[:kept], completion.logprobs[:kept], None)
+
+    def _read(self, completion: TextCompletion, own: bool) -> Completion | None:
+        """The completion in this node's tokens.
+
+        The run's cap holds for these, too: what this model would have been cut off at is cut, and a finished one that
+        is longer is not trained on.
+        """
+        found, cap = self._codec.from_text(completion, own=own), self._run.completion_tokens
+        if isinstance(found, Unreadable) or (found.finished and len(found) > cap):
+            return None
+        if len(found) <= cap:
+            return found
+        if found.chunks is None:
+            return replace(found, token_ids=found.token_ids[:cap], logprobs=found.logprobs[:cap])
+        whole = int(found.chunks[cap])  # chunks that lie before the cap
+        kept = int(np.searchsorted(found.chunks, whole))
+        if not kept:
+            return None
+        return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept])
+
+
+def _text_completions(data: bytes) -> list[TextCompletion]:
+    packet = decode(data)
+    if not isinstance(packet, TextPacket):
+        raise PacketError("a packet of token ids, in a run of any tokenizer")
+    return list(packet.completions())
