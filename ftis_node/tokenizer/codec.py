@@ -92,7 +92,7 @@ class Codec:
             end = float(claims[length])
         elif len(silent):
             pieces = np.append(pieces, 0)
-        return TextCompletion(self._write(ids[:length]), pieces.astype(np.uint8), claims[: len(pieces)], end)
+        return TextCompletion(self.decode(ids[:length]), pieces.astype(np.uint8), claims[: len(pieces)], end)
 
     def from_text(self, completion: TextCompletion, *, own: bool = False) -> Completion | Unreadable:
         """Return the completion in own ids, with the author's claims token by token or, else, chunk by chunk.
@@ -114,9 +114,9 @@ class Codec:
         written = text.encode()
         whole = int(np.searchsorted(np.cumsum(pieces), len(written), "right"))
         pieces, claims = pieces[:whole], claims[:whole]
-        ids = self._encode(text)
+        ids = self.encode(text)
         sizes = self._sizes[ids]
-        if self._write(ids) != written or not sizes.all():
+        if self.decode(ids) != written or not sizes.all():
             return Unreadable.CANNOT_WRITE
         if np.array_equal(sizes, pieces) and not self._ambiguous[ids].any():
             return self._sample(ids, claims, completion.end)
@@ -128,12 +128,14 @@ class Codec:
 
     def rewritten(self, text: str) -> str:
         """What this tokenizer's ids for a text give back: the very text, if it can write it."""
-        return self._write(self._encode(text)).decode(errors="replace")
+        return self.decode(self.encode(text)).decode(errors="replace")
 
-    def _encode(self, text: str) -> npt.NDArray[np.int64]:
+    def encode(self, text: str) -> npt.NDArray[np.int64]:
+        """Token ids int64 [T] of a text after another: no BOS, no space before it, special tokens not read."""
         return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int64)
 
-    def _write(self, ids: npt.NDArray[np.int64]) -> bytes:
+    def decode(self, ids: npt.NDArray[np.int64]) -> bytes:
+        """The bytes that ids [T] write; special tokens write none. They may begin or end inside a character."""
         return b"".join([self._bytes[index] for index in ids.tolist()])
 
     def _known(self, text: bytes, pieces: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

@@ -461,6 +461,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_tokenizer.py::test_a_tokenizer_without_an_end_is_refused": {
         "tokenizer/fingerprint.py": ("This tokenizer has no end-of-sequence token.",),
     },
+    "test_tokenizer_codec.py::test_a_tokenizer_without_an_end_of_its_own_has_no_codec": {
+        "tokenizer/codec.py": ("This tokenizer names no end-of-sequence token as its own.",),
+    },
     "test_migration.py::test_a_home_of_another_version_or_of_none_is_left_as_it_is": {
         "store/migrations.py": (
             "… has schema …, and this version of ftis-node knows … to ….",

@@ -1,0 +1,374 @@
+"""Text from one tokenizer becomes another's ids: no byte and no claim is lost, and nobody's word decides how."""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
+from tokenizers.models import BPE, WordLevel, WordPiece
+from transformers import PreTrainedTokenizerFast
+
+from ftis_node.errors import UsageError
+from ftis_node.packet import Completion, TextCompletion
+from ftis_node.tasks.rewards import TAGS
+from ftis_node.tokenizer.codec import Codec, Unreadable, refusal
+from tests.support.tokenizers import KINDS, REAL, codec, tokenizer, words_without_spaces
+
+needs_real = pytest.mark.skipif(not set(REAL) <= set(KINDS), reason="the real tokenizers are not here")
+PAIRS = list(product(KINDS, KINDS))
+TEXTS = st.one_of(
+    st.text("0123456789 +-=\n", max_size=40),
+    st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "12", " ", "so ", "clips", "\n"])).map("".join),
+    st.text(st.characters(codec="utf-8"), max_size=30),
+    st.text("aé数\U0001f600\u0301 ▁<|im_end>/s", max_size=30),
+)
+
+
+def encoded(kind: str, text: str) -> list[int]:
+    """The tokenizer's own ids, without a space or BOS before them, where it can leave these out."""
+    return [int(index) for index in codec(kind).encode(text)]
+
+
+def completion(ids: list[int], finished: bool = True) -> Completion:
+    """Claims whose sums are exact: −1/8, −2/8, … The last id is an end, if finished."""
+    claims = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8
+    return Completion(np.array(ids, np.uint32), claims, finished)
+
+
+def as_text(text: str | bytes, *pieces: int, end: float | None = None) -> TextCompletion:
+    claims = -np.arange(1, len(pieces) + 1, dtype=np.float32) / 8
+    data = text if isinstance(text, bytes) else text.encode()
+    assert sum(pieces) == len(data)
+    return TextCompletion(data, np.array(pieces, np.uint8), claims, end)
+
+
+def read(kind: str, sample: TextCompletion, **options: bool) -> Completion:
+    made = codec(kind).from_text(sample, **options)
+    assert isinstance(made, Completion), made
+    return made
+
+
+def written(kind: str, ids: Any) -> bytes:
+    return codec(kind).decode(np.asarray(ids, np.int64))
+
+
+@st.composite
+def samples(draw: st.DrawFn, kind: str) -> tuple[str, list[int]]:
+    """A text that the tokenizer can write, and ids of it: its parts' encodings, so seldom the canonical ones."""
+    text = draw(TEXTS)
+    inner = draw(st.sets(st.integers(0, max(len(text) - 1, 0)), max_size=6))
+    cuts = sorted({0, *inner})
+    parts = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+    ids = [index for part in parts for index in encoded(kind, part)]
+    assume(written(kind, ids) == text.encode() and all(written(kind, [index]) for index in ids))
+    return text, ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_writes_what_the_tokenizer_itself_decodes(kind: str) -> None:
+    words, own = tokenizer(kind), codec(kind)
+    special = {index for index, entry in words.added_tokens_decoder.items() if entry.special}
+    ordinary = [index for index in words.get_vocab().values() if index not in special]
+    before = encoded(kind, "3")  # a space at the very beginning may be left out by a decoder
+    for index in ordinary[:: max(1, len(ordinary) // 3000)]:
+        decoded = words.backend_tokenizer.decode([*before, index], skip_special_tokens=False)
+        if kind == "no decoder":  # the library puts spaces between such tokens
+            decoded = decoded.replace("3 ", "3", 1)
+        assert (b"3" + written(kind, [index])).decode(errors="replace") == decoded
+    assert not any(written(kind, [index]) for index in {*special, own.end})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_own_samples_come_back_as_they_were(kind: str, data: st.DataObject) -> None:
+    own = codec(kind)
+    ids = data.draw(st.lists(st.sampled_from([i for i, size in enumerate(own._sizes) if size]), max_size=20))
+    for finished in (True, False):
+        sample = completion([*ids, own.end] if finished else ids, finished)
+        text = own.to_text(sample)
+        assert text.text == written(kind, ids) and len(text) == len(sample) and text.finished == finished
+        if not len(sample):
+            assert own.from_text(text, own=True) is Unreadable.EMPTY
+            continue
+        again = read(kind, text, own=True)
+        assert again.chunks is None and again.finished == finished
+        assert again.logprobs.tolist() == sample.logprobs.tolist()
+        assert [written(kind, [i]) for i in again.token_ids] == [written(kind, [i]) for i in sample.token_ids]
+        twice = own._ambiguous[sample.token_ids]
+        assert (again.token_ids == sample.token_ids)[~twice].all()
+
+
+@pytest.mark.parametrize(("author", "reader"), PAIRS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_finished_text_keeps_its_bytes_its_claims_and_every_common_end(
+    author: str, reader: str, data: st.DataObject
+) -> None:
+    text, ids = data.draw(samples(author))
+    sample = completion([*ids, codec(author).end])
+    sent = codec(author).to_text(sample)
+    made = codec(reader).from_text(sent)
+    if codec(reader).rewritten(text) != text:
+        assert made is Unreadable.CANNOT_WRITE
+        return
+    assert isinstance(made, Completion) and made.finished
+    own, end = made.token_ids[:-1].tolist(), made.token_ids[-1]
+    assert end == codec(reader).end and own == encoded(reader, text)
+    assert written(reader, own) == text.encode()
+    assert made.logprobs.sum() == sample.logprobs.sum() and made.logprobs[-1] == sample.logprobs[-1]
+    pieces = np.cumsum(sent.pieces, dtype=np.int64)
+    ends = np.cumsum([len(written(reader, [index])) for index in own], dtype=np.int64)
+    chunks = np.arange(len(made)) if made.chunks is None else made.chunks
+    assert len(chunks) == len(made) and len(made.logprobs) == chunks[-1] + 1
+    last = np.flatnonzero(np.diff(chunks))
+    assert ends[last].tolist() == np.intersect1d(pieces, ends).tolist(), "each common end, and no other"
+    exact = pieces.tolist() == ends.tolist() and not codec(reader)._ambiguous[own].any()
+    assert (made.chunks is None) == exact
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, deadline=None)
+@given(text=TEXTS)
+def test_one_tokenizer_reads_its_own_encoding_token_by_token(kind: str, text: str) -> None:
+    own = codec(kind)
+    assume(own.rewritten(text) == text)
+    sample = completion([*encoded(kind, text), own.end])
+    made = read(kind, own.to_text(sample))
+    assert made.token_ids.tolist() == sample.token_ids.tolist()
+    assert made.logprobs.tolist() == sample.logprobs.tolist()
+    assert made.chunks is None or made.chunks.tolist() == list(range(len(sample)))
+
+
+def test_pieces_that_are_no_encoding_of_the_text_go_by_chunks() -> None:
+    # "<answer>" is one of the 26 words; an author that spelt it in two pieces used another tokenizer, whatever it says.
+    split = read("26 words", as_text("<answer>7", 4, 4, 1, end=-2.0))
+    assert split.chunks is not None and split.chunks.tolist() == [0, 1, 2]
+    assert split.logprobs.tolist() == [-0.375, -0.375, -2.0]
+    whole = read("26 words", as_text("<answer>7", 8, 1, end=-2.0))
+    assert whole.chunks is None and whole.token_ids.tolist() == split.token_ids.tolist()
+
+
+def test_bytes_with_two_ids_go_by_chunks_and_as_own_they_are_the_ordinary_id() -> None:
+    own, vocabulary = codec("prepending"), tokenizer("prepending").get_vocab()
+    ordinary, fallback = vocabulary["8"], vocabulary["<0x38>"]
+    sent = own.to_text(completion([fallback, own.end]))
+    assert sent.text == b"8" and read("prepending", sent).chunks is not None
+    for option in (True, False):
+        assert read("prepending", sent, own=option).token_ids.tolist() == [ordinary, own.end]
+
+
+def test_an_unfinished_text_loses_its_last_chunk() -> None:
+    made = read("26 words", as_text("12 34", 2, 1, 2))
+    assert made.chunks is not None and not made.finished
+    assert made.token_ids.tolist() == encoded("26 words", "12 ") and made.chunks.tolist() == [0, 0, 1]
+    assert made.logprobs.tolist() == [-0.125, -0.25]
+
+
+def test_an_unfinished_text_in_own_tokens_loses_nothing() -> None:
+    made = read("26 words", as_text("12 3", 1, 1, 1, 1))
+    assert made.chunks is None and made.token_ids.tolist() == encoded("26 words", "12 3")
+    assert not made.finished and len(made.logprobs) == 4
+
+
+@pytest.mark.parametrize("kind", ["prepending", "unigram"])
+def test_an_unfinished_text_loses_a_character_that_was_cut_and_the_chunk_before_it(kind: str) -> None:
+    half = "\U0001f600".encode()[:2]
+    own = [written(kind, [index]) for index in encoded(kind, "8-3")]
+    assert own == [b"8", b"-", b"3"]
+    cut_at_a_piece = read(kind, as_text(b"8-3" + half, 1, 1, 1, 1, 1))
+    assert written(kind, cut_at_a_piece.token_ids) == b"8-" and cut_at_a_piece.logprobs.tolist() == [-0.125, -0.25]
+    cut_within_a_piece = read(kind, as_text(b"8-3" + half, 1, 1, 3))
+    assert written(kind, cut_within_a_piece.token_ids) == b"8" and cut_within_a_piece.logprobs.tolist() == [-0.125]
+
+
+@needs_real
+def test_own_tokens_before_a_cut_character_stay_token_by_token() -> None:
+    face = encoded("gpt2", "\U0001f600")
+    assert len(face) > 1, "or nothing is cut"
+    ids = [*encoded("gpt2", "so 8"), *face[:-1]]
+    sent = codec("gpt2").to_text(completion(ids, False))
+    made = read("gpt2", sent)
+    assert made.chunks is None and made.token_ids.tolist() == encoded("gpt2", "so 8")
+    assert made.logprobs.tolist() == sent.logprobs[: len(made)].tolist()
+    assert read("gpt2", sent, own=True).token_ids.tolist() == ids
+
+
+def test_a_piece_without_text_is_left_out() -> None:
+    made = read("26 words", as_text("12", 1, 1, 0))
+    assert made.chunks is None and len(made) == 2 and len(made.logprobs) == 2 and not made.finished
+    assert read("26 words", as_text("12", 1, 1, 0), own=True).token_ids.tolist() == made.token_ids.tolist()
+
+
+@pytest.mark.parametrize("sample", [as_text("", 0), as_text("12", 2), as_text(b"\xf0\x9f", 1, 1)])
+def test_an_unfinished_text_of_which_nothing_is_left_is_empty(sample: TextCompletion) -> None:
+    assert codec("26 words").from_text(sample) is Unreadable.EMPTY
+
+
+def test_a_text_of_nothing_but_its_end_is_an_end() -> None:
+    made = read("26 words", as_text("", end=-0.5))
+    assert made.token_ids.tolist() == [codec("26 words").end] and made.logprobs.tolist() == [-0.5]
+    assert made.chunks is None and made.finished
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        as_text(b"1\xf0\x9f", 1, 1, 1, end=-1.0),
+        as_text(b"1\xff2", 1, 1, 1, end=-1.0),
+        as_text(b"1\xff2", 1, 1, 1),
+        as_text(b"12\xff", 1, 1, 1),
+        as_text(b"1\xed\xa0\x80", 1, 3, end=-1.0),
+    ],
+)
+@pytest.mark.parametrize("kind", ["26 words", "prepending"])
+def test_bytes_that_are_no_utf8_are_counted(kind: str, sample: TextCompletion) -> None:
+    assert codec(kind).from_text(sample) is Unreadable.NOT_UTF8
+
+
+@needs_real
+def test_accents_that_a_tokenizer_composes_are_not_its_text() -> None:
+    decomposed = as_text("cafe\u0301", 4, 2, end=-1.0)
+    assert codec("qwen").from_text(decomposed) is Unreadable.CANNOT_WRITE
+    assert isinstance(codec("gpt2").from_text(decomposed), Completion)
+    assert isinstance(codec("qwen").from_text(as_text("café", 5, end=-1.0)), Completion)
+
+
+def test_a_mark_for_a_space_is_no_space() -> None:
+    assert codec("prepending").from_text(as_text("a▁b", 1, 3, 1, end=-1.0)) is Unreadable.CANNOT_WRITE
+
+
+@needs_real
+@pytest.mark.parametrize("kind", ["qwen", "gpt2"])
+def test_text_that_spells_a_special_token_is_plain_text(kind: str) -> None:
+    text = "8<|im_end|><|endoftext|>3"
+    made = read(kind, as_text(text, *[1] * len(text), end=-1.0))
+    special = {index for index, entry in tokenizer(kind).added_tokens_decoder.items() if entry.special}
+    assert not special & set(made.token_ids[:-1].tolist()) and written(kind, made.token_ids) == text.encode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_spelling_is_read_as_an_end(kind: str) -> None:
+    text = "8" + str(tokenizer(kind).eos_token)
+    made = codec(kind).from_text(as_text(text, *[1] * len(text), end=-1.0))
+    assert made is Unreadable.CANNOT_WRITE or codec(kind).end not in made.token_ids[:-1].tolist()
+
+
+def test_the_first_token_without_text_ends_a_text() -> None:
+    own, vocabulary = codec("prepending"), tokenizer("prepending").get_vocab()
+    eight, end, other = vocabulary["8"], own.end, vocabulary["<s>"]
+    aborted = own.to_text(completion([eight, other, eight, end]))
+    assert (aborted.text, aborted.pieces.tolist(), aborted.finished) == (b"8", [1, 0], False)
+    assert aborted.logprobs.tolist() == [-0.125, -0.25]
+    assert aborted.pieces.dtype == np.uint8 and aborted.logprobs.dtype == np.float32
+    finished = own.to_text(completion([eight, end, eight], False))
+    assert (finished.text, finished.pieces.tolist(), finished.end) == (b"8", [1], -0.25)
+
+
+def test_a_token_longer_than_a_packet_holds_aborts() -> None:
+    longest, longer = "é" * 127 + "e", "e" * 256
+    words = Tokenizer(WordLevel({longest: 0, longer: 1, "</s>": 2}))
+    own = Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"))
+    assert own.to_text(completion([0, 2])).pieces.tolist() == [255]
+    aborted = own.to_text(completion([0, 1, 2]))
+    assert aborted.pieces.tolist() == [255, 0] and not aborted.finished and aborted.text == longest.encode()
+    made = own.from_text(as_text(longer, 200, 56, end=-1.0))
+    assert isinstance(made, Completion) and made.token_ids.tolist() == [1, 2], "others may write such a text"
+
+
+def test_a_prompt_begins_as_its_tokenizer_wants_it() -> None:
+    for kind in ("prepending", "metaspace", "unigram"):
+        vocabulary = tokenizer(kind).get_vocab()
+        ids = codec(kind).prompt_ids("8</s>")
+        assert ids == [vocabulary["<s>"], *codec(kind)._prompts.encode("8</s>", add_special_tokens=False).ids]
+        assert written(kind, ids).startswith(b" 8") and codec(kind).end not in ids[:2]
+    assert codec("26 words").prompt_ids("1+2=") == encoded("26 words", "1+2=")
+
+
+def test_an_end_after_every_text_is_not_part_of_a_prompt() -> None:
+    words = Tokenizer(WordLevel({"8": 0, "<s>": 1, "</s>": 2}))
+    words.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    both = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
+    assert both("8")["input_ids"] == [1, 0, 2]
+    assert Codec(both).prompt_ids("8") == [1, 0]
+
+
+def test_what_a_tokenizer_does_for_training_does_not_reach_the_codec() -> None:
+    vocabulary = {word: place for place, word in enumerate(["a", "b", "ab", "</s>"])}
+    words = Tokenizer(BPE(vocabulary, [("a", "b")], dropout=0.99))
+    words.enable_truncation(2)
+    words.enable_padding(length=9, pad_id=0)
+    own = Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"))
+    for _ in range(5):
+        assert own.encode("abababab").tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_that_writes_what_the_task_needs_can_take_part(kind: str) -> None:
+    assert refusal(codec(kind), ["1+2-3=", "<answer>8</answer>"]) == ""
+
+
+@pytest.mark.parametrize("kind", ["26 words", "no decoder"])
+def test_a_tokenizer_without_emoji_is_refused_only_where_they_are_needed(kind: str) -> None:
+    why = refusal(codec(kind), ["1+2-3=", "1 \U0001f600"])
+    assert "cannot write '\U0001f600', which this task needs" in why and "choose a model" in why
+
+
+@needs_real
+@pytest.mark.parametrize("kind", ["qwen", "gpt2"])
+def test_real_tokenizers_can_take_part_even_with_accents_that_they_compose(kind: str) -> None:
+    assert refusal(codec(kind), ["cafe\u0301 \U0001f600 数 \\frac{1}{2}", "".join(TAGS)]) == ""
+
+
+def test_a_tokenizer_that_loses_spaces_is_refused() -> None:
+    assert "cannot write ' '" in refusal(Codec(words_without_spaces()), ["8 - 3 = 5"])
+
+
+def test_a_tokenizer_whose_ids_give_back_another_text_is_refused() -> None:
+    words = Tokenizer(WordPiece({"3": 0, "##4": 1, "4": 2, "</s>": 3, "[UNK]": 4}, unk_token="[UNK]"))
+    why = refusal(Codec(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")), ["3", "4"])
+    assert "give back another text" in why and "choose a model" in why
+
+
+def test_a_slow_tokenizer_has_no_codec() -> None:
+    with pytest.raises(UsageError, match="slow tokenizer"):
+        Codec(object())  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_without_an_end_of_its_own_has_no_codec() -> None:
+    with pytest.raises(UsageError, match="names no end-of-sequence") as caught:
+        Codec(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"8": 0}))))
+    assert "eos_token" in caught.value.fix
+
+
+HOSTILE = {
+    "spaces": " ",
+    "one letter": "a",
+    "combining marks": "\u0323\u0301",
+    "mixed scripts": "aб数\U0001f600שx ",
+    "spaces before words": "  x",
+    "an end's spelling": "<|im_end|></s>",
+}
+
+
+@pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_text_takes_time_in_proportion(kind: str, unit: str) -> None:
+    """Pieces of one byte each. Four times the bytes would take sixteen times as long, if time went with the square."""
+    own, times = codec(kind), {}
+    for size in (4096, 16384):
+        data = (unit * size).encode()[:size].decode(errors="ignore").encode()
+        sample = as_text(data, *[1] * len(data), end=-1.0)
+        spent = []
+        for _ in range(5):
+            started = time.thread_time()
+            own.from_text(sample)
+            spent.append(time.thread_time() - started)
+        times[size] = min(spent)
+    assert times[16384] < 11 * times[4096]
