@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from rich.live import Live
 
+from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
@@ -27,11 +28,15 @@ from ftis_node.observe.terminal import console, words
 from ftis_node.observe.view import nodes_view, number
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from ftis_node.tasks import load_task
 
 POLL_SECONDS = 0.5
 SPEAK_SECONDS = 5.0
 TIME_LIMIT = 280.0  # seconds: on a slow machine the demo ends with fewer steps rather than late
 STOP_SECONDS = 40.0
+TASK = "arithmetic"
+ALIKE = ("tiny-a", "tiny-b", "tiny-c")
+MIXED = ("tiny-chars", "tiny-numbers", "tiny-bpe")
 STARTING = "Importing PyTorch and libp2p."
 _MARK = ".ftis-node-demo"
 
@@ -57,16 +62,25 @@ class _Member:
     def steps(self) -> int:
         return int(self.status.get("step", 0))
 
+    @property
+    def tokenizer(self) -> str:
+        return str(self.status.get("tokenizer") or "")
+
     def curve(self) -> list[tuple[float, float]]:
         return [(e["since_start"], e["pass_at_1"]) for e in read_events(self.home.metrics, "evaluation")]
 
 
 class NodeSummary(msgspec.Struct, frozen=True):
-    """What became of one node. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss."""
+    """What became of one node. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss.
+
+    tokenizer: its fingerprint. foreign_tokenizers: how many other tokenizers the authors of the groups had that it used.
+    """
 
     name: str
     model: str
     role: str
+    tokenizer: str
+    foreign_tokenizers: int
     steps: int
     pass_at_1_before: float
     pass_at_1_after: float
@@ -90,10 +104,11 @@ class Summary(msgspec.Struct, frozen=True):
 class Demo:
     """Starts the daemons, watches them until each has taken its steps, ends them, and sums up."""
 
-    def __init__(self, output: Path, *, listener: bool, steps: int, quiet: bool) -> None:
+    def __init__(self, output: Path, *, listener: bool, steps: int, quiet: bool, mixed: bool = False) -> None:
         """
         Args:
             output: directory for the homes and results; a previous demo's is replaced, anything else is refused.
+            mixed: models with different tokenizers.
             steps: until every node has taken so many.
             quiet: nothing is drawn (for ``--json``).
         """
@@ -102,13 +117,18 @@ class Demo:
         self.console = console(stderr=True, quiet=quiet)
         self._interrupted = False
         _prepare(output)
+        models = MIXED if mixed else ALIKE
         self.members = [
-            self._member("A", "tiny-a", "full", "--full"),
-            self._member("B", "tiny-b", "full", "--full"),
-            self._member("C", "tiny-c", "lora", "--lora"),
+            self._member("A", models[0], "full", "--full"),
+            self._member("B", models[1], "full", "--full"),
+            self._member("C", models[2], "lora", "--lora"),
         ]
         if listener:
-            self.members.append(self._member("D", "tiny-b", "listener", "--full", "--own-share", "0"))
+            self.members.append(self._member("D", models[1], "listener", "--full", "--own-share", "0"))
+        self._run_file: Path | None = None
+        if mixed:
+            self._run_file = output / "run.toml"
+            self._run_file.write_text(dump_run_file(RunFile(run=_text_run())), encoding="utf-8")
 
     def run(self) -> Summary:
         """Runs the demo and returns its summary; Ctrl-C ends it early, with no process left.
@@ -149,9 +169,11 @@ class Demo:
             place = ("--port", str(port)) if member is first else ("--peers", address)
             command = [
                 *(sys.executable, "-m", "ftis_node", "join", "--model", member.model, "--home", str(member.home.path)),
-                *("--host", "127.0.0.1", "--name", member.name, "--seed", str(index), "--task", "arithmetic"),
+                *("--host", "127.0.0.1", "--name", member.name, "--seed", str(index), "--task", TASK),
                 *("--set", f"min_peers={len(self.members) - 1}", *place, *member.flags),
             ]
+            if member is first and self._run_file is not None:
+                command += ["--run", str(self._run_file)]
             member.home.path.mkdir(parents=True, exist_ok=True)
             with (member.home.path / "output.log").open("wb") as log:
                 member.process = subprocess.Popen(
@@ -224,7 +246,8 @@ class Demo:
                 member.process.wait()
 
     def _sum_up(self, seconds: float) -> Summary:
-        nodes = [self._node_summary(member) for member in self.members]
+        authors = {Identity.load_or_create(m.home.key).peer_id: m.tokenizer for m in self.members}
+        nodes = [self._node_summary(member, authors) for member in self.members]
         picture = self.output / "curves.png" if can_draw() else None
         complete = all(node.steps >= self.steps for node in nodes)
         summary = Summary(nodes, seconds, complete, str(picture) if picture is not None else None)
@@ -241,14 +264,18 @@ class Demo:
         self.console.print(words(f"{seconds:.0f} s; {curves}; logs under {self.output}"))
         return summary
 
-    def _node_summary(self, member: _Member) -> NodeSummary:
+    def _node_summary(self, member: _Member, authors: dict[str, str]) -> NodeSummary:
+        """authors: the tokenizer of each, by peer id."""
         evaluations = read_events(member.home.metrics, "evaluation")
         status = member.status
         by_author = status.get("foreign_groups_used", {})
+        others = {authors[author] for author, groups in by_author.items() if groups and author in authors}
         return NodeSummary(
             name=member.name,
             model=member.model,
             role=member.role,
+            tokenizer=member.tokenizer,
+            foreign_tokenizers=len(others - {member.tokenizer}),
             steps=max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
             pass_at_1_before=evaluations[0]["pass_at_1"] if evaluations else 0.0,
             pass_at_1_after=evaluations[-1]["pass_at_1"] if evaluations else 0.0,
@@ -272,12 +299,20 @@ def _prepare(output: Path) -> None:
 
 
 def _in_words(node: NodeSummary) -> str:
+    tokenizers = f" with {node.foreign_tokenizers} other tokenizers" if node.foreign_tokenizers else ""
     return (
         f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
         f"{node.pass_at_1_after:.2f} in {node.steps} steps, with {node.foreign_groups_used} groups of "
-        f"{len(node.foreign_groups_by_author)} others, which carried {node.foreign_weight_share:.0%} of what "
-        "it learned from"
+        f"{len(node.foreign_groups_by_author)} others{tokenizers}, which carried {node.foreign_weight_share:.0%} of "
+        "what it learned from"
     )
+
+
+def _text_run() -> Run:
+    """The run of the demo's task for models of any tokenizer."""
+    task = load_task(TASK)
+    names = ("data", "template", "reward", "text")
+    return run_for({"task": task.name} | {name: getattr(task, name) for name in names}, any_tokenizer=True)
 
 
 def _free_port() -> int:

@@ -16,6 +16,9 @@ def demo(
     listener: Annotated[
         bool, typer.Option("--listener", help="Add a fourth node that generates nothing and learns from the others.")
     ] = False,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="Three models with three different tokenizers, which exchange text.")
+    ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Until every node has taken so many steps.")] = 80,
     output: Annotated[Path, typer.Option("--output", help="Where homes, curves.png and summary.json go.")] = Path(
         "demo-output"
@@ -25,7 +28,7 @@ def demo(
     """Three different small models, a real swarm on this machine, live. Ctrl-C ends everything."""
     from ftis_node.demo import Demo
 
-    summary = Demo(output, listener=listener, steps=steps, quiet=json).run()
+    summary = Demo(output, listener=listener, mixed=mixed, steps=steps, quiet=json).run()
     if json:
         print_json(msgspec.to_builtins(summary))
     sys.exit(0 if summary.complete else 1)

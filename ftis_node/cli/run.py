@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import JsonOption, RewardOption, print_json
-from ftis_node.config.run import RUN_DEFAULTS, RunFile, dump_run_file, load_run_file, make_hints, make_run
+from ftis_node.config.run import RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
@@ -22,7 +22,8 @@ def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOp
     if json:
         print_json({"id": run_file.run.id.hex(), **run_file.model_dump(mode="json")})
     else:
-        say(f"# run {run_file.run.id.hex()}", *dump_run_file(run_file).splitlines())
+        head = f"# run {run_file.run.id.hex()}: {in_short(run_file.run)}"
+        say(head, *dump_run_file(run_file).splitlines())
 
 
 @app.command("new")
@@ -44,36 +45,33 @@ def new(
     completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     name: Annotated[str, typer.Option(help="A name for people; not part of the id.")] = "",
+    any_tokenizer: Annotated[
+        bool, typer.Option("--any-tokenizer", help="For models of any tokenizer: nodes exchange text.")
+    ] = False,
     bootstrap: Annotated[list[str] | None, typer.Option(help="An address to join at, repeatable; a hint.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a run file for a task and a tokenizer."""
+    """Write a run file for a task and a tokenizer, or for models of any tokenizer."""
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.tasks import load_task
     from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
     chosen = load_task(task, data=data, eval_data=eval_data, reward=reward, code=True)
-    if model is None and task != "arithmetic":
+    if any_tokenizer and model is not None:
+        raise UsageError("--any-tokenizer and --model contradict one another.", "Leave out --model.")
+    if not any_tokenizer and model is None and task != "arithmetic":
         raise UsageError(
             "A run is for one tokenizer, and no --model says which.",
-            "Name a model of the family that is to take part: --model qwen2.5-1.5b.",
+            "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer.",
         )
-    tokenizer = load_tokenizer(model or "tiny-a")
-    run = make_run(
-        slots=RUN_DEFAULTS["slots"],
-        task=chosen.name,
-        data=chosen.data,
-        template=chosen.template,
-        reward=chosen.reward,
-        prompt_tokens=chosen.prompt_tokens,
-        completion_tokens=completion_tokens or chosen.completion_tokens,
-        group=group,
-        temperature=temperature,
-        eos=end_ids(tokenizer),
-        tokenizer=fingerprint(tokenizer),
-        vocabulary=len(tokenizer),
-    )
+    names = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "text")
+    facts = {"task": chosen.name} | {name: getattr(chosen, name) for name in names}
+    if not any_tokenizer:
+        tokenizer = load_tokenizer(model or "tiny-a")
+        facts |= {"eos": end_ids(tokenizer), "tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
+    caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
+    run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **caps)
     run_file = RunFile(run=run, hints=hints)
     try:
         output.write_text(dump_run_file(run_file), encoding="utf-8")

@@ -240,18 +240,18 @@ def make_hints(**fields: Any) -> Hints:
         raise UsageError(f"The hint {first['loc'][0]!r} is wrong: {first['msg']}.", "Shorten it.") from None
 
 
-def run_for(facts: Mapping[str, Any], *, text: bool = False, **fields: Any) -> Run:
+def run_for(facts: Mapping[str, Any], *, any_tokenizer: bool = False, **fields: Any) -> Run:
     """A run for the task and the tokenizer that a loaded model told of (`Engine.load`), and with these fields.
 
     Args:
-        text: for models of any tokenizer.
+        any_tokenizer: a text run, for models of any tokenizer.
 
     Raises:
         UsageError: the fields make no run.
     """
     shared = ("task", "data", "template", "reward")
     known = {key: facts[key] for key in shared}
-    if text:
+    if any_tokenizer:
         caps = facts["text"]
         known |= {"packet": 2, "tokenizer": ANY, "completion_tokens": caps.completion_tokens}
         known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}

@@ -16,7 +16,7 @@ from ftis_node.lab.spec import TrialSpec, trial_of
 SHIPPED = Path(__file__).parent / "experiments"
 
 # What a file may say of the run, the rest following from task and tokenizer; and settings that are the lab's to make.
-_RUN_KEYS = ("group", "slots", "prompt_tokens", "completion_tokens", "temperature", "template")
+_RUN_KEYS = ("group", "slots", "prompt_tokens", "completion_tokens", "temperature", "template", "any_tokenizer")
 _TAKEN = {"seed", "steps", "model"}
 
 

@@ -81,6 +81,7 @@ class ComputeStatus(msgspec.Struct, frozen=True):
             "kind": facts.kind if facts is not None else None,
             "plan": plan_row(facts.plan) if facts is not None else None,
             "parameters": facts.parameters if facts is not None else None,
+            "tokenizer": facts.tokenizer if facts is not None else None,
             "worker_restarts": self.worker_restarts,
             "worker_memory_bytes": self.worker_memory_bytes,
             "gpu": msgspec.to_builtins(self.gpu),

@@ -144,6 +144,8 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     """The tokenizer: whether the model's token ids are the run's, and whether every prompt has room."""
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import load_tokenizer
+    from ftis_node.tasks.rewards import TAGS
+    from ftis_node.tokenizer.codec import text_refusal
     from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 
     if case.starting and case.plan is None:
@@ -152,10 +154,13 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         words = load_tokenizer(folder)
     mark, task = fingerprint(words), case.task
     facts = {"tokenizer": mark, "vocabulary": len(words), "eos": end_ids(words)}  # raises if no completion could end
+    prompts = [task.prompt(example) for example in task.train] if task is not None else []
+    facts["text_refusal"] = text_refusal(words, prompts, "".join(TAGS))
     if not case.runs:
-        yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with.")
+        why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
+        yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with. {why}")
         if task is not None:
-            shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens")
+            shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "text")
             case.to_start = run_for(facts | {"task": task.name} | {name: getattr(task, name) for name in shared})
     ids = {}
     for origin, run_file in case.runs:
@@ -164,7 +169,9 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         own = {"task": task.name if task is not None else run.task}
         own |= {name: getattr(task or run, name) for name in ("data", "reward")}
         check_fit(run, facts | own, case.settings.model)
-        yield Finding("tokenizer", "ok", f"It is that of the run of {origin}, {run.id.hex()}.")
+        fits = f"It fits the run of {origin}, {run.id.hex()}: for models of any tokenizer."
+        fits = fits if run.text else f"It is that of the run of {origin}, {run.id.hex()}."
+        yield Finding("tokenizer", "ok", fits)
     if len(ids) > 1:
         advice = "A node is in one run: name another --home, or other peers."
         yield Finding("run", "fail", f"{' and '.join(ids.values())} are of different runs.", advice)
@@ -173,20 +180,11 @@ def tokenizer(case: Case) -> Iterator[Finding]:
 
 def _refuse_rows(case: Case, words: Any) -> None:
     """Raise UsageError if the model has no room for a row that the run could ask. Without a task nothing is known."""
-    from ftis_node.fit.context import refuse_prompts
-    from ftis_node.tokenizer.fingerprint import prompt_ids
+    from ftis_node.worker.packets import checked_prompts, packets_of
 
-    task, shape, caps = case.task, case.shape, workload(case)
-    if task is None or shape is None:
+    run = case.run_file.run if case.run_file is not None else case.to_start
+    if case.task is None or case.shape is None or run is None:
         return
-    template = task.template if case.run_file is None else case.run_file.run.template
-    questions = [example.question for example in task.train]
-    refuse_prompts(
-        case.settings.model,
-        shape.context,
-        [prompt_ids(words, template, question) for question in questions],
-        questions,
-        "the training data",
-        completion_tokens=caps.completion_tokens,
-        prompt_tokens=caps.prompt_tokens,
-    )
+    questions = [example.question for example in case.task.train]
+    packets = packets_of(run, words)
+    checked_prompts(run, packets, case.settings.model, case.shape.context, questions, "the training data")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from ftis_node.tokenizer.fingerprint import backend_of
 from ftis_node.tokenizer.spelling import adds_prefix, plain_backend, token_bytes
 
 _SHOWN, _SHOWN_TEXT = 10, 40
+_PROBED = 64  # prompts
 
 # What any task may ask for. Only those of its characters count that a tokenizer can write one by one.
 _PROBES = (
@@ -202,3 +203,16 @@ def _characters(text: bytes, *, finished: bool) -> str | None:
     except UnicodeDecodeError as error:
         cut = error.reason == "unexpected end of data"
         return text[: error.start].decode() if cut and not finished else None
+
+
+def text_refusal(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], tags: str) -> str:
+    """Return why a tokenizer can take no part in a text run with these prompts, see `refusal`; "" if it can.
+
+    Of many prompts only the first are written and read back, and of the others only their characters.
+    """
+    try:
+        codec = Codec(tokenizer)
+    except UsageError as error:
+        return f"{error.what} {error.fix}"
+    letters = "".join(sorted(set("".join(prompts))))
+    return refusal(codec, [*prompts[:_PROBED], letters, tags])

@@ -15,14 +15,13 @@ import msgspec
 import psutil
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerBase
 
 from ftis_node.config.run import RUN_DEFAULTS, Run
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.evaluate import greedy
 from ftis_node.evaluate.evaluation import Evaluation
-from ftis_node.fit.context import Context, refuse_long_prompts, refuse_prompts, refuse_run
+from ftis_node.fit.context import Context, refuse_prompts, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.host.interruption import interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup
@@ -38,7 +37,7 @@ from ftis_node.step_report import StepReport
 from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.text import rounded
-from ftis_node.tokenizer.codec import Codec, refusal
+from ftis_node.tokenizer.codec import text_refusal
 from ftis_node.tokenizer.fingerprint import end_ids, fingerprint, unwritable
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import (
@@ -54,7 +53,7 @@ from ftis_node.worker.messages import (
     Sizes,
     StepGroup,
 )
-from ftis_node.worker.packets import Packets, Slot, TextPackets, TokenPackets
+from ftis_node.worker.packets import Packets, Slot, checked_prompts, packets_of
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
@@ -64,7 +63,6 @@ WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "l
 _RANDOM = "random.safetensors"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SPARE = 1.2  # of a checkpoint's size must be free in main memory for it to lie there beside the next step
-PROBED_PROMPTS = 64  # are written and read back; of the others only the characters
 TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # of one completion, for people to read
 
 logger = logging.getLogger(__name__)
@@ -159,7 +157,7 @@ class Engine:
             eos=list(end_ids(tokenizer)),
             unwritable=unwritable(tokenizer, self.task.template.replace("{question}", "") + "".join(TAGS)),
             text=self.task.text,
-            text_refusal=text_refusal(tokenizer, self.task),
+            text_refusal=text_refusal(tokenizer, [self.task.prompt(row) for row in self.task.train], "".join(TAGS)),
             parameters=self.policy.parameters(),
             checkpoint_bytes=4 * self.policy.trainable() + plan.memory.optimiser,
             kind=self.policy.kind,
@@ -191,8 +189,7 @@ class Engine:
                 be had; or the objective is unknown.
         """
         self.run = run
-        tokenizer = self.policy.tokenizer
-        self.packets = TextPackets(run, Codec(tokenizer)) if run.text else TokenPackets(run, tokenizer)
+        self.packets = packets_of(run, self.policy.tokenizer)
         self.close()
         self._scorer, self._side_scorer = (
             self._scorers.enter_context(scoring(self.run.reward, self.task.scorer)) for _ in range(2)
@@ -389,20 +386,8 @@ class Engine:
 
     def _prompts(self, examples: Sequence[Example], data: str) -> list[list[int]]:
         """Token ids of these examples. Raises UsageError as `refuse_prompts` does, which `data` is for."""
-        texts = [self._prompt(example) for example in examples]
-        prompts = [self.packets.prompt(text) for text in texts]
-        if self.run.text:
-            refuse_long_prompts(texts, self.run.prompt_bytes, data)
-        refuse_prompts(
-            self.policy.name,
-            self._context,
-            prompts,
-            [example.question for example in examples],
-            data,
-            completion_tokens=self.run.completion_tokens,
-            prompt_tokens=self.run.prompt_tokens or float("inf"),
-        )
-        return prompts
+        questions = [example.question for example in examples]
+        return checked_prompts(self.run, self.packets, self.policy.name, self._context, questions, data)
 
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
         return Sampling(cap, self.run.temperature, self.packets.ends, greedy=greedy)
@@ -461,14 +446,3 @@ def choose_objective(settings: Settings, task: str, completion_tokens: int) -> O
         return preset.replace(**parts)
     except ValueError as error:
         raise UsageError(f"The objective cannot be set up: {error}.", "Mend that setting.") from error
-
-
-def text_refusal(tokenizer: PreTrainedTokenizerBase, task: Task) -> str:
-    """Why a tokenizer can take no part in a text run of this task; nothing if it can."""
-    try:
-        codec = Codec(tokenizer)
-    except UsageError as error:
-        return f"{error.what} {error.fix}"
-    prompts = [task.prompt(example) for example in task.train]
-    letters = "".join(sorted(set("".join(prompts))))
-    return refusal(codec, [*prompts[:PROBED_PROMPTS], letters, "".join(TAGS)])

@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.config.run import Run
+from ftis_node.fit.context import Context, refuse_long_prompts, refuse_prompts
 from ftis_node.packet import (
     Completion,
     Packet,
@@ -171,6 +172,28 @@ class TextPackets:
         if not kept:
             return None
         return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept])
+
+
+def packets_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> Packets:
+    """The run's kind of packets for a model with this tokenizer. Raises UsageError as `Codec` does."""
+    return TextPackets(run, Codec(tokenizer)) if run.text else TokenPackets(run, tokenizer)
+
+
+def checked_prompts(
+    run: Run, packets: Packets, model: str, context: Context, questions: Sequence[str], data: str
+) -> list[list[int]]:
+    """Token ids of the prompts of these questions, which are from `data`, in words.
+
+    Raises:
+        UsageError: one is empty, longer than the run allows, or has no room in the model's context.
+    """
+    texts = [run.template.replace("{question}", question) for question in questions]
+    prompts = [packets.prompt(text) for text in texts]
+    if run.text:
+        refuse_long_prompts(texts, run.prompt_bytes, data)
+    cap = run.prompt_tokens or float("inf")
+    refuse_prompts(model, context, prompts, questions, data, completion_tokens=run.completion_tokens, prompt_tokens=cap)
+    return prompts
 
 
 def _text_completions(data: bytes) -> list[TextCompletion]:
