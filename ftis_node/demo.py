@@ -73,7 +73,7 @@ class _Member:
 class NodeSummary(msgspec.Struct, frozen=True):
     """What became of one node. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss.
 
-    tokenizer: its fingerprint. foreign_tokenizers: how many other tokenizers the authors of the groups had that it used.
+    tokenizer: its fingerprint. foreign_tokenizers: how many others the authors had whose groups it used.
     """
 
     name: str

@@ -1,0 +1,192 @@
+"""Packet version 2: one spelling of a group as text, and nothing else is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.packet import (
+    MAX_PACKET_BYTES,
+    PacketError,
+    TextCompletion,
+    TextPacket,
+    decode,
+    encode,
+    pack_text_group,
+    prompt_digest,
+)
+
+RUN_ID = bytes(range(16))
+AUTHOR = bytes(range(38))
+
+
+def completion(*pieces: bytes, end: float | None = -0.5) -> TextCompletion:
+    claims = -np.arange(1, len(pieces) + 1, dtype=np.float32) / 8
+    return TextCompletion(b"".join(pieces), np.array([len(piece) for piece in pieces], np.uint8), claims, end)
+
+
+def packet(*completions: TextCompletion) -> TextPacket:
+    return pack_text_group(
+        run_id=RUN_ID, author=AUTHOR, round=7, slot=1, policy_step=3, prompt="2+2=", completions=completions
+    )
+
+
+def same(one: TextCompletion, other: TextCompletion) -> bool:
+    return (
+        one.text == other.text
+        and np.array_equal(one.pieces, other.pieces)
+        and np.array_equal(one.logprobs, other.logprobs)
+        and one.end == other.end
+    )
+
+
+PLAIN = (completion(b"<think>", b"4", b"</think>"), completion("é".encode()[:1], end=None), completion())
+DATA = encode(packet(*PLAIN))
+
+
+def test_a_packet_reads_back_as_it_was_written() -> None:
+    found = decode(DATA)
+    assert isinstance(found, TextPacket)
+    assert (found.finished, found.lengths) == ((True, False, True), (3, 1, 0))
+    assert found.prompt_digest == prompt_digest("2+2=")
+    assert all(same(one, other) for one, other in zip(found.completions(), PLAIN, strict=True))
+    assert [len(one) for one in found.completions()] == [4, 1, 1]
+    assert not found.pieces.flags.writeable and not found.logprobs.flags.writeable
+
+
+def test_the_vector_of_the_specification() -> None:
+    """proto/PACKET.md spells these bytes out."""
+    small = encode(packet(completion(b"4", b"2")))
+    assert small.hex() == (
+        "9c02c410000102030405060708090a0b0c0d0e0fc408a2fd0e15d72c9d180701"
+        "03c408" + prompt_digest("2+2=").hex() + "c4010191"
+        "02c4020101c4023432c40c000000be000080be000000bf"
+    )
+
+
+pieces = st.lists(st.binary(min_size=1, max_size=255), max_size=5)
+claims = st.floats(-30, 0, width=32)
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> TextCompletion:
+    parts = draw(pieces)
+    end = draw(claims) if not parts or draw(st.booleans()) else None
+    if end is None and draw(st.booleans()):
+        parts.append(b"")
+    logprobs = np.array([draw(claims) for _ in parts], np.float32)
+    return TextCompletion(b"".join(parts), np.array([len(part) for part in parts], np.uint8), logprobs, end)
+
+
+@given(st.lists(completions(), min_size=1, max_size=9))
+def test_every_group_comes_back(group: list[TextCompletion]) -> None:
+    data = encode(packet(*group))
+    found = decode(data)
+    assert isinstance(found, TextPacket) and encode(found) == data
+    assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: st.DataObject) -> None:
+    damaged = bytearray(DATA)
+    for place in data.draw(st.lists(st.integers(0, len(DATA) - 1), min_size=1, max_size=3)):
+        damaged[place] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))] if data.draw(st.booleans()) else damaged
+    try:
+        found = decode(bytes(damaged))
+    except PacketError:
+        return
+    assert encode(found) == damaged
+
+
+@pytest.mark.parametrize("cut", range(0, len(DATA), 7))
+def test_a_cut_packet_is_refused(cut: int) -> None:
+    with pytest.raises(PacketError):
+        decode(DATA[:cut])
+
+
+def test_bytes_after_a_packet_are_refused() -> None:
+    with pytest.raises(PacketError, match="follow"):
+        decode(DATA + b"\0")
+
+
+def header(**changes: object) -> bytes:
+    fields: dict[str, object] = {
+        **{"version": 2, "run": RUN_ID, "author": bytes(8), "round": 7, "slot": 1, "step": 3, "prompt": bytes(8)},
+        **{"mask": b"\1", "lengths": [2], "pieces": b"\1\1", "text": b"42", "logprobs": bytes(12)},
+    }
+    return msgpack.packb([*(fields | changes).values()], use_bin_type=True)
+
+
+def test_what_the_layout_allows() -> None:
+    assert isinstance(decode(header()), TextPacket)
+    assert isinstance(decode(header(logprobs=bytes(8), mask=b"\0")), TextPacket)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 3},
+        {"version": True},
+        {"version": 1},
+        {"run": bytes(15)},
+        {"mask": b"\3"},
+        {"mask": b"\1\0"},
+        {"lengths": [3]},
+        {"lengths": []},
+        {"lengths": [-1]},
+        {"lengths": [1 << 40]},
+        {"lengths": [0], "mask": b"\0", "pieces": b"", "text": b"", "logprobs": b""},
+        {"pieces": b"\1\2"},
+        {"pieces": b"\1"},
+        {"text": b"4"},
+        {"text": "42"},
+        {"logprobs": bytes(8)},
+        {"logprobs": bytes(16)},
+        {"round": 1 << 64},
+    ],
+)
+def test_what_the_layout_does_not_allow(changes: dict[str, object]) -> None:
+    try:
+        data = header(**changes)
+    except OverflowError:
+        return
+    with pytest.raises(PacketError):
+        decode(data)
+
+
+def test_a_length_in_a_longer_form_is_refused() -> None:
+    """0xc5 0002 says the same as 0xc4 02."""
+    longer = header().replace(b"\xc4\x0242", b"\xc5\x00\x0242")
+    with pytest.raises(PacketError, match="canonical"):
+        decode(longer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pieces": np.zeros(3, np.int64)}, "pieces must be"),
+        ({"logprobs": np.zeros(3)}, "logprobs must be"),
+        ({"text": b"no"}, "bytes of text"),
+        ({"finished": (True,)}, "logprobs must be"),
+    ],
+)
+def test_parts_that_do_not_fit_cannot_be_encoded(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(PacketError, match=said):
+        encode(replace(packet(*PLAIN), **changes))
+
+
+def test_no_completions_and_too_many_bytes_cannot_be_encoded() -> None:
+    with pytest.raises(PacketError, match="at least one"):
+        packet()
+    huge = completion(*[b"x" * 255] * (MAX_PACKET_BYTES // 260 + 1))
+    with pytest.raises(PacketError, match="above"):
+        encode(packet(huge))
+    with pytest.raises(PacketError, match="above"):
+        decode(bytes(MAX_PACKET_BYTES + 1))
