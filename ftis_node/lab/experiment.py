@@ -18,6 +18,7 @@ from ftis_node.lab.payloads import SCRIPTS
 from ftis_node.lab.recipes import RECIPES
 from ftis_node.lab.reporting import manifest
 from ftis_node.lab.reporting.manifest import ALL, ATTACK, HELD_OUT, METHOD
+from ftis_node.lab.vocabularies import TOKENIZERS
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=, -]*$", max_length=80)]
 
@@ -38,6 +39,7 @@ class WarmUp(_Table):
     style: Literal["terse", "spelled", "backwards"] = "terse"
     harder: float = Field(0.0, ge=0, lt=1)
     forgetful: int | None = Field(None, ge=0, le=9)
+    tokenizer: str = ""
     steps: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
@@ -45,6 +47,8 @@ class WarmUp(_Table):
         names = [recipe.name for recipe in RECIPES]
         if self.recipe not in names:
             raise ValueError(f"{did_you_mean(self.recipe, names)}a recipe is one of {', '.join(names)}")
+        if self.tokenizer and self.tokenizer not in TOKENIZERS:
+            raise ValueError(f"a tokenizer is one of {', '.join(TOKENIZERS)}, not {self.tokenizer!r}")
         return self
 
 

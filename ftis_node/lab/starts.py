@@ -83,4 +83,5 @@ def _recipe(warm: WarmUp) -> Recipe:
     changes: dict[str, Any] = {"weak": warm.weak, "style": warm.style, "harder": warm.harder}
     changes |= {} if warm.forgetful is None else {"forgetful": warm.forgetful}
     changes |= {} if warm.steps is None else {"steps": warm.steps}
+    changes |= {"tokenizer": warm.tokenizer} if warm.tokenizer else {}
     return dataclasses.replace(recipe, **changes)
