@@ -14,12 +14,13 @@ import pytest
 
 from tests.support.daemons import ENVIRONMENT, command, gone, run_cli
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(900)
 
 
-def test_a_short_demo_with_a_listener_ends_with_a_summary_and_a_picture(tmp_path: Path) -> None:
+def test_a_short_demo_of_three_tokenizers_and_a_listener_ends_with_a_summary_and_a_picture(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    ended = run_cli("demo", "--listener", "--steps", "6", "--json", "--output", str(output), timeout=150)
+    flags = ("--mixed", "--listener", "--steps", "6", "--json", "--output", str(output))
+    ended = run_cli("demo", *flags, timeout=800)
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
     nodes = {node["name"]: node for node in summary["nodes"]}
@@ -28,8 +29,10 @@ def test_a_short_demo_with_a_listener_ends_with_a_summary_and_a_picture(tmp_path
         assert node["steps"] >= 6
         assert 0.2 < node["pass_at_1_before"] < node["pass_at_1_after"]
         assert len(node["foreign_groups_by_author"]) == (3 if node["name"] == "D" else 2)
-        assert node["foreign_weight_share"] >= 0.1
+        assert node["foreign_tokenizers"] == 2 or node["name"] == "D"
+        assert node["foreign_weight_share"] >= 0.05
         assert node["bytes_in"] > 0
+    assert len({node["tokenizer"] for node in nodes.values()}) == 3
     assert nodes["D"]["own_groups_used"] == 0
     assert nodes["D"]["foreign_weight_share"] == 1.0
     assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -47,14 +50,14 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     )
     try:
         me = psutil.Process(process.pid)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 600
         while not (tmp_path / "out" / "c" / "metrics.jsonl").exists():
             assert time.monotonic() < deadline and process.poll() is None, "the nodes do not come up"
             time.sleep(0.1)
         family = me.children(recursive=True)
         assert sum(child.name() == "p2pd" for child in family) == 3
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(300) == 130
         gone(family)
     finally:
         if process.poll() is None:

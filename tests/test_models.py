@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import transformers
-from ftis_node.policy.tokenizer import end_ids, fingerprint
 from tokenizers import pre_tokenizers
 
 import ftis_node
@@ -23,6 +22,7 @@ from ftis_node.lab.vocabularies import TAGS, TOKENIZERS, WORDS
 from ftis_node.lab.warmup import greedy_pass_at_1
 from ftis_node.policy.load import load_policy
 from ftis_node.tasks import load_task
+from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 
 MODELS = Path(ftis_node.__file__).parent / "models"
 MANIFEST = json.loads((MODELS / "manifest.json").read_text())

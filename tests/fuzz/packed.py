@@ -13,7 +13,7 @@ from ftis_node.config.run import Run
 from ftis_node.packet import MSGPACK_ERRORS, author_digest
 from ftis_node.swarm.announcement import AnnouncementError, decode_announcement
 from tests.fuzz.changes import LOGPROBS, any_integer, raw
-from tests.fuzz.world import AUTHOR, CONTEXTS, IDENTITIES, NOW, PEERS, drawn_digest
+from tests.fuzz.world import AUTHOR, CONTEXTS, IDENTITIES, NOW, PEERS, TEXT, drawn_digest
 
 
 def other(value: Any, rng: random.Random) -> Any:
@@ -73,6 +73,8 @@ def _fields(data: bytes, count: int) -> list[Any] | None:
 
 def packet(data: bytes, rng: random.Random) -> bytes:
     """A packet with some field changed, and most of what follows from the others put right again."""
+    if (text := _fields(data, 12)) is not None:
+        return _text_packet(data, text, rng)
     fields = _fields(data, 10)
     if fields is None or rng.random() < 0.1:
         return raw(data, rng)
@@ -86,6 +88,39 @@ def packet(data: bytes, rng: random.Random) -> bytes:
     except MSGPACK_ERRORS:
         return raw(data, rng)
     return b"\x9a" + body
+
+
+def _text_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
+    """The same for a packet of text, whose pieces, text and log-probs mostly add up again."""
+    if rng.random() < 0.1:
+        return raw(data, rng)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        place = rng.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 9, 10, 10, 11, 11))
+        fields[place] = other(fields[place], rng)
+    if rng.random() < 0.85:
+        fields[1], fields[2] = TEXT.id, author_digest(AUTHOR.author)
+        if all(type(value) is int and 0 <= value < 1 << 64 for value in fields[3:5]):
+            fields[6] = drawn_digest(TEXT, AUTHOR.author, fields[3], fields[4])
+        _add_up(fields, rng)
+    try:
+        return b"\x9c" + b"".join(_spelled(field, rng) for field in fields)
+    except MSGPACK_ERRORS:
+        return raw(data, rng)
+
+
+def _add_up(fields: list[Any], rng: random.Random) -> None:
+    mask, lengths, pieces, text, claims = fields[7:]
+    if not isinstance(lengths, list) or not all(isinstance(part, bytes) for part in (mask, pieces, text, claims)):
+        return
+    if len(lengths) > 256 or not all(type(length) is int and 0 <= length <= 512 for length in lengths):
+        return
+    bits = int.from_bytes(mask, "little") & ((1 << len(lengths)) - 1)
+    fields[7] = bits.to_bytes((len(lengths) + 7) // 8, "little")
+    count = sum(lengths)
+    fields[9] = pieces = (pieces + b"\1" * count)[:count]
+    fields[10] = (text + b"4" * sum(pieces))[: sum(pieces)]
+    size = 4 * (count + bits.bit_count())
+    fields[11] = (claims + struct.pack("<f", rng.choice(LOGPROBS)) * size)[:size]
 
 
 def _records(records: Any, rng: random.Random) -> Any:

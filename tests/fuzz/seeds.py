@@ -14,7 +14,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.config.run import Hints, Run, RunFile, run_file_as_json
-from ftis_node.packet import Completion, encode
+from ftis_node.packet import Completion, TextCompletion, encode, pack_text_group
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.handshake import greeting
@@ -24,7 +24,7 @@ from ftis_node.swarm.table import announcement_id
 from ftis_node.swarm.wire.records import OwnerSigned, pack_addresses, record_key
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
-from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, stopped_clock
+from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, drawn_digest, stopped_clock
 from tests.support.swarm import CAP, content
 
 
@@ -38,6 +38,22 @@ def packet(run: Run = RUN, round: int = 7, slot: int = 3) -> bytes:
             ids[-1] = EOS[length % 2]
         completions.append(Completion(ids, np.full(len(ids), -0.5, np.float32), finished))
     return encode(content(run, AUTHOR.author, round, slot, completions, policy_step=40))
+
+
+def text_packet(round: int = 7, slot: int = 3) -> bytes:
+    """A packet of text that is admitted: finished completions, one at the cap in tokens, one that was aborted."""
+    sizes = ([2, 3, 1], [1] * TEXT.completion_tokens, [4, 0], [])
+    completions = [
+        TextCompletion(
+            "é12345"[: sum(each)].encode()[: sum(each)].ljust(sum(each), b"x"), np.array(each, np.uint8), claims, end
+        )
+        for each, end in zip(sizes, (-0.5, None, None, -0.25), strict=True)
+        for claims in (np.full(len(each), -0.5, np.float32),)
+    ]
+    made = pack_text_group(
+        run_id=TEXT.id, author=AUTHOR.author, round=round, slot=slot, policy_step=40, prompt="", completions=completions
+    )
+    return encode(replace(made, prompt_digest=drawn_digest(TEXT, AUTHOR.author, round, slot)))
 
 
 def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:
@@ -114,7 +130,12 @@ def _records() -> list[bytes]:
 def _run_files() -> list[bytes]:
     hints = Hints(name="a run", bootstraps=ADDRESSES[:3], contact="somebody")
     several_lines = RUN.model_copy(update={"template": 'Solve:\n\t"{question}" \\ \x7f'})
-    files = [RunFile(run=RUN), RunFile(run=HORIZONTAL, hints=hints), RunFile(run=several_lines, hints=hints)]
+    files = [
+        RunFile(run=RUN),
+        RunFile(run=TEXT),
+        RunFile(run=HORIZONTAL, hints=hints),
+        RunFile(run=several_lines, hints=hints),
+    ]
     by_hand = ' { "hints": {"name": "\\u0041\\n"}, "run": {"group": 4, "eos": [], "temperature": 1e2} }\n'
     return [*(run_file_as_json(file).encode() for file in files), by_hand.encode()]
 
@@ -145,7 +166,7 @@ def _requests() -> list[bytes]:
 def seeds(target: str) -> list[bytes]:
     """Inputs of a target that each reach far."""
     made: dict[str, list[bytes]] = {
-        "admit": [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60)],
+        "admit": [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60), text_packet()],
         "announcement": [announcement().encode(), announcement(packets=1).encode(), announcement(packets=12).encode()],
         "handshake": _handshakes(),
         "exchange": _conversations(),

@@ -19,9 +19,9 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
-from ftis_node.config.run import RUN_FILE_CHARACTERS_MAX, run_file_as_json, run_file_from_json
+from ftis_node.config.run import RUN_FILE_CHARACTERS_MAX, Run, run_file_as_json, run_file_from_json
 from ftis_node.errors import UsageError
-from ftis_node.packet import MAX_PACKET_BYTES, Group, PacketError, decode, encode, packet_digest
+from ftis_node.packet import MAX_PACKET_BYTES, Group, Packet, PacketError, TextPacket, decode, encode, packet_digest
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address, ranked
 from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Blame, Reason, Rejection, admit
@@ -68,6 +68,37 @@ def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> Non
     require(encode(packet) == data and group.digest == packet_digest(data), "it does not read back")
     require(packet.run_id == run.id and packet.slot < run.slots, "it is of another run")
     require(len(packet.lengths) == len(packet.finished) == run.completions, "a wrong number of completions")
+    require(isinstance(packet, TextPacket) == run.text, "it is of the other version")
+    (_check_text if run.text else _check_records)(run, packet, data)
+    told = (packet.round, packet.slot)
+    same = admit(context, AUTHOR.author, data, announced=told, digest=group.digest)
+    require(isinstance(same, Group) and same.key == (AUTHOR.author, *told), "it is not admitted as announced")
+    for reason, verdict in (
+        (Reason.NOT_AS_ANNOUNCED, admit(context, AUTHOR.author, data, announced=(told[0], told[1] + 1))),
+        (Reason.WRONG_HASH, admit(context, AUTHOR.author, data, digest=bytes(32))),
+        (Reason.OTHER_AUTHOR, admit(context, PEERS[2].author, data)),
+    ):
+        require(isinstance(verdict, Rejection) and verdict.reason is reason, f"not refused as {reason}")
+
+
+def _check_text(run: Run, packet: TextPacket, data: bytes) -> None:
+    """The fields are read by msgpack itself, which is another decoder than ours."""
+    *_, sizes, text, claims = msgpack.unpackb(data)
+    logprobs = [claim for (claim,) in struct.iter_unpack("<f", claims)]
+    require(len(text) == sum(sizes), "text without pieces, or pieces without text")
+    require(all(run.logprob_min <= claim <= LOGPROB_MAX for claim in logprobs), "an impossible log-prob")
+    require(len(logprobs) == sum(packet.lengths) + sum(packet.finished), "a wrong number of log-probs")
+    for length, finished in zip(packet.lengths, packet.finished, strict=True):
+        pieces, sizes = sizes[:length], sizes[length:]
+        require(length <= run.completion_tokens, "too long")
+        require(all(pieces[:-1]) and (all(pieces) or not finished), "an empty piece")
+        require(sum(pieces[:-1]) < run.completion_bytes, "it goes on after the cap in bytes")
+        full = length == run.completion_tokens or sum(pieces) >= run.completion_bytes
+        require(finished or full or pieces[-1] == 0, "cut short")
+        require(not finished or sum(pieces) < run.completion_bytes, "finished after the cap in bytes")
+
+
+def _check_records(run: Run, packet: Packet, data: bytes) -> None:
     records = list(struct.iter_unpack("<If", data[len(data) - 8 * sum(packet.lengths) :]))
     lowest = -(math.log(run.vocabulary) + 18)
     for length, finished in zip(packet.lengths, packet.finished, strict=True):
@@ -78,15 +109,6 @@ def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> Non
         require(all(lowest <= logprob <= LOGPROB_MAX for _, logprob in completion), "an impossible log-prob")
         ends = [id in run.eos for id, _ in completion]
         require(not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
-    told = (packet.round, packet.slot)
-    same = admit(context, AUTHOR.author, data, announced=told, digest=group.digest)
-    require(isinstance(same, Group) and same.key == (AUTHOR.author, *told), "it is not admitted as announced")
-    for reason, verdict in (
-        (Reason.NOT_AS_ANNOUNCED, admit(context, AUTHOR.author, data, announced=(told[0], told[1] + 1))),
-        (Reason.WRONG_HASH, admit(context, AUTHOR.author, data, digest=bytes(32))),
-        (Reason.OTHER_AUTHOR, admit(context, PEERS[2].author, data)),
-    ):
-        require(isinstance(verdict, Rejection) and verdict.reason is reason, f"not refused as {reason}")
 
 
 # --- announcements ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The small world in which every input is judged: two runs, a few nodes, a clock that stands still."""
+"""The small world in which every input is judged: three runs, a few nodes, a clock that stands still."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftis_node.draw import draw
 from ftis_node.packet import prompt_digests
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
-from tests.support.swarm import PROMPTS, ROWS, identity, make_run
+from tests.support.swarm import PROMPTS, ROWS, identity, make_run, make_text_run
 
 NOW = 1_760_000_000
 """Inputs are kept for years, so the time of day at which they are read is always this one."""
@@ -26,7 +26,8 @@ IDENTITIES = {peer.author: peer for peer in PEERS}
 EOS = (998, 999)
 RUN = make_run(group=4, eos=EOS)
 HORIZONTAL = make_run(group=8, eos=EOS, collaboration="horizontal", parts=2)
-CONTEXTS = tuple(AdmissionContext(run, prompt_digests(PROMPTS)) for run in (RUN, HORIZONTAL))
+TEXT = make_text_run(group=4)
+CONTEXTS = tuple(AdmissionContext(run, prompt_digests(PROMPTS)) for run in (RUN, HORIZONTAL, TEXT))
 
 Result = TypeVar("Result")
 

@@ -58,6 +58,13 @@ def make_run(**changes: Any) -> Run:
     return Run(**(fields | changes))
 
 
+def make_text_run(**changes: Any) -> Run:
+    """A run for models of any tokenizer."""
+    shared = make_run().model_dump(include={"task", "data", "template", "reward", "group", "slots", "temperature"})
+    caps = {"prompt_bytes": 60, "completion_bytes": 40, "completion_tokens": CAP}
+    return Run(**shared | {"packet": 2, "tokenizer": "any"} | caps | changes)
+
+
 RUN = make_run()
 OTHER_RUN = make_run(slots=8)
 CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))

@@ -1,0 +1,271 @@
+"""A text run in the engine: any two models read one another, those of one tokenizer as in a token run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ftis_node.config.run import Run, check_fit
+from ftis_node.errors import UsageError
+from ftis_node.packet import Completion, Packet, PacketError, TextCompletion, TextPacket, decode, encode
+from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
+from ftis_node.swarm.identity import Identity
+from ftis_node.tokenizer.codec import Codec
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import GroupPart, ReadableGroup, StepGroup
+from ftis_node.worker.packets import Slot, TextPackets
+from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_tokenizer
+
+AUTHOR = Identity(bytes(32)).author
+
+
+def opened(model: str, *, any_tokenizer: bool = True, **changes: Any) -> tuple[Engine, AdmissionContext]:
+    engine = Engine()
+    facts = engine.load(arithmetic_settings(model=model, eval_prompts=20), "arithmetic")
+    run = arithmetic_run(facts, any_tokenizer=any_tokenizer, **changes)
+    check_fit(run, facts.shared(), model)
+    return engine, AdmissionContext(run, engine.open(run).prompt_digests)
+
+
+def drawn(context: AdmissionContext, slots: int = 4) -> list[int]:
+    """The rows that AUTHOR's first slots answer."""
+    return [context.row_of(AUTHOR, 7, slot) for slot in range(slots)]
+
+
+def state(engine: Engine) -> dict[str, torch.Tensor]:
+    return engine.learner.state()[0]
+
+
+@pytest.fixture(scope="module")
+def chars() -> tuple[Engine, AdmissionContext]:
+    return opened("tiny-chars")
+
+
+@pytest.fixture(scope="module")
+def numbers() -> tuple[Engine, AdmissionContext]:
+    return opened("tiny-numbers")
+
+
+def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(
+    chars: tuple[Engine, AdmissionContext], numbers: tuple[Engine, AdmissionContext]
+) -> None:
+    author, context = chars
+    reader, theirs = numbers
+    assert theirs.prompt_digests == context.prompt_digests and theirs.run == context.run
+    rows = drawn(context)
+    generated = author.generate(rows, AUTHOR, 7, 1)
+    for slot, (row, group) in enumerate(zip(rows, generated.groups, strict=True)):
+        admitted = admit(theirs, AUTHOR, group.packet, announced=(7, slot))
+        assert not isinstance(admitted, Rejection) and admitted.row == row
+        assert reader.score(row, group.packet) == group.rewards
+        read, written = (each.texts([ReadableGroup(row, group.packet, 8)]) for each in (reader, author))
+        assert read == written and "<answer>" in "".join(read[0].completions)
+
+
+def test_a_step_on_anothers_group_learns_over_chunks(numbers: tuple[Engine, AdmissionContext]) -> None:
+    author, context = numbers
+    learner, _ = opened("tiny-bpe")
+    rows = drawn(context)
+    made = author.generate(rows, AUTHOR, 7, 1)
+    before = state(learner)
+    uneven = [float(place % 2) for place in range(context.run.group)]
+    groups = [
+        StepGroup(row, [GroupPart("peer", one.packet, uneven)]) for row, one in zip(rows, made.groups, strict=True)
+    ]
+    report = learner.step(groups)
+    figures = report.diagnostics.sources["peer"]
+    assert figures["samples"] + figures.get("unreadable", 0) == 4 * context.run.group
+    assert figures["chunked"] > 0.8 * figures["samples"]
+    assert 0.2 < figures["ratio_p50"] < 5
+    assert report.gradient_norm > 0 and any(
+        not torch.equal(before[name], after) for name, after in state(learner).items()
+    )
+
+
+def as_text(packet: Packet, codec: Codec, prompt: str, run: Run) -> bytes:
+    """The same samples as a packet of a text run."""
+    slot = Slot(AUTHOR, packet.round, packet.slot, packet.policy_step)
+    return TextPackets(run, codec).write(slot, prompt, [], list(packet.completions()))
+
+
+@pytest.mark.parametrize("source", ["own", "peer"])
+def test_with_one_tokenizer_a_text_run_trains_bit_for_bit_as_a_token_run(source: str) -> None:
+    tokens, context = opened("tiny-a", any_tokenizer=False)
+    text, text_context = opened("tiny-a", completion_tokens=16)
+    rows = drawn(context)
+    groups: dict[str, list[StepGroup]] = {"tokens": [], "text": []}
+    kept = 0
+    for row, made in zip(rows, tokens.generate(rows, AUTHOR, 7, 1).groups, strict=True):
+        packet = decode(made.packet)
+        assert isinstance(packet, Packet)
+        prompt = text.task.prompt(text.task.train[row])
+        data = as_text(packet, Codec(tiny_tokenizer()), prompt, text_context.run)
+        read = text.packets.completions(data, own=source == "own")
+        # Pads and newlines that a token run has inside a completion end one in a text run; equal groups are compared.
+        same = all(
+            one is not None and one.chunks is None and np.array_equal(one.token_ids, other.token_ids)
+            for one, other in zip(read, packet.completions(), strict=True)
+        )
+        if same:
+            kept += 1
+            rewards = [float(place % 2) for place in range(8)]
+            groups["tokens"].append(StepGroup(row, [GroupPart(source, made.packet, rewards)]))
+            groups["text"].append(StepGroup(row, [GroupPart(source, data, rewards)]))
+    assert kept >= 2
+    reports = [tokens.step(groups["tokens"]), text.step(groups["text"])]
+    assert reports[0].loss == reports[1].loss and reports[0].diagnostics == reports[1].diagnostics
+    assert all(torch.equal(one, other) for one, other in zip(state(tokens).values(), state(text).values(), strict=True))
+
+
+def completion(text: str, tokenizer: Any, *, end: bool = True) -> Completion:
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], *([tokenizer.eos_token_id] if end else [])]
+    return Completion(np.array(ids, np.uint32), np.full(len(ids), -0.5, np.float32), end)
+
+
+def text_packets(engine: Engine, run: Run, **changes: Any) -> TextPackets:
+    """The engine's packets in a run with other caps."""
+    return TextPackets(run.model_copy(update=changes), Codec(engine.policy.tokenizer))
+
+
+def admitted(context: AdmissionContext, data: bytes, **changes: Any) -> bool:
+    packet = decode(data)
+    assert isinstance(packet, TextPacket)
+    run = context.run.model_copy(update={"group": len(packet.lengths)} | changes)
+    other = AdmissionContext(run, context.prompt_digests)
+    row = other.row_of(AUTHOR, 7, 0)
+    fitting = replace(packet, run_id=run.id, prompt_digest=other.digest_of_row(row))
+    found = admit(other, AUTHOR, encode(fitting), announced=(7, 0))
+    return not isinstance(found, Rejection)
+
+
+def test_a_completion_that_reaches_the_cap_in_bytes_is_cut_there(chars: tuple[Engine, AdmissionContext]) -> None:
+    engine, context = chars
+    packets = text_packets(engine, context.run, completion_bytes=5)
+    made = [completion(text, engine.policy.tokenizer) for text in ("1234", "12345", "123456789")]
+    data = packets.write(Slot(AUTHOR, 7, 0, 1), "", [], made)
+    assert [(one.text, one.finished) for one in packets.texts(data)] == [
+        ("1234", True),
+        ("12345", False),
+        ("12345", False),
+    ]
+    assert admitted(context, data, completion_bytes=5)
+
+
+def test_a_token_without_text_ends_a_completion_unfinished(chars: tuple[Engine, AdmissionContext]) -> None:
+    engine, context = chars
+    tokenizer = engine.policy.tokenizer
+    plain = completion("12", tokenizer)
+    pad = tokenizer.pad_token_id
+    broken = replace(plain, token_ids=np.array([plain.token_ids[0], pad, *plain.token_ids[1:]], np.uint32))
+    broken = replace(broken, logprobs=np.full(4, -0.5, np.float32))
+    packets = text_packets(engine, context.run)
+    data = packets.write(Slot(AUTHOR, 7, 0, 1), "", [], [broken, plain])
+    (first, second) = decode(data).completions()
+    assert isinstance(first, TextCompletion) and first.pieces.tolist() == [1, 0] and not first.finished
+    assert second.finished and admitted(context, data)
+    own, _ = packets.completions(data, own=True)
+    assert own is not None and own.token_ids.tolist() == plain.token_ids[:1].tolist() and not own.finished
+
+
+def test_the_cap_in_tokens_holds_for_the_readers_tokens_too(
+    chars: tuple[Engine, AdmissionContext], numbers: tuple[Engine, AdmissionContext]
+) -> None:
+    author, context = numbers
+    reader, _ = chars
+    long = "<think>12 13</think><answer>13</answer>"
+    tokens = len(completion(long, author.policy.tokenizer))
+    assert tokens < 30 < len(long)
+    slot = Slot(AUTHOR, 7, 0, 1)
+    unfinished = completion(long, author.policy.tokenizer, end=False)
+    packets = text_packets(author, context.run, completion_tokens=30)
+    data = packets.write(slot, "", [], [completion(long, author.policy.tokenizer), unfinished])
+    finished, cut = text_packets(reader, context.run, completion_tokens=30).completions(data, own=False)
+    assert finished is None, "this model would have been cut off there"
+    assert cut is not None and 0 < len(cut) <= 30 and not cut.finished
+    assert cut.chunks is not None and len(cut.logprobs) == cut.chunks[-1] + 1
+    whole = bytes(author.policy.tokenizer.decode(unfinished.token_ids), "utf-8")
+    assert whole.startswith(bytes(reader.policy.tokenizer.decode(cut.token_ids), "utf-8"))
+
+
+def refusal(context: AdmissionContext, *completions: TextCompletion) -> Reason | None:
+    run = context.run.model_copy(update={"group": len(completions), "completion_tokens": 4, "completion_bytes": 6})
+    other = AdmissionContext(run, context.prompt_digests)
+    slot = Slot(AUTHOR, 7, 0, 1)
+    template = TextPackets(run, Codec(tiny_tokenizer())).write(slot, "", [], [completion("1", tiny_tokenizer())])
+    packet = decode(template)
+    assert isinstance(packet, TextPacket)
+    claims = [c for one in completions for c in (*one.logprobs.tolist(), *([one.end] if one.finished else []))]
+    packet = replace(
+        packet,
+        prompt_digest=other.digest_of_row(other.row_of(AUTHOR, 7, 0)),
+        finished=tuple(one.finished for one in completions),
+        lengths=tuple(len(one.pieces) for one in completions),
+        pieces=np.concatenate([one.pieces for one in completions]),
+        text=b"".join(one.text for one in completions),
+        logprobs=np.array(claims, np.float32),
+    )
+    found = admit(other, AUTHOR, encode(packet))
+    return found.reason if isinstance(found, Rejection) else None
+
+
+def written(*pieces: bytes, end: float | None = -1.0, claim: float = -1.0) -> TextCompletion:
+    sizes = np.array([len(piece) for piece in pieces], np.uint8)
+    return TextCompletion(b"".join(pieces), sizes, np.full(len(pieces), claim, np.float32), end)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (written(b"12", b"3"), None),
+        (written(), None),
+        (written(b"1", b"2", b"3", b"4", end=None), None),
+        (written(b"1", b"23456", end=None), None),
+        (written(b"1", b"2345678", end=None), None),
+        (written(b"1", b"", end=None), None),
+        (written(b"1", b"2", end=None), Reason.CUT_SHORT),
+        (written(b"1", b"2", b"3", b"4", b"5"), Reason.TOO_LONG),
+        (written(b"1", b"23456"), Reason.TOO_LONG),
+        (written(b"123456", b"7", end=None), Reason.TOO_LONG),
+        (written(b"1", b"", b"2", end=None), Reason.EMPTY_PIECE),
+        (written(b"1", b""), Reason.EMPTY_PIECE),
+        (written(b"1", claim=-33.0), Reason.LOGPROB_OUT_OF_RANGE),
+        (written(b"1", claim=float("nan")), Reason.LOGPROB_OUT_OF_RANGE),
+        (written(b"1", end=0.5), Reason.LOGPROB_OUT_OF_RANGE),
+    ],
+)
+def test_admission_of_text(chars: tuple[Engine, AdmissionContext], made: TextCompletion, reason: Reason | None) -> None:
+    assert refusal(chars[1], made, written(b"1")) is reason
+
+
+def test_packets_of_the_other_kind_are_refused(chars: tuple[Engine, AdmissionContext]) -> None:
+    engine, context = chars
+    tokens, token_context = opened("tiny-a", any_tokenizer=False, completion_tokens=64)
+    for one, other in ((engine, token_context), (tokens, context)):
+        (group,) = one.generate([0], AUTHOR, 7, 1).groups
+        packet = replace(
+            decode(group.packet),
+            run_id=other.run_id,
+            prompt_digest=other.digest_of_row(other.row_of(AUTHOR, 7, 0)),
+        )
+        found = admit(other, AUTHOR, encode(packet))
+        assert isinstance(found, Rejection) and found.reason is Reason.OTHER_VERSION
+    with pytest.raises(PacketError, match="token ids"):
+        engine.packets.completions(group.packet, own=False)
+    with pytest.raises(PacketError, match="of text"):
+        tokens.packets.completions(engine.generate([0], AUTHOR, 7, 1).groups[0].packet, own=False)
+
+
+def test_a_tokenizer_that_cannot_write_the_task_is_told(chars: tuple[Engine, AdmissionContext]) -> None:
+    engine, context = chars
+    facts = engine.load(arithmetic_settings(model="tiny-chars"), "arithmetic")
+    with pytest.raises(UsageError, match="can take no part in a run of any tokenizer: it lacks letters"):
+        check_fit(context.run, facts.shared() | {"text_refusal": "it lacks letters"}, "tiny-chars")
+
+
+def test_a_prompt_longer_than_the_run_allows_is_refused() -> None:
+    with pytest.raises(UsageError, match="is a prompt of 6 bytes, and the run allows 5"):
+        opened("tiny-chars", prompt_bytes=5)
