@@ -353,3 +353,60 @@ def test_row_44_a_run_that_would_break_or_exhaust_a_node_is_refused_by_name(chan
 def test_row_44_a_run_at_its_bounds_is_one() -> None:
     for temperature in (run.TEMPERATURE_MIN, run.TEMPERATURE_MAX):
         run.make_run(**FIELDS | {"temperature": temperature, "slots": run.SLOTS_MAX, "prompt_tokens": run.TOKENS_MAX})
+
+
+# --- runs for models of any tokenizer ---------------------------------------------------------------------------------
+
+TEXT_FIELDS = {key: value for key, value in FIELDS.items() if key not in ("prompt_tokens", "eos", "vocabulary")} | {
+    **{"packet": 2, "tokenizer": "any", "prompt_bytes": 2560, "completion_bytes": 1280},
+}
+
+
+def test_a_text_run_has_no_field_of_a_token_run_and_the_other_way_round() -> None:
+    text, tokens = Run(**TEXT_FIELDS), Run(**FIELDS)
+    assert text.text and not tokens.text
+    fields = [set(json.loads(one.canonical_json())) for one in (text, tokens)]
+    assert fields[0] - fields[1] == {"prompt_bytes", "completion_bytes", "logprob_min"}
+    assert fields[1] - fields[0] == {"prompt_tokens", "eos", "vocabulary"}
+    file = run.RunFile(run=text)
+    assert run.parse_run_file(run.dump_run_file(file)).run == text
+    assert run.run_file_from_json(run.run_file_as_json(file)).run == text
+    assert "for models of any tokenizer" in run.in_short(text) and "one tokenizer" in run.in_short(tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (TEXT_FIELDS | {"prompt_tokens": 5}, "prompt_tokens does not belong in a run of any tokenizer"),
+        (TEXT_FIELDS | {"eos": (1,)}, "eos does not belong in a run of any tokenizer"),
+        (FIELDS | {"prompt_bytes": 5}, "prompt_bytes does not belong in a run of one tokenizer"),
+        (FIELDS | {"logprob_min": -5.0}, "logprob_min does not belong in a run of one tokenizer"),
+        ({k: v for k, v in TEXT_FIELDS.items() if k != "completion_bytes"}, "completion_bytes is missing"),
+        ({k: v for k, v in FIELDS.items() if k != "eos"}, "eos is missing: a run of one tokenizer needs it"),
+        (TEXT_FIELDS | {"tokenizer": "0" * 64}, 'packet is 2 exactly if tokenizer is "any"'),
+        (FIELDS | {"packet": 2}, 'packet is 2 exactly if tokenizer is "any"'),
+        (TEXT_FIELDS | {"group": 12, "collaboration": "horizontal", "parts": 2}, "a run of any tokenizer is vertical"),
+        (TEXT_FIELDS | {"logprob_min": 0.0}, "logprob_min"),
+        (TEXT_FIELDS | {"completion_bytes": 1 << 20, "completion_tokens": 1 << 17}, "makes packets of up to"),
+    ],
+)
+def test_fields_of_the_wrong_kind_are_named(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Run(**fields)
+
+
+def test_the_largest_packet_of_a_text_run_fits_its_bound() -> None:
+    text = Run(**TEXT_FIELDS | {"group": 9, "completion_tokens": 300, "completion_bytes": 1000})
+    pieces = np.full(300, 3, np.uint8)
+    pieces[-1] = 255
+    one = packet.TextCompletion(bytes(int(pieces.sum())), pieces, np.zeros(300, np.float32), 0.0)
+    made = packet.pack_text_group(
+        run_id=text.id,
+        author=bytes(38),
+        round=2**64 - 1,
+        slot=2**64 - 1,
+        policy_step=2**64 - 1,
+        prompt="",
+        completions=[one] * 9,
+    )
+    assert len(packet.encode(made)) <= text.packet_bytes_max
