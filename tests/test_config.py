@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ftis_node.config import documentation
-from ftis_node.config.run import RunFile, dump_run_file
+from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import PROFILES, Settings, collect
 from ftis_node.node.checkpointing import LearnedSizes
 from ftis_node.store.checkpoints import Checkpoints, labelled
@@ -192,3 +192,17 @@ def test_a_new_run_takes_a_file_of_held_out_rows(cli: Cli, tmp_path: Path) -> No
     assert cli(*new, "--eval-data", str(tmp_path / "test"))[0] == 0
     code, _, err = cli(*new, "--eval-data", str(tmp_path / "none"))
     assert code == 2 and "Cannot read" in err
+
+
+def test_a_new_run_for_models_of_any_tokenizer(cli: Cli, tmp_path: Path) -> None:
+    new = ("run", "new", "--any-tokenizer", "-o", str(tmp_path / "run.toml"))
+    code, out, err = cli(*new, "--completion-tokens", "40", "--json")
+    assert code == 0, err
+    code, shown, _ = cli("run", "show", str(tmp_path / "run.toml"))
+    assert code == 0 and json.loads(out)["id"] in shown and "for models of any tokenizer" in shown
+    run = load_run_file(tmp_path / "run.toml").run
+    assert run.text and (run.prompt_bytes, run.completion_bytes, run.completion_tokens) == (16, 64, 40)
+    code, _, err = cli(*new, "--model", "tiny-a")
+    assert code == 2 and "contradict" in err
+    code, _, err = cli("run", "new", "--task", "gsm8k", "-o", str(tmp_path / "run.toml"))
+    assert code == 2 and "--any-tokenizer" in err

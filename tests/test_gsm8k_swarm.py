@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ftis_node.observe.metrics import read_events
-from tests.support.daemons import Join, run_cli
-from tests.support.models import DATA, QWEN_TOKENIZER, taught_qwen
+from tests.support.daemons import Daemon, Join, run_cli
+from tests.support.models import DATA, GPT2_TOKENIZER, QWEN_TOKENIZER, random_llama, taught, taught_qwen
 
 
 def small_answers(path: Path) -> list[str]:
@@ -39,13 +39,39 @@ def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, join: 
     second = join("second", "--model", str(large), "--peers", first.address(), *common)
     for daemon in (first, second):
         daemon.wait(lambda s: sum(s.get("foreign_groups_used", {}).values()) >= 2, "it trains on the other's groups")
-    for daemon in (first, second):
-        assert daemon.status()["run"] == json.loads(made.stdout)["id"]
+    check_shared(first, second, run=json.loads(made.stdout)["id"])
+
+
+def check_shared(*daemons: Daemon, run: str, chunked: bool = False) -> None:
+    """Each took finite steps on the other's groups, over chunks where `chunked`, and refused nothing."""
+    for daemon in daemons:
+        assert daemon.status()["run"] == run
         assert daemon.status()["refused_packets"] == {}
         assert daemon.stop() == 0
         steps = read_events(daemon.home.metrics, "step")
         shared = [step for step in steps if step["foreign_groups"] and not step["skipped"]]
         assert shared, "a step was taken on foreign groups"
         for step in shared:
+            foreign = step["diagnostics"]["foreign"]
             assert math.isfinite(step["loss"]) and step["gradient_norm"] > 0
-            assert step["diagnostics"]["foreign"]["loss_weight"] > 0
+            assert foreign["loss_weight"] > 0
+            assert (foreign.get("chunked", 0) > 0) is chunked
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GPT2_TOKENIZER.exists(), reason="the real tokenizers and data are not beside the project")
+def test_qwens_and_gpt2s_tokenizers_share_a_run_of_text(tmp_path: Path, join: Join) -> None:
+    data, run_file = tmp_path / "rows.jsonl", tmp_path / "run.toml"
+    questions = small_answers(data)
+    qwen = taught_qwen(tmp_path / "qwen", questions, hidden=24, layers=2, seed=1)
+    llama = taught(random_llama(tmp_path / "llama", hidden=32, layers=3, seed=2), questions, seed=2)
+    task = ("--task", "gsm8k", "--data", str(data))
+    made = run_cli("run", "new", "--any-tokenizer", *task, "--completion-tokens", "24", "-o", str(run_file), "--json")
+    assert made.returncode == 0, made.stderr
+    common = (*task, "--set", "batch_groups=6", "--set", "eval_prompts=8")
+    first = join("first", "--model", str(qwen), "--run", str(run_file), *common)
+    second = join("second", "--model", str(llama), "--peers", first.address(), *common)
+    for daemon in (first, second):
+        daemon.wait(lambda s: sum(s.get("foreign_groups_used", {}).values()) >= 2, "it trains on the other's groups")
+    assert first.status()["tokenizer"] != second.status()["tokenizer"]
+    check_shared(first, second, run=json.loads(made.stdout)["id"], chunked=True)

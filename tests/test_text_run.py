@@ -269,3 +269,33 @@ def test_a_tokenizer_that_cannot_write_the_task_is_told(chars: tuple[Engine, Adm
 def test_a_prompt_longer_than_the_run_allows_is_refused() -> None:
     with pytest.raises(UsageError, match="is a prompt of 6 bytes, and the run allows 5"):
         opened("tiny-chars", prompt_bytes=5)
+
+
+def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passes_the_cap(
+    numbers: tuple[Engine, AdmissionContext],
+) -> None:
+    """The same text and the same claim in all, cut by chance; the claim is spread so that some pieces look unlikely."""
+    reader, _ = numbers
+    text, total, rng = b"<think>12 13</think><answer>13</answer>", -20.0, np.random.default_rng(0)
+    found = []
+    for _ in range(24):
+        ends = np.sort(rng.choice(np.arange(1, len(text)), rng.integers(0, 30), replace=False))
+        sizes = np.diff([0, *ends, len(text)])
+        shares = rng.dirichlet(np.full(len(sizes) + 1, 0.3)) * total
+        made = TextCompletion(text, sizes.astype(np.uint8), shares[:-1].astype(np.float32), float(shares[-1]))
+        read = Codec(reader.policy.tokenizer).from_text(made)
+        assert isinstance(read, Completion)
+        start = torch.linspace(-2, -0.1, len(read))
+        chunks = None if read.chunks is None else torch.from_numpy(read.chunks)
+        terms = reader.learner.objective.terms(
+            new=start,
+            start=start,
+            generator=torch.from_numpy(read.logprobs),
+            lengths=torch.tensor([len(read)]),
+            advantages=torch.ones(1),
+            chunks=chunks,
+        )
+        assert float(terms.importance.max()) <= reader.learner.objective.truncation
+        exact = float(start.sum() - read.logprobs.sum())
+        found.append(exact)
+    assert len({round(value, 3) for value in found}) == 1, "the whole sample weighs the same, however it is cut"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-QWEN_TOKENIZER = DATA / "qwen2.5-tokenizer"
+QWEN_TOKENIZER, GPT2_TOKENIZER = DATA / "qwen2.5-tokenizer", DATA / "gpt2-tokenizer"
 # The embedding of a real Qwen2.5 has more rows than its tokenizer has words.
 QWEN_ROWS = 151_936
 
@@ -35,8 +35,34 @@ def random_qwen(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
     return path
 
 
+def random_llama(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
+    """A random Llama with the real GPT-2 tokenizer, saved as a folder."""
+    torch.manual_seed(seed)
+    files = {"vocab_file": GPT2_TOKENIZER / "vocab.json", "merges_file": GPT2_TOKENIZER / "merges.txt"}
+    tokenizer = GPT2TokenizerFast(**{name: str(file) for name, file in files.items()})
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
 def taught_qwen(path: Path, questions: list[str], *, hidden: int, layers: int, seed: int) -> Path:
-    """A random Qwen2 that was shown the answer format, so that its guesses are now and then right and rewards differ.
+    """A random Qwen2 that was shown the answer format."""
+    return taught(random_qwen(path, hidden=hidden, layers=layers, seed=seed), questions, seed=seed)
+
+
+def taught(path: Path, questions: list[str], *, seed: int) -> Path:
+    """The model of a folder, shown the answer format: its guesses are now and then right, and rewards differ.
 
     The softmax runs over the few words in use, all others counted as a constant: 152 thousand logits a token would
     take minutes.
@@ -46,12 +72,12 @@ def taught_qwen(path: Path, questions: list[str], *, hidden: int, layers: int, s
     from ftis_node.tasks.task import REASONING
     from ftis_node.tokenizer.fingerprint import prompt_ids
 
-    policy = load_policy(Settings(model=str(random_qwen(path, hidden=hidden, layers=layers, seed=seed)), device="cpu"))
+    policy = load_policy(Settings(model=str(path), device="cpu"))
     chance, encode = random.Random(seed), policy.tokenizer.encode
     texts = [encode(f"<think>so</think><answer>{digit}</answer><|endoftext|>") for digit in range(2, 10)]
     words = torch.tensor(sorted({token for text in texts for token in text}))
     decoder, rows = policy.model.get_decoder(), policy.model.get_input_embeddings().weight
-    others = torch.full((1,), float(np.log(QWEN_ROWS)))
+    others = torch.full((1,), float(np.log(len(rows))))
     optimiser = torch.optim.Adam(policy.model.parameters(), lr=1e-2)
     for _ in range(150):
         prompt, text = prompt_ids(policy.tokenizer, REASONING, chance.choice(questions)), chance.choice(texts)
