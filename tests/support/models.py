@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2Tokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 QWEN_TOKENIZER, GPT2_TOKENIZER = DATA / "qwen2.5-tokenizer", DATA / "gpt2-tokenizer"
@@ -38,8 +38,7 @@ def random_qwen(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
 def random_llama(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
     """A random Llama with the real GPT-2 tokenizer, saved as a folder."""
     torch.manual_seed(seed)
-    files = {"vocab_file": GPT2_TOKENIZER / "vocab.json", "merges_file": GPT2_TOKENIZER / "merges.txt"}
-    tokenizer = GPT2TokenizerFast(**{name: str(file) for name, file in files.items()})
+    tokenizer = GPT2Tokenizer.from_pretrained(GPT2_TOKENIZER)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
