@@ -462,10 +462,8 @@ class Membership:
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:
             logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
-        if (
-            forgotten := make_room(self.refused, peer, CANDIDATES_MAX)
-        ) is not None and forgotten not in self._candidates:
-            self._retries.forget(forgotten)
+        if (removed := make_room(self.refused, peer, CANDIDATES_MAX)) is not None and removed not in self._candidates:
+            self._retries.forget(removed)
         self.refused[peer] = reason
         self._retries.refused(peer)
         self.view.pop(peer, None)
