@@ -1,6 +1,7 @@
 """For all tests: how long an example takes says how busy the machine is, and nothing about the code."""
 
 import asyncio
+import gc
 
 import pytest
 import uvloop
@@ -12,6 +13,12 @@ pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "talker
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+
+def pytest_collection_finish() -> None:
+    """Freeze what the collection loaded (torch, transformers, thousands of tests), so that gc never walks it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

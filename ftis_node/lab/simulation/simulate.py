@@ -111,12 +111,17 @@ class Simulation:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Keep Python from collecting cycles by itself: it would go through millions of objects again and again."""
+    """Keep Python from collecting cycles by itself: it would go through millions of objects again and again.
+
+    Objects made before the simulation are frozen, so that its own collections go only through its own.
+    """
     enabled = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         if enabled:
             gc.enable()
 
