@@ -1,4 +1,4 @@
-"""The demo: three (or four) real daemons on this machine, watched live, then summed up."""
+"""The demo: it runs three (or four) real daemons on this machine, shows them live, and sums up their results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Member:
     status: dict[str, Any] = field(default_factory=dict)
 
     def poll(self) -> None:
-        """Asks the daemon; while it does not answer yet, the last answer stands."""
+        """Read the daemon's status; keep the last one if it does not answer."""
         with suppress(UserError):
             self.status = ask(self.home.api_socket(), "/status", timeout=2.0)
 
@@ -71,7 +71,7 @@ class _Member:
 
 
 class NodeSummary(msgspec.Struct, frozen=True):
-    """What became of one node. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss.
+    """One node's results. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss.
 
     tokenizer: its fingerprint. foreign_tokenizers: how many others the authors had whose groups it used.
     """
@@ -93,7 +93,7 @@ class NodeSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What became of all. complete: every node took its steps. picture: the file with the curves, None without one."""
+    """All nodes' results. complete: every node took its steps. picture: the file with the curves, None without one."""
 
     nodes: list[NodeSummary]
     seconds: float
@@ -107,10 +107,10 @@ class Demo:
     def __init__(self, output: Path, *, listener: bool, steps: int, quiet: bool, mixed: bool = False) -> None:
         """
         Args:
-            output: directory for the homes and results; a previous demo's is replaced, anything else is refused.
-            mixed: models with different tokenizers.
-            steps: until every node has taken so many.
-            quiet: nothing is drawn (for ``--json``).
+            output: directory for the homes and results; a previous demo's is replaced, any other is refused.
+            mixed: take models with different tokenizers.
+            steps: the steps that every node takes.
+            quiet: draw nothing (for ``--json``).
         """
         self.output = output
         self.steps = steps
@@ -131,7 +131,7 @@ class Demo:
             self._run_file.write_text(dump_run_file(RunFile(run=_text_run())), encoding="utf-8")
 
     def run(self) -> Summary:
-        """Runs the demo and returns its summary; Ctrl-C ends it early, with no process left.
+        """Run the demo and return its summary; Ctrl-C ends it early and leaves no process behind.
 
         Raises:
             UserError: a daemon ended by itself.
@@ -150,7 +150,7 @@ class Demo:
         return self._sum_up(time.monotonic() - began)
 
     def _interrupt(self, *_: object) -> None:
-        """Ctrl-C, seen at the next round; asyncio's own way loses it if it comes while an answer is coming in."""
+        """Note Ctrl-C for the next round. asyncio's own handler loses it if it comes while an answer is arriving."""
         if self._interrupted:
             raise KeyboardInterrupt
         self._interrupted = True
@@ -159,7 +159,7 @@ class Demo:
         return _Member(name, model, flags, Home(self.output / name.lower()), role)
 
     def _start(self) -> None:
-        """A listens on a port found free, so that its address is known before it is up and all can start at once."""
+        """Start all nodes at once. A gets a free port, so that its address is known before it runs."""
         first = self.members[0]
         first.home.path.mkdir(parents=True)
         port = _free_port()
@@ -182,13 +182,13 @@ class Demo:
                     stdout=log,
                     stderr=log,
                     env=environment,
-                    start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends the nodes in order
+                    start_new_session=True,  # Ctrl-C reaches only the demo, which then ends the nodes in order
                 )
             named = {"name": member.name, "model": member.model}
             member.status = {**named, "state": "STARTING", "reason": STARTING}
 
     def _watch(self, began: float) -> None:
-        """Draws all nodes until each has taken its steps; without a terminal, a line every few seconds."""
+        """Draw all nodes until each has taken its steps; without a terminal, print a line every few seconds."""
         if not self.console.is_terminal:
             spoken = 0.0
             for headline in self._rounds(began):
@@ -202,7 +202,7 @@ class Demo:
                 live.update(nodes_view([member.status for member in self.members], curves, headline))
 
     def _rounds(self, began: float) -> Iterator[str]:
-        """Polls everybody again and again; yields a line that says where they are."""
+        """Poll all nodes repeatedly; yield a line about their progress each time."""
         while (elapsed := time.monotonic() - began) < TIME_LIMIT:
             if self._interrupted:
                 raise KeyboardInterrupt
@@ -218,7 +218,7 @@ class Demo:
             time.sleep(POLL_SECONDS)
 
     def _waiting_for(self) -> str:
-        """What those do that have not taken a step yet; one sentence for all who do the same."""
+        """The states of nodes without a step yet; nodes with the same state share one sentence."""
         doing: dict[str, list[str]] = {}
         for member in self.members:
             if not member.steps:
@@ -232,7 +232,7 @@ class Demo:
             raise UserError(f"Node {member.name} ended by itself: {last}", f"Its whole log is {member.home.log}.")
 
     def _stop(self) -> None:
-        """SIGTERM to all, so that each takes its last evaluation and checkpoint; SIGKILL for what is left."""
+        """Send SIGTERM to all, so that each takes its last evaluation and checkpoint; then SIGKILL to the rest."""
         running = [m for m in self.members if m.process is not None and m.process.poll() is None]
         for member in running:
             _signal(member, signal.SIGTERM)
@@ -289,7 +289,7 @@ class Demo:
 
 
 def _prepare(output: Path) -> None:
-    """An empty directory with our mark; a previous demo's is removed, anybody else's is left alone."""
+    """Make an empty directory with our mark; replace a previous demo's, refuse any other."""
     if output.exists():
         if not (output / _MARK).exists() and (not output.is_dir() or any(output.iterdir())):
             raise UsageError(f"{output} exists and is not a demo's.", "Name another --output.")
@@ -303,8 +303,8 @@ def _in_words(node: NodeSummary) -> str:
     return (
         f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
         f"{node.pass_at_1_after:.2f} in {node.steps} steps, with {node.foreign_groups_used} groups of "
-        f"{len(node.foreign_groups_by_author)} others{tokenizers}, which carried {node.foreign_weight_share:.0%} of "
-        "what it learned from"
+        f"{len(node.foreign_groups_by_author)} others{tokenizers}, which had "
+        f"{node.foreign_weight_share:.0%} of the weight in its training"
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.node.condition import CLOCK_FAR, CLOCK_TOLD, Signs, State, condition
+from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, Signs, State, condition
 from ftis_node.preflight.net import of_a_running_node
 from ftis_node.store.packets import SEEN_SECONDS, PacketStore
 from ftis_node.swarm import ftis_pb2
@@ -55,7 +55,7 @@ def test_row_42_with_few_peers_nobody_can_say_whose_clock_is_wrong() -> None:
     assert "ahead of that of 1 peer: it or theirs is wrong" in found.reason
 
 
-@pytest.mark.parametrize(("behind", "told"), [(CLOCK_TOLD - 1, False), (CLOCK_TOLD, True), (-CLOCK_FAR + 1, True)])
+@pytest.mark.parametrize(("behind", "told"), [(CLOCK_SHOWN - 1, False), (CLOCK_SHOWN, True), (-CLOCK_FAR + 1, True)])
 def test_row_42_some_minutes_are_told_and_change_no_state(behind: float, told: bool) -> None:
     found = condition(Signs(peers=3, clock=ClockDifference(behind, 3)))
     assert found.state == State.ONLINE

@@ -15,7 +15,7 @@ from ftis_node.config.run import RunFile
 from ftis_node.swarm import ftis_pb2, membership, swarm
 from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.handshake import MAX_ADDRESSES, PROTOCOL_MAJOR
-from ftis_node.swarm.membership import GIVE_UP_AFTER, HEARD_SIZE, Membership
+from ftis_node.swarm.membership import CANDIDATES_MAX, GIVE_UP_AFTER, Membership
 from ftis_node.swarm.retries import NAMED_PAUSE, REFUSED_PAUSE, TRIES_OF_MET, Retries
 from ftis_node.swarm.traffic import Traffic
 from tests.support.swarm import OTHER_RUN, RUN, Member, eventually, identity, member, transport
@@ -196,7 +196,7 @@ async def test_the_peers_of_the_owner_are_never_given_up_and_nobody_is_remembere
         assert not alice.strangers()
         alice.look_for([NOWHERE])
         assert alice.strangers() == [BOB.author], "who is alone does not wait"
-        for number in range(100, 100 + 3 * HEARD_SIZE):
+        for number in range(100, 100 + 3 * CANDIDATES_MAX):
             alice.on_handshake(hello(OTHER_RUN.id), identity(number).author)
             await alice.greet(identity(number).author) if number < 110 else None
-        assert len(alice._retries._vain) <= HEARD_SIZE + 1
+        assert len(alice._retries._failures) <= CANDIDATES_MAX + 1

@@ -21,9 +21,9 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import (
     ANCHORS,
+    CANDIDATES_MAX,
     DIALS_AT_ONCE,
     GIVE_UP_AFTER,
-    HEARD_SIZE,
     INBOUND_MAX,
     MET_SIZE,
     TELLER_PART,
@@ -229,8 +229,8 @@ async def test_row_16_the_first_that_were_found_stay_and_a_crowd_of_one_network_
 
 def test_row_16_what_one_peer_tells_does_not_push_out_what_others_told(alice: Alone) -> None:
     alice.hear([address(identity(number)) for number in range(100, 150)])
-    alice.hear([address(identity(number)) for number in range(1000, 1000 + HEARD_SIZE)], MALLORY.author)
-    assert len(alice.strangers()) == 50 + HEARD_SIZE // TELLER_PART
+    alice.hear([address(identity(number)) for number in range(1000, 1000 + CANDIDATES_MAX)], MALLORY.author)
+    assert len(alice.strangers()) == 50 + CANDIDATES_MAX // TELLER_PART
     assert {identity(number).author for number in range(100, 150)} <= set(alice.strangers())
 
 
@@ -302,8 +302,8 @@ async def test_row_16_of_what_one_peer_names_only_so_much_is_dialled(alice: Alon
 
 
 def test_peers_of_other_runs_do_not_fill_the_memory(alice: Alone) -> None:
-    crowd(alice, 100, HEARD_SIZE + 50, run_id=OTHER_RUN.id)
-    assert len(alice.refused) == HEARD_SIZE
+    crowd(alice, 100, CANDIDATES_MAX + 50, run_id=OTHER_RUN.id)
+    assert len(alice.refused) == CANDIDATES_MAX
 
 
 def fails(alice: Alone, times: int) -> None:
@@ -416,15 +416,15 @@ def test_no_address_that_a_peer_mentions_does_any_harm(addresses: list[str]) -> 
     alice = Alone()
     alice.hear(addresses)
     assert ALICE.author not in alice.strangers()
-    assert len(alice._heard) <= HEARD_SIZE
-    for known in alice._heard.values():
+    assert len(alice._candidates) <= CANDIDATES_MAX
+    for known in alice._candidates.values():
         assert len(known) <= 8 and all(len(text) <= 256 for text in known)
 
 
 def test_addresses_without_number_are_kept_to_a_bound(alice: Alone) -> None:
-    for number in range(2, 2 + 2 * HEARD_SIZE):
+    for number in range(2, 2 + 2 * CANDIDATES_MAX):
         alice.hear([address(identity(number))])
-    assert len(alice.strangers()) == HEARD_SIZE
+    assert len(alice.strangers()) == CANDIDATES_MAX
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------

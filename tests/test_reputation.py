@@ -19,7 +19,7 @@ from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.membership import INBOUND_MAX
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.standing import Standing
-from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Heard, Known, Table
+from ftis_node.swarm.table import BYTES_MAX, CAPACITY, Known, Outcome, Table
 from tests.support.clock import Clock
 from tests.support.crowds import Crowd
 from tests.support.evidence import established, figures
@@ -40,7 +40,7 @@ def bare(author: bytes, round: int, slots: int = 3) -> Announcement:
     return Announcement(RUN.id, author, round, 0, 0, refs, bytes(64))
 
 
-def put(table: Table, made: Announcement, introducer: bytes) -> Heard:
+def put(table: Table, made: Announcement, introducer: bytes) -> Outcome:
     return table.add(made, made.author + made.round.to_bytes(8, "big"), age=0.0, introducer=introducer)
 
 
@@ -338,7 +338,7 @@ def test_row_44_a_table_of_the_largest_announcements_keeps_within_its_bytes(cloc
     data = bytes(45 * 256)
     for number in range(600):
         made = bare(key(number), 0, 256)
-        assert table.add(made, data + key(number), age=0.0, introducer=key(5000 + number % 40)) is Heard.NEW
+        assert table.add(made, data + key(number), age=0.0, introducer=key(5000 + number % 40)) is Outcome.NEW
     assert sum(known.size for known in table) <= BYTES_MAX
     assert 300 <= len(table) < 600
 

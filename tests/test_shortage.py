@@ -131,7 +131,7 @@ async def test_a_tokenizer_that_lacks_letters_of_the_task_is_told(
         await process.start(Settings(model="tiny-a", device="cpu"), None)
     finally:
         await process.stop()
-    assert "The tokenizer of tiny-a has nothing for some letters" in caplog.text
+    assert "The tokenizer of tiny-a has no token for some letters" in caplog.text
     assert "A" in process.facts.unwritable and "k" not in process.facts.unwritable
 
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ftis_node.packet import packet_digest
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.table import AGE_SLACK, INTRODUCER_PART, Heard, Known, Table
+from ftis_node.swarm.table import AGE_SLACK, INTRODUCER_PART, Known, Outcome, Table
 from tests.support.clock import Clock
 from tests.support.swarm import RUN, identity
 
@@ -43,7 +43,7 @@ class Bench:
         self.clock = Clock()
         self.table = Table(MAX_AGE, self.clock, random.Random(seed), capacity)
 
-    def add(self, made: Announcement, age: float = 0.0, introducer: bytes | None = PEERS[0], held: int = 0) -> Heard:
+    def add(self, made: Announcement, age: float = 0.0, introducer: bytes | None = PEERS[0], held: int = 0) -> Outcome:
         return self.table.add(made, made.encode(), age=age, introducer=introducer, held=held)
 
     def known(self, number: int, round: int = 0) -> Known:
@@ -66,17 +66,17 @@ def everything(known: Known) -> int:
 
 
 def test_there_is_one_announcement_an_author_and_round(bench: Bench) -> None:
-    assert bench.add(signed(1, 0)) is Heard.NEW
-    assert bench.add(signed(1, 0), introducer=PEERS[1]) is Heard.KNOWN
-    assert bench.add(signed(1, 1)) is Heard.NEW
-    assert bench.add(signed(2, 0)) is Heard.NEW
+    assert bench.add(signed(1, 0)) is Outcome.NEW
+    assert bench.add(signed(1, 0), introducer=PEERS[1]) is Outcome.KNOWN
+    assert bench.add(signed(1, 1)) is Outcome.NEW
+    assert bench.add(signed(2, 0)) is Outcome.NEW
     assert len(bench.table) == 3
 
 
 def test_other_packets_in_the_same_round_are_an_equivocation_and_the_first_stands(bench: Bench) -> None:
     bench.add(signed(1, 0))
-    assert bench.add(signed(1, 0, content=1)) is Heard.EQUIVOCATION
-    assert bench.add(signed(1, 0, packets=2)) is Heard.EQUIVOCATION
+    assert bench.add(signed(1, 0, content=1)) is Outcome.EQUIVOCATION
+    assert bench.add(signed(1, 0, packets=2)) is Outcome.EQUIVOCATION
     assert bench.known(1).announcement == signed(1, 0)
 
 
@@ -104,9 +104,9 @@ def test_row_18_nobody_can_make_an_announcement_much_older_than_another_says_nor
         bench.table.expire()
         now = bench.clock.now
         outcome = bench.add(signed(1, 0), age=claimed, introducer=PEERS[number % 10])
-        if outcome is Heard.NEW:
+        if outcome is Outcome.NEW:
             heard = heard or now
-        if outcome is not Heard.OLD:
+        if outcome is not Outcome.OLD:
             claims.append(now - claimed)
         elif heard is not None:
             assert claimed > MAX_AGE or now > heard + MAX_AGE
@@ -121,12 +121,12 @@ def test_row_18_what_left_is_taken_in_again_but_for_no_longer_than_since_it_was_
     bench.clock.now += 50
     bench.table.expire()
     assert len(bench.table) == 0
-    assert bench.add(signed(1, 0), age=10.0) is Heard.NEW
+    assert bench.add(signed(1, 0), age=10.0) is Outcome.NEW
     assert bench.clock() - bench.known(1).born == 50.0, "it was heard of 50 s ago"
     bench.clock.now += 51
-    assert bench.add(signed(1, 1), introducer=PEERS[1]) is Heard.NEW
+    assert bench.add(signed(1, 1), introducer=PEERS[1]) is Outcome.NEW
     bench.table.expire()
-    assert bench.add(signed(1, 0), age=0.0) is Heard.OLD
+    assert bench.add(signed(1, 0), age=0.0) is Outcome.OLD
 
 
 def test_when_an_announcement_was_heard_of_is_remembered_for_twice_as_many_as_there_is_room_for() -> None:
@@ -137,7 +137,7 @@ def test_when_an_announcement_was_heard_of_is_remembered_for_twice_as_many_as_th
 
 
 def test_what_is_too_old_is_neither_taken_nor_kept(bench: Bench) -> None:
-    assert bench.add(signed(1, 0), age=MAX_AGE + 1) is Heard.OLD
+    assert bench.add(signed(1, 0), age=MAX_AGE + 1) is Outcome.OLD
     bench.add(signed(1, 1), age=MAX_AGE - 10)
     bench.add(signed(1, 2), age=0)
     bench.clock.now += 11
@@ -161,7 +161,7 @@ def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small: Bench) 
     small.add(signed(9, 0), introducer=PEERS[1])
     for round in range(300):
         small.clock.now += 0.1
-        assert small.add(signed(1, round)) is Heard.NEW
+        assert small.add(signed(1, round)) is Outcome.NEW
     told = sorted(known.announcement.round for known in small.table if known.introducer == PEERS[0])
     assert told == [296, 297, 298, 299]
     assert small.known(9), "another introducer's stays"
@@ -170,7 +170,7 @@ def test_an_introducer_with_much_to_tell_displaces_its_own_oldest(small: Bench) 
 def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small: Bench) -> None:
     liar, honest = PEERS[:2]
     small.add(signed(9, 0), introducer=liar)
-    assert small.add(signed(9, 0), introducer=honest) is Heard.KNOWN
+    assert small.add(signed(9, 0), introducer=honest) is Outcome.KNOWN
     for round in range(300):
         small.clock.now += 0.1
         small.add(signed(1, round), introducer=liar)
@@ -185,7 +185,7 @@ def test_who_tells_first_of_what_others_made_cannot_make_it_vanish(small: Bench)
 def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_room(small: Bench) -> None:
     for round in range(10):
         small.clock.now += 0.1
-        assert small.add(signed(1, round), introducer=PEERS[round]) is Heard.NEW
+        assert small.add(signed(1, round), introducer=PEERS[round]) is Outcome.NEW
         small.add(signed(2, round), introducer=None)
     assert sorted(known.announcement.round for known in small.table) == [6, 6, 7, 7, 8, 8, 9, 9]
     size = len(signed(1, 0).encode()) + 3 * 40
@@ -194,14 +194,14 @@ def test_an_authors_part_is_bounded_by_number_and_by_bytes_and_its_oldest_make_r
     for number in range(1, 41):
         for round in range(5):
             made = signed(number, round)
-            assert few.add(made, made.encode(), age=0.0, introducer=PEERS[number % 10]) is Heard.NEW
+            assert few.add(made, made.encode(), age=0.0, introducer=PEERS[number % 10]) is Outcome.NEW
             assert len(few) * size <= bytes_max and len(few._authors.of(made.author)) <= 3
 
 
 def test_a_full_table_makes_room_for_what_is_new() -> None:
     bench = Bench(capacity=16)
     for number in range(1, 41):
-        assert bench.add(signed(number, 0), introducer=identity(number + 1000).author) is Heard.NEW
+        assert bench.add(signed(number, 0), introducer=identity(number + 1000).author) is Outcome.NEW
         assert bench.known(number)
     assert len(bench.table) == 16
 
@@ -313,7 +313,7 @@ class TableMachine(RuleBasedStateMachine):
     )
     def add(self, who: int, round: int, content: int, age: float, introducer: bytes | None, held: int) -> None:
         made = signed(who, round, content=content)
-        if self.bench.add(made, age, introducer, held) is Heard.NEW:
+        if self.bench.add(made, age, introducer, held) is Outcome.NEW:
             assert self.table.get(made.author, made.round) is not None
 
     @rule(which=st.integers(0, 23), peer=st.sampled_from(PEERS[:4]), age=st.none() | st.floats(-10, 300))

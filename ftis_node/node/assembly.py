@@ -1,4 +1,4 @@
-"""From an empty home to all that a training node consists of."""
+"""Assembly of a node's parts: from an empty home to a node that can train."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import ModelFacts, OpenedRun, plan_row
 
-CHECKPOINTS = 3  # on disk while the third is written
+CHECKPOINTS = 3  # most checkpoints on disk at a time, while the third is written
 LOG_BYTES = 64 << 20  # node.log and output.log with their older files, the present part of metrics.jsonl and one more
-OLDER_METRICS_BYTES = 256 << 20  # compressed; an eighth of what `disk_gb` leaves, where that is less
+OLDER_METRICS_BYTES = 256 << 20  # compressed; at most an eighth of what `disk_gb` leaves
 LEAST_PACKETS = 16 << 20
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rooms:
-    """What a node has once it knows its run and has its model. `standing_file` and `saving` outlive the process."""
+    """A node's parts once it has its run and its model. `standing_file` and `saving` write files that outlive it."""
 
     run_file: RunFile
     context: AdmissionContext
@@ -58,7 +58,7 @@ class Rooms:
     swarm: Swarm
 
     def close(self) -> None:
-        """Closes the files; the swarm must have ended."""
+        """Close the files; the swarm must have ended."""
         self.saving.abandon()
         self.store.close()
         self.metrics.close()
@@ -66,17 +66,17 @@ class Rooms:
 
 @dataclass(frozen=True)
 class Quotas:
-    """Bytes that the home may keep: packets, older_metrics (compressed parts of metrics.jsonl)."""
+    """Byte limits of the home: packets, older_metrics (compressed parts of metrics.jsonl)."""
 
     packets: int
     older_metrics: int
 
 
 def quotas(settings: Settings, checkpoint_bytes: int) -> Quotas:
-    """What is left for packets and for the log of steps.
+    """The byte limits of packets and of the step log.
 
     Args:
-        checkpoint_bytes: of one; three lie there while the third is written.
+        checkpoint_bytes: of one checkpoint; three are on disk while the third is written.
 
     Raises:
         UsageError: `disk_gb` has no room for the checkpoints.
@@ -107,7 +107,7 @@ def furnish(
     transport: Libp2p,
     worker: Worker,
 ) -> Rooms:
-    """Puts everything in its place. The swarm is not started yet."""
+    """Create all parts of a node. The swarm is not started yet."""
     run = run_file.run
     quota = quotas(settings, facts.checkpoint_bytes)
     store = PacketStore(home.store, run.id, quota.packets)
@@ -153,10 +153,10 @@ def furnish(
 
 
 def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, options: JoinOptions) -> None:
-    """Takes up a checkpoint's progress, and writes down all that `lab replay` must know of this start.
+    """Continue from a checkpoint's progress, and log everything that `lab replay` needs about this start.
 
     Args:
-        restored: None: with the model's own weights.
+        restored: None: start with the model's own weights.
     """
     rooms.stepper.progress = restored or Progress()
     rooms.metrics.write(
@@ -164,7 +164,7 @@ def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, optio
         step=rooms.stepper.progress.step,
         fresh=restored is None,
         branch=rooms.saving.branch,
-        directory=str(Path.cwd()),  # which relative paths in the settings are relative to
+        directory=str(Path.cwd()),  # the base of relative paths in the settings
         task=options.task_of(rooms.run_file),
         **options.files(),
         run=rooms.run_file.run.id.hex(),
@@ -178,7 +178,7 @@ def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, optio
 
 
 def refill_pool(rooms: Rooms, max_age: float) -> None:
-    """Groups that were admitted and, before the compute process ended, neither scored nor trained on are scored."""
+    """Score the admitted groups that were neither scored nor trained on before the compute process ended."""
     for author, body, held in rooms.store.waiting(max_age):
         verdict = admit(rooms.context, author, body)
         if not isinstance(verdict, Rejection) and not rooms.stepper.pool.knows(verdict.key):
@@ -193,10 +193,10 @@ async def open_network(
     bootstraps: Sequence[str],
     started: Callable[[int], None],
 ) -> Libp2p:
-    """A p2pd that runs, on the port from before if that is free.
+    """Start p2pd, on the previous port if that is free.
 
     Args:
-        started: told the process id of each p2pd.
+        started: called with the process id of each p2pd.
 
     Raises:
         UserError: another node has this key, the port is taken, or p2pd does not start.
@@ -209,11 +209,11 @@ async def open_network(
 async def find_run(
     home: Home, options: JoinOptions, transport: Libp2p, bootstraps: Sequence[str], patience: float
 ) -> RunFile | None:
-    """The run of a previous start, of the file that was named, or of a peer; None if this node is to start one.
+    """The run of a previous start, of the named file, or of a peer; None if this node starts a new one.
 
     Raises:
-        UsageError: the home belongs to another run than the file, or it is none for this node and its files.
-        UserError: no peer gave its run within `patience` seconds.
+        UsageError: the home belongs to another run than the file, or the run does not fit this node or its files.
+        UserError: no peer sent its run within `patience` seconds.
     """
     found, ours = known_run(home, options.run), home.run_file.exists()
     if found is None and bootstraps:
@@ -226,8 +226,7 @@ async def find_run(
 
 
 def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, run: Run) -> None:
-    """Raises UsageError for peers that all belong to another run than the home's, or all speak another protocol: not
-    what the person wanted."""
+    """Raise UsageError if all named peers belong to another run than the home's, or all speak another protocol."""
     named = [parse_address(text)[1] for text in bootstraps]
     if named and all(peer in membership.majors for peer in named):
         raise UsageError(

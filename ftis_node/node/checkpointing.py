@@ -1,4 +1,4 @@
-"""What outlives a restart: checkpoints, the way back to an older one, and what a home learned of its memory."""
+"""The state that outlives a restart: checkpoints, returns to older ones, learned batch sizes and reputation."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import Restore, Snapshot, Write
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 300.0, 3600.0  # between checkpoints, by default
-CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # beyond which they come less often: a disk for 600 TB lasts six years and a half
+CHECKPOINT_BYTES_AN_HOUR = 10 * GB  # larger models save less often: a disk rated for 600 TB then lasts 6.5 years
 BOOKS_SECONDS = 60.0
-SETBACKS = 2  # returns to older checkpoints, until so many good steps in a row show that it goes on again
-RECOVERED_STEPS = 10
-LOST_SHARE = 0.25  # of what a compute process trained, once one has failed with training that no checkpoint had
+SETBACKS = 2  # most returns to older checkpoints
+RECOVERED_STEPS = 10  # good steps in a row after which the count of returns restarts
+LOST_SHARE = 0.25  # interval after a failure with unsaved training, as a share of the process's running time
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def checkpoint_seconds(minutes: float | None, size: int) -> float:
     """Seconds between checkpoints of `size` bytes.
 
     Args:
-        minutes: the setting. None: five, longer where that would write more than 10 GB an hour, an hour at most.
+        minutes: the setting. None: five, longer if that would write more than 10 GB an hour, an hour at most.
     """
     if minutes is not None:
         return 60 * minutes
@@ -48,7 +48,7 @@ def checkpoint_seconds(minutes: float | None, size: int) -> float:
 
 
 def wear(minutes: float | None, size: int) -> str:
-    """How often checkpoints of `size` bytes are written, and what that adds up to, for people."""
+    """A phrase for people: the interval of checkpoints of `size` bytes, and the bytes written per day."""
     seconds = checkpoint_seconds(minutes, size)
     if not seconds:
         return f"a checkpoint of {rounded(size)} after every step"
@@ -56,11 +56,11 @@ def wear(minutes: float | None, size: int) -> str:
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):
-    """The newest checkpoint; all is None before the first.
+    """The newest checkpoint; every field is None before the first.
 
     bytes        None: not known yet
-    age_seconds  how many seconds of training it lacks
-    due_seconds  until a step is saved again; None while no step is unsaved
+    age_seconds  seconds of training since it was taken
+    due_seconds  seconds until the next checkpoint; None while every step is saved
     """
 
     step: int | None
@@ -70,14 +70,14 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
 
 
 class Saving:
-    """Writes checkpoints beside the training, and knows which of them can be trusted.
+    """Writes checkpoints beside the training, and returns to an older one when the training diverges.
 
-    A checkpoint is due after the first good step of every start and of every way back: that step shows that the weights
-    can be trained. From then on checkpoints come as often as `checkpoint_seconds` says. A start may go back some steps,
-    but it trains on none of their groups again: that they are used is on disk before any checkpoint of their step.
+    A checkpoint is due after the first good step of every start and of every return: that step shows that the weights
+    can be trained. Later ones follow the interval of `checkpoint_seconds`. A start may repeat some steps, but it trains
+    on none of their groups again: the store marks them as used on disk before the checkpoint of their step.
 
-    A compute process that always failed before a checkpoint is due would never get any further. So after one that took
-    training with it checkpoints come sooner: after a quarter of what that one lived, or the present one has lived.
+    A compute process that always fails before a checkpoint is due would never make progress. So after a failure with
+    unsaved training the interval shrinks: to a quarter of that process's or the present one's running time.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Saving:
     ) -> None:
         """
         Args:
-            model: what a checkpoint must be of: the model's name and what of it is trained.
-            optimiser: whose state it must hold.
+            model: the label that a checkpoint must have: the model's name and the trained part of it.
+            optimiser: the optimiser whose state it must hold.
             minutes: between checkpoints, see `checkpoint_seconds`. clock: seconds.
         """
         self.saved_step = 0
-        self.written = 0  # checkpoints, by this process
-        self.branch = 1  # of the training since the latest start or way back, see `Checkpoints`
+        self.written = 0  # checkpoints written by this process
+        self.branch = 1  # number of the branch since the latest start or return, see `Checkpoints`
         self._path = path
         self._model = model
         self._optimiser = optimiser
@@ -106,28 +106,28 @@ class Saving:
         self._clock = clock
         self._checkpoints = Checkpoints(path)
         self._writing: asyncio.Task[None] | None = None
-        self._saved_at: float | None = None  # when the training was as the newest checkpoint is
-        self._begun_at = 0.0  # the latest one, which may still be written
+        self._saved_at: float | None = None  # time of the state in the newest checkpoint
+        self._begun_at = 0.0  # time of the latest one, which may not be complete yet
         self._saved_bytes = 0
-        self._unsaved = False  # some good step is in no checkpoint
+        self._unsaved = False  # a good step is in no checkpoint
         self._tried = False  # a step from these weights was good, and was saved
-        self._good_step = 0  # the last one with a finite gradient
-        self._good_at = self._since = clock()  # when that was; when this compute process began
-        self._soon: float | None = None  # seconds between checkpoints, while compute processes fail between them
+        self._good_step = 0  # the last step with a finite gradient
+        self._good_at = self._since = clock()  # time of that step; start of this compute process
+        self._soon: float | None = None  # shorter interval in seconds, after a failure with unsaved training
         self._good_steps = 0  # in a row
         self._setbacks = 0
 
     async def restore(self, worker: Worker, *, older: bool = False) -> Progress | None:
-        """Goes on from the newest sound checkpoint; None if there is none.
+        """Continue from the newest sound checkpoint; return None if there is none.
 
         Args:
-            older: not from the newest, if there is another: with its weights the compute process only fails. When it
-                has failed with those of the other too, they were not to blame, and the newest is taken again.
+            older: use an older checkpoint if there is one, because the compute process keeps failing with the newest.
+                If it fails with the older one too, the weights are not the cause, and the newest is used again.
 
         Raises:
-            UsageError: it is of another model.
+            UsageError: the checkpoint is of another model.
         """
-        if self._good_step > self.saved_step:  # which is lost
+        if self._good_step > self.saved_step:  # unsaved training is lost
             self._soon = LOST_SHARE * (self._good_at - self._since)
         self._since = self._clock()
         older = older and not await asyncio.to_thread(self._checkpoints.take_back)
@@ -158,13 +158,13 @@ class Saving:
         self._saved_at = self._clock()
 
     async def after_step(self, worker: Worker, progress: Progress, report: StepReport) -> None:
-        """Checkpoints if one is due; after too many bad steps in a row, goes back to an older checkpoint.
+        """Write a checkpoint if one is due; after too many bad steps in a row, return to an older one.
 
         Raises:
-            UserError: going back was tried before and did not help.
+            UserError: earlier returns did not help.
         """
         if self._writing is not None and self._writing.done():
-            await self.flush()  # that it failed must not be found out at the next checkpoint only
+            await self.flush()  # raises a failure now instead of at the next checkpoint
         if report.bad_steps == 0:
             self._good_step, self._good_at = progress.step, self._clock()
             self._good_steps += 1
@@ -174,11 +174,11 @@ class Saving:
             if self._due_in() <= 0:
                 await self.checkpoint(worker, progress)
                 self._tried = True
-        elif report.diverged:  # no checkpoint of bad steps: the same weights again would push out older ones
+        elif report.diverged:  # bad steps are not saved: the same weights again would push out older checkpoints
             await self._go_back(worker, progress)
 
     def _due_in(self) -> float:
-        """Seconds until the next good step is saved; 0 or less if it is due."""
+        """Seconds until the next checkpoint; 0 or less if it is due."""
         if not self._tried:
             return 0.0
         seconds = checkpoint_seconds(self._minutes, self._saved_bytes)
@@ -187,16 +187,16 @@ class Saving:
         return self._begun_at + seconds - self._clock()
 
     async def save(self, worker: Worker, progress: Progress) -> None:
-        """Checkpoints at once what no checkpoint has yet; `flush` waits until it is on disk.
+        """Write a checkpoint at once if a good step is unsaved; `flush` waits until it is on disk.
 
-        Steps that were not good left the weights as they were: if only such came, there is nothing to save.
+        Bad steps do not change the weights, so they need no checkpoint.
         """
         await self.flush()
         if self._unsaved:
             await self.checkpoint(worker, progress)
 
     async def checkpoint(self, worker: Worker, progress: Progress) -> None:
-        """Has the worker copy its state into main memory; writing it, checksums, fsync and rename go on beside the next
+        """Copy the worker's state into main memory. The files, checksums, fsync and rename follow beside the next
         step."""
         await self.flush()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
@@ -214,7 +214,7 @@ class Saving:
         self.written += 1
 
     def next_bytes(self) -> int:
-        """What the next checkpoint takes on disk, as far as known; it is written before an older one goes."""
+        """Bytes of the next checkpoint on disk, as far as known; an older one is removed only after it."""
         return self._saved_bytes
 
     def status(self) -> CheckpointStatus:
@@ -226,26 +226,26 @@ class Saving:
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """Whether a checkpoint is in progress."""
         return self._writing is not None and not self._writing.done()
 
     async def wait(self, seconds: float) -> None:
-        """Gives the checkpoint that is being written so long to be finished; whether it failed, `flush` tells."""
+        """Wait so long for the checkpoint in progress; `flush` raises its failure."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=seconds)
 
     async def flush(self) -> None:
-        """Waits until the latest checkpoint is on disk.
+        """Wait until the latest checkpoint is on disk.
 
         Raises:
-            WorkerDied, WorkerFault, OSError: it could not be written, which is told once; the one before stands.
+            WorkerDied, WorkerFault, OSError: it could not be written (raised once); the previous one remains.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             await writing
 
     def abandon(self) -> None:
-        """The node ends, and nobody will ask any more what came of the checkpoint that is being written."""
+        """Give up the checkpoint in progress because the node ends; log a failure."""
         writing, self._writing = self._writing, None
         if writing is None or writing.cancel() or writing.cancelled():
             return
@@ -253,7 +253,7 @@ class Saving:
             logger.warning("A checkpoint was not written (%s); step %d was saved last.", error, self.saved_step)
 
     async def _go_back(self, worker: Worker, progress: Progress) -> None:
-        """Weights and optimiser of a checkpoint from which a step succeeded; the count of steps goes on."""
+        """Load weights and optimiser of a checkpoint from which a step succeeded; the count of steps continues."""
         self._count_setback()
         await self.flush()
         found = await asyncio.to_thread(self._checkpoints.latest, self._good_step)
@@ -275,12 +275,12 @@ class Saving:
     def _hopeless(self) -> UserError:
         return UserError(
             "The training gives no finite numbers any more, and older checkpoints did not help.",
-            f"Start again with a smaller learning_rate; the checkpoints under {self._path} stand.",
+            f"Start again with a smaller learning_rate; the checkpoints under {self._path} remain.",
         )
 
 
 def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
-    """Raises UsageError if checkpoints are not of the model, trained in the way, that both labels name."""
+    """Raise UsageError unless both labels name the same model, trained in the same way."""
     of, to = parse_label(theirs), parse_label(ours)
     if theirs == ours or (of and to and of[1] == to[1] and same_model(of[0], to[0])):
         return
@@ -291,7 +291,7 @@ def refuse_other_model(checkpoints: Path, theirs: str, ours: str) -> None:
 
 
 def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
-    """Raises UsageError if the newest checkpoint is not of the settings' model, or was not trained as they say."""
+    """Raise UsageError if the newest checkpoint has another model than the settings, or was trained otherwise."""
     facts = newest_facts(checkpoints)
     of = parse_label(facts["model"]) if facts is not None else None
     if of is not None:
@@ -300,7 +300,7 @@ def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
 
 
 def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
-    """How the newest checkpoint of `model` was trained, and alone can go on: LoRA or not, and the optimiser."""
+    """The settings that the newest checkpoint of `model` fixes: LoRA or not, and the optimiser."""
     facts = newest_facts(checkpoints)
     of = parse_label(facts["model"]) if facts is not None else None
     if facts is None or of is None or not same_model(of[0], model):
@@ -309,7 +309,7 @@ def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
 
 
 def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with the model of the newest checkpoint where nobody names one, and the origin of each."""
+    """The settings with the newest checkpoint's model if the owner names none, and the origin of each setting."""
     facts = newest_facts(home.checkpoints) if home.checkpoints.is_dir() else None
     of = parse_label(facts.get("model")) if facts is not None else None
     if of is None or origins["model"] != "default":
@@ -318,9 +318,9 @@ def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tu
 
 
 def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with what the home has settled where nobody does, and the origin of each.
+    """The settings with the home's values where the owner names none, and the origin of each setting.
 
-    Imports PyTorch where the home has learned sizes: they hold for as much memory as there was.
+    Imports PyTorch if the home has learned sizes, because they are valid only for the same amount of memory.
     """
     settings, origins = with_begun(home, settings, origins)
     if not settings.port and origins["port"] == "default" and (port := home.last_port()):
@@ -338,7 +338,7 @@ def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tupl
 
 
 class LearnedSizes:
-    """Batch sizes that memory turned out to allow, and the memory that there was then; kept for the next start."""
+    """Batch sizes that fitted into memory, with the memory budget at that time; kept for the next start."""
 
     _LEAST: ClassVar[dict[str, int]] = {"budget": 1, "micro_batch_tokens": 1, "generation_batch": 1}
 
@@ -348,7 +348,7 @@ class LearnedSizes:
         self.sizes = self._read()
 
     def learn(self, budget: int, **sizes: int) -> None:
-        """Keeps sizes that turned out to be all that fits into `budget` bytes, and forgets others."""
+        """Keep the largest sizes that fit into `budget` bytes, and forget others."""
         learned = {"budget": budget, **sizes} if sizes else {}
         if learned != self.sizes:
             self.sizes = learned
@@ -373,10 +373,10 @@ class LearnedSizes:
 
 
 class StandingFile:
-    """What this node thinks of others, on disk: a ban or a record must not end with the process."""
+    """The reputation of other peers on disk: bans and records must outlive the process."""
 
     def __init__(self, path: Path, standing: Standing) -> None:
-        """Takes up what is there; a damaged file is left out, which makes everybody a newcomer."""
+        """Load the file; a damaged one is ignored, which makes every peer a newcomer."""
         self._path = path
         self._standing = standing
         self._written = time.monotonic()
@@ -388,7 +388,7 @@ class StandingFile:
             logger.warning("The file %s is damaged (%r): everybody is a newcomer again.", path, error)
 
     def after_step(self) -> None:
-        """Writes, once a minute."""
+        """Write the file, at most once a minute."""
         if time.monotonic() - self._written >= BOOKS_SECONDS:
             self.write()
 

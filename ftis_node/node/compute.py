@@ -1,4 +1,4 @@
-"""The daemon's compute process: started, counted when it fails, and told what memory turned out to allow."""
+"""Supervision of the daemon's compute process: starts, failures and learned batch sizes."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from ftis_node.worker.messages import Gpu, GpuFigures, Interrupt, Load, ModelFac
 FAILURES_OF_NEWEST = 2  # in a row, before an older checkpoint is tried
 FAILURES = 5  # in a row, without a checkpoint between them
 LONGEST_PAUSE = 30.0
-INTERRUPT_SECONDS = 4.0  # of which a step needs those of a token or a micro-batch
-GPU_SECONDS = 2.0  # between looks at what it is at
+INTERRUPT_SECONDS = 4.0  # a step stops after its present token or micro-batch
+GPU_SECONDS = 2.0  # between measurements of the GPU
 UNWRITABLE = (
-    "The tokenizer of %s has nothing for some letters of the prompts and tags of %s, which get lost: %s. It "
-    "cannot answer in the form that is asked for; take a model with another tokenizer, or a task in its letters."
+    "The tokenizer of %s has no token for some letters of the prompts and tags of %s, which get lost: %s. It "
+    "cannot answer in the required form; use a model with another tokenizer, or a task in its letters."
 )
 
 logger = logging.getLogger(__name__)
 
 
 class ComputeProcess:
-    """One at a time; `worker` is the present one. `options` may change before it is started."""
+    """The compute process. `worker` is the present one; there is one at a time. `options` may change before a start."""
 
     def __init__(self, options: JoinOptions, home: Home, started: Callable[[], None]) -> None:
         """
         Args:
-            started: called when there is another process.
+            started: called when there is a new process.
         """
         self.worker = Worker()
         self.loaded: ModelFacts | None = None
-        self.gpu: GpuFigures | None = None  # None where there is none, or it does not tell
+        self.gpu: GpuFigures | None = None  # None: no GPU, or no figures
         self.restarts = 0
         self.options = options
         self._home = home
         self._started = started
         self._failures = self._written = 0
-        self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # when, and what was wrong
+        self._faults: deque[tuple[float, str]] = deque(maxlen=FAILURES)  # times and messages
         self._learned: LearnedSizes
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, settings: Settings, run_file: RunFile | None) -> None:
-        """Spawns it and loads task and model in it.
+        """Spawn the process and load the task and the model in it.
 
         Raises:
-            UserError: they cannot be loaded.
+            UserError: the task or the model cannot be loaded.
         """
         self._learned = LearnedSizes(self._home.plan, settings.model)
         self.worker = Worker()
@@ -76,7 +76,7 @@ class ComputeProcess:
                 code=self.options.task is not None,
                 caps=run.caps if run is not None else {},
                 remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
-                must_fit=self.loaded is None,  # later ones go on: what others take of a GPU may be gone in a minute
+                must_fit=self.loaded is None,  # only the first: other users of the GPU may free memory soon
             )
         )
         if facts.device.startswith("cuda"):
@@ -98,12 +98,12 @@ class ComputeProcess:
         return self.loaded
 
     async def stop(self) -> None:
-        """Ends it now, which frees its memory. What should last must have been saved before."""
+        """End the process at once and free its memory. Save first what must last."""
         await self._unwatch()
         await self.worker.stop()
 
     async def interrupt(self, work: asyncio.Task[None]) -> bool:
-        """Has generation or a step given up; returns whether `work` has ended by that, and all that it had is there."""
+        """Interrupt generation or a step; return whether `work` ended by it, so that the process is still usable."""
         asking = asyncio.create_task(self.worker.call(Interrupt()))
         await asyncio.wait({work}, timeout=INTERRUPT_SECONDS)
         asking.cancel()
@@ -125,23 +125,23 @@ class ComputeProcess:
         self.gpu = None
 
     def saved(self, written: int) -> None:
-        """So many checkpoints were written: if there is a new one, what failed before it is forgiven."""
+        """Note the number of written checkpoints; a new one resets the count of failures."""
         if written > self._written:
             self._written, self._failures = written, 0
 
     def stepped(self, last: TakenStep, generation_batch: int) -> None:
-        """A step succeeded; what is smaller than the plan wanted it is remembered, and what has grown again is not."""
+        """Note a successful step: remember the batch sizes that are below the plan, forget those that grew back."""
         sizes = {"micro_batch_tokens": last.report.micro_batch_tokens, "generation_batch": generation_batch}
         smaller = {name: size for name, size in sizes.items() if size < getattr(self.facts.sizes, name)}
         self._learned.learn(self.facts.plan.budget, **smaller)
 
     async def failed(self, fault: FtisError) -> bool:
-        """Ends what is left of it and lets some time pass; returns whether an older checkpoint should be tried.
+        """End what is left of the process and pause; return whether to try an older checkpoint.
 
         Raises:
             UserError: it failed too often in a row.
         """
-        if isinstance(fault, OutOfFiles):  # which is not its doing
+        if isinstance(fault, OutOfFiles):  # the network process ran out of file descriptors
             await self.stop()
             return False
         self.restarts += 1
@@ -150,7 +150,7 @@ class ComputeProcess:
         if self._failures > FAILURES:
             raise UserError(
                 f"The compute process failed {self._failures} times in a row, at last with: {fault}",
-                f"Look into {self._home.log}; if it was out of memory, give a smaller micro_batch_tokens.",
+                f"Look into {self._home.log}; if it was out of memory, set a smaller micro_batch_tokens.",
             )
         logger.error("The compute process failed (%s); starting a new one.", fault)
         await self.stop()
@@ -158,19 +158,19 @@ class ComputeProcess:
         return self._failures > FAILURES_OF_NEWEST
 
     def status(self) -> ComputeStatus:
-        """What it is doing."""
+        """The status of the compute process."""
         return ComputeStatus(self.loaded, self.restarts, resident_bytes(self.worker.pid), self.gpu)
 
     def owing(self, limit: float) -> float:
-        """Seconds for which it has owed an answer, 0 if they are no more than `limit`."""
+        """Seconds since its oldest unanswered request; 0 if they are no more than `limit`."""
         owed = self.worker.owing_seconds()
         return owed if owed > limit else 0.0
 
     def faults(self, seconds: float) -> tuple[str, ...]:
-        """What it failed with in the last so many seconds, the latest last."""
+        """Its failures in the last so many seconds, the latest last."""
         return tuple(what for when, what in self._faults if boot_seconds() - when < seconds)
 
 
 def _one_line(error: BaseException) -> str:
-    """The first line of what is wrong, cut, without the full stop."""
+    """The first line of an error, at most 200 characters, without the full stop."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

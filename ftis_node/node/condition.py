@@ -1,4 +1,4 @@
-"""How a node is, in one word, one sentence, and, where a person can do something about it, one more."""
+"""A node's condition: one word, one sentence, and advice if a person can do something about it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.peer_clocks import ClockDifference
 from ftis_node.text import counted, duration, rounded
 
-FAULT_SECONDS = 600.0  # for so long after the compute process failed a node calls itself degraded
+FAULT_SECONDS = 600.0  # a node is degraded for so long after a failure of its compute process
 IDLE_STEPS = 10
 DOWN_SECONDS = 10.0
-CLOCK_TOLD = 300.0  # so far from its peers' clocks a node says so
-CLOCK_FAR = 2 * 3600.0  # and so far it is degraded: at three hours peers refuse one another's announcements
-ENOUGH_CLOCKS = 3  # of so many peers the median tells whose clock is wrong
+CLOCK_SHOWN = 300.0  # difference to the peers' clocks from which the node reports it
+CLOCK_FAR = 2 * 3600.0  # difference from which it is degraded: at three hours peers refuse each other's announcements
+ENOUGH_CLOCKS = 3  # peers whose median shows that this node's clock is the wrong one
 
 
 class State(StrEnum):
-    """The words. docs/operations.md says what each means."""
+    """The states; docs/operations.md explains each."""
 
     LOADING = "LOADING"
     JOINING = "JOINING"
@@ -43,20 +43,20 @@ class Condition:
 
 @dataclass(frozen=True)
 class Signs:
-    """What a condition is told by.
+    """The inputs of a condition.
 
-    peers           in the view; sought: how many the first step waits for, 0 if it does not
-    network_down    seconds for which p2pd has been gone
+    peers           in the view; sought: number that the first step waits for, 0 if it does not wait
+    network_down    seconds since p2pd ended
     free_bytes      on the home's disk; checkpoint_bytes: of the next checkpoint, as far as known
-    faults          what the compute process failed with lately, the latest last
+    faults          recent failures of the compute process, the latest last
     bad_steps       in a row without a finite gradient
     idle_steps      in a row that changed nothing
-    stalled         seconds for which the compute process has owed an answer, if those are too many, else 0
+    stalled         seconds since the compute process's oldest unanswered request if that is too long, else 0
     other_protocol  peers that this node has met and that speak another version of the protocol
-    own_refused     whether some of the latest round of this node's own groups were unsound
-    clock           how this node's clock differs from its peers', None if nobody said its time
-    replayed        announcements that were refused for their time, since the start
-    home            what a command needs to mean this node: `Home.flag`
+    own_refused     whether an own group of the latest round was unsound
+    clock           difference between this node's clock and its peers', None if no peer sent its time
+    replayed        announcements refused because of their time, since the start
+    home            the flag by which a command names this node: `Home.flag`
     """
 
     peers: int = 0
@@ -77,9 +77,9 @@ class Signs:
 
 
 def condition(signs: Signs) -> Condition:
-    """Of a node that trains: what is wrong comes first, then how it is among others."""
-    for look in _TROUBLES:
-        trouble = look(signs)
+    """The condition of a node that trains: faults first, then its connection to peers."""
+    for check in _TROUBLES:
+        trouble = check(signs)
         if trouble is not None:
             return Condition(State.DEGRADED, *trouble)
     if signs.sought > signs.peers:
@@ -90,7 +90,7 @@ def condition(signs: Signs) -> Condition:
     if not signs.peers:
         return Condition(State.ALONE, "No peers: training alone, and looking for some.", _ALONE)
     reason = f"Training with {counted(signs.peers, 'peer')}{_HOW[signs.reachability]}."
-    if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_TOLD:
+    if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_SHOWN:
         return Condition(_REACHED[signs.reachability], f"{reason} {_whose(signs.clock)}.", SET_CLOCK)
     return Condition(_REACHED[signs.reachability], reason)
 
@@ -112,7 +112,7 @@ _Trouble = tuple[str, str] | None
 
 
 def _whose(clock: ClockDifference) -> str:
-    """Whose clock is off, as far as one can tell, and by how much."""
+    """A phrase that says whose clock is wrong, as far as known, and by how much."""
     far = f"{duration(abs(clock.behind))} {'behind' if clock.behind > 0 else 'ahead of'}"
     if clock.peers >= ENOUGH_CLOCKS:
         return f"This node's clock is {far} those of its {clock.peers} peers"

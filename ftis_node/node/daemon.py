@@ -1,4 +1,4 @@
-"""The daemon: wires the rooms together and owns the life cycle, from an empty home to a clean end."""
+"""The daemon: it connects the rooms and owns the life cycle, from an empty home to a clean end."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ from ftis_node.worker.messages import Evaluate, Open
 
 logger = logging.getLogger(__name__)
 
-# After a request to stop, the running step has so long to end, and then the last checkpoint and evaluation.
+# Time limits after a request to stop: for the running step, then for the last checkpoint and evaluation.
 GRACE_SECONDS = 12.0
 FINISH_SECONDS = 13.0
 
 
 class Node:
-    """One daemon. `run` returns when it was stopped or has taken its steps."""
+    """One daemon. `run` returns when it is stopped or has taken its steps."""
 
     def __init__(self, options: JoinOptions, settings_for: Callable[[str], Settings]) -> None:
         """
         Args:
-            settings_for: the settings for a task; which task that is may only be known once a peer has sent its run.
+            settings_for: returns the settings for a task, which may be known only after a peer has sent its run.
         """
         self.options = options
         self.settings = settings_for(options.task or "arithmetic")
         self._settings_for = settings_for
-        self.home = options.home  # which may be open already
-        # While it does not train; else the condition is what the signs say.
+        self.home = options.home  # may be open already
+        # The condition while the node does not train; None: the condition follows from the signs.
         self._apart: Condition | None = Condition(State.LOADING, "The node is starting.")
-        self._logged = (State.LOADING, "")  # state and advice that the log has
+        self._logged = (State.LOADING, "")  # the latest state and advice in the log
         self._stopping = asyncio.Event()
         self._finishing, self._pausing = False, options.paused
-        self._called = asyncio.Event()  # while it rests: to resume, finish or stop
+        self._called = asyncio.Event()  # a request to resume, finish or stop during a pause
         self._exit_code = 0
-        self._deadline = 0.0  # by which it must have ended, once it is stopping
+        self._deadline = 0.0  # time by which a stopping node must have ended
         self._stack = contextlib.AsyncExitStack()
         self._run_file: RunFile | None = None
         self._transport: Libp2p | None = None
@@ -78,12 +78,12 @@ class Node:
         self._steps = StepLog()
 
     async def run(self) -> int:
-        """Starts everything, trains until stopped, and ends everything in the opposite order.
+        """Start everything, train until stopped, and end everything in the opposite order.
 
         Returns the exit code: 0, or 130 after Ctrl-C.
 
         Raises:
-            UserError: something that a person can mend keeps the node from starting or going on.
+            UserError: an error that a person can fix prevents the start or the training.
         """
         raise_limit()
         listen(self.stop)
@@ -92,17 +92,17 @@ class Node:
                 if await self._start_unless_stopped():
                     await self._train()
         except (TimeoutError, ConnectionError):
-            raise  # of the network; nothing is wrong with the home
+            raise  # network errors; the home is fine
         except (OSError, sqlite3.Error) as error:
             raise self.home.failed(error) from error
         return self._exit_code
 
-    # --- what its owner asks --------------------------------------------------------------------------------------
+    # --- the owner's requests -------------------------------------------------------------------------------------
 
     def stop(self, exit_code: int = 0) -> None:
-        """Asks the node to finish its step, save and end, within half a minute; a second call ends it at once."""
+        """Finish the step, save and end within half a minute; a second call ends the node at once."""
         if self._stopping.is_set():
-            logger.warning("Second request to stop: ending at once; the last checkpoint stands.")
+            logger.warning("Second request to stop: ending at once; the last checkpoint remains.")
             raise SystemExit(130)
         self._exit_code = exit_code
         self._set_apart(State.STOPPING, "The node was asked to stop.")
@@ -111,7 +111,7 @@ class Node:
         self._called.set()
 
     def finish(self) -> None:
-        """As `stop`, but the running step may take as long as it takes; before the first there is none."""
+        """Stop without a time limit for the running step; before the first step, the same as `stop`."""
         if self._rooms is None:
             return self.stop()
         self._finishing = True
@@ -119,23 +119,23 @@ class Node:
         self._called.set()
 
     def pause(self) -> None:
-        """After this step it saves, ends the compute process, which frees its memory, and only serves its peers."""
+        """After this step, save and end the compute process, which frees its memory; then only serve peers."""
         self._pausing = True
         self._hurry(True)
 
     def resume(self) -> None:
-        """Goes on from where `pause` left it."""
+        """Continue the training after `pause`."""
         self._pausing = False
         self._hurry(self._finishing)
         self._called.set()
 
     def _hurry(self, wanted: bool) -> None:
-        """Whether the running step makes do with the groups that are there."""
+        """Set whether the running step trains on the present groups without waiting for more."""
         if self._rooms is not None:
             (self._rooms.stepper.hurry.set if wanted else self._rooms.stepper.hurry.clear)()
 
     def _asked(self, what: Callable[[], None]) -> Answer:
-        """The same, for the local API; a node that stops already does nothing else."""
+        """The local API's form of a request; a node that is stopping ignores it."""
 
         def answer() -> dict[str, object]:
             if not self._stopping.is_set():
@@ -147,10 +147,10 @@ class Node:
     # --- starting -------------------------------------------------------------------------------------------------
 
     async def _start_unless_stopped(self) -> bool:
-        """Starts; a request to stop meanwhile cuts it short, for loading a large model takes its time."""
+        """Start the node; a request to stop interrupts this, because loading a large model takes long."""
         starting = await self._until_stopped(self._start())
         if not starting.done():
-            while not starting.done():  # again and again: a cancellation can be lost in a wait that has just ended
+            while not starting.done():  # repeatedly: a cancellation can be lost in a wait that has just ended
                 starting.cancel()
                 await asyncio.wait({starting}, timeout=1.0)
             return False
@@ -165,7 +165,7 @@ class Node:
         self._runtime = self.home.make_runtime()
         await self._begin_to_tell()
         if self.settings.nice > os.getpriority(os.PRIO_PROCESS, 0):
-            os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # the processes that it starts have it from here
+            os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)  # its child processes inherit it
         bootstraps = [parse_address(text)[0] for text in self.options.peers]
         identity = Identity.load_or_create(self.home.key)
         transport = await self._open_network(identity, bootstraps)
@@ -178,7 +178,7 @@ class Node:
         run = self._run_file.run
         check_fit(run, self._compute.facts.shared(), self.settings.model)
         opened = await self._compute.worker.call(Open(run))
-        replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the model has room for its rows
+        replace_text(self.home.run_file, dump_run_file(self._run_file))  # only now: the run's rows fit the model
         remember_files(self.home, self.options, self.options.task_of(self._run_file))
         self._rooms = rooms = furnish(
             self.home,
@@ -215,7 +215,7 @@ class Node:
         return transport
 
     async def _begin_to_tell(self) -> None:
-        """The local API, the page, and what a supervisor hears: they tell from here on what the node is doing."""
+        """Start the local API, the page and the notifications to a supervisor; they report the state from now on."""
         actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
         asked = {f"/{name}": self._asked(what) for name, what in actions.items()}
         rows = (rows_of(self.status), rows_of(self.peers))
@@ -237,7 +237,7 @@ class Node:
         self._note_children()
 
     def _note_children(self) -> None:
-        """For the reaper of the next start, should this process be killed."""
+        """Record the child processes so that the next start can end them if this process is killed."""
         children = (self._p2pd, self._compute.worker.pid)
         self.home.record_runtime(self._runtime, tuple(pid for pid in children if pid is not None))
 
@@ -269,14 +269,14 @@ class Node:
         await self._compute.stop()  # before its files are closed: it may be scoring still
 
     async def _until_stopped(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Does the work; the task is not done if the node was asked to stop meanwhile."""
+        """Run the work; the returned task is not done if a request to stop came first."""
         task, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         return task
 
     async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
-        """Does the work; after a request to stop, what is not done within the grace is given up."""
+        """Run the work; after a request to stop, give it up at the end of the grace period."""
         task = await self._until_stopped(work)
         if not task.done():
             await asyncio.wait({task}, timeout=GRACE_SECONDS)
@@ -284,7 +284,7 @@ class Node:
             return task.result()
         logger.warning("The compute process is busy for longer than %.0f s; its work is given up.", GRACE_SECONDS)
         if await self._compute.interrupt(task):
-            return  # and what was trained since the last checkpoint is saved
+            return  # unsaved training is saved afterwards
         task.cancel()
         await asyncio.wait({task})
         if self._rooms is not None:
@@ -292,7 +292,7 @@ class Node:
         await self._compute.stop()
 
     async def _go_on(self, rooms: Rooms) -> None:
-        """The first evaluation, or the next step."""
+        """Take the first evaluation, or the next step."""
         self._note_condition()
         if rooms.stepper.progress.pass_at_1 is None:
             await self._evaluate(rooms)
@@ -305,7 +305,7 @@ class Node:
         return self.settings.steps is not None and rooms.stepper.progress.step >= self.settings.steps
 
     async def _wait_for_peers(self, rooms: Rooms) -> None:
-        """With `min_peers`, does not take the first steps without them (for swarms that are started all at once)."""
+        """Wait for `min_peers` peers before the first step (useful if all nodes of a swarm start at once)."""
         self._sought, view = self.settings.min_peers, rooms.swarm.membership.view
         while len(view) < self._sought and not (self._stopping.is_set() or self._finishing or self._pausing):
             self._note_condition()
@@ -342,7 +342,7 @@ class Node:
         rooms.metrics.write("evaluation", step=progress.step, since_start=since, **asdict(result))
 
     async def _rest(self, rooms: Rooms) -> None:
-        """Paused: without a compute process, so that its memory is free for others; peers are served."""
+        """Pause: end the compute process, which frees its memory, and only serve peers until a request comes."""
         progress = rooms.stepper.progress
         try:
             await self._unless_stopped(self._save_last(rooms))
@@ -372,8 +372,8 @@ class Node:
         await rooms.saving.flush()
 
     async def _finish(self, rooms: Rooms) -> None:
-        """The last checkpoint and evaluation. They take as long as they take, unless the node was asked to stop: then
-        what was saved before stands."""
+        """Take the last checkpoint and evaluation. They have no time limit, except after a request to stop; then the
+        previous checkpoint remains."""
         if rooms.stepper.resting:
             return
         self._set_apart(State.STOPPING, "Saving, and evaluating for the last time.")
@@ -397,14 +397,14 @@ class Node:
     # --- the compute process --------------------------------------------------------------------------------------
 
     async def _recover(self, rooms: Rooms, fault: FtisError) -> None:
-        """Goes on from the last checkpoint; too many open files end nothing here either."""
+        """Continue from the last checkpoint, and wait again if there are too many open files."""
         try:
             await self._unless_stopped(self._revive(rooms, fault))
         except (OSError, sqlite3.Error) as error:
             await self._recover(rooms, await wait_for_room(error, self._stopping))
 
     async def _revive(self, rooms: Rooms, fault: FtisError) -> None:
-        """After a GPU fault or an out-of-memory kill: a new compute process, from the last checkpoint."""
+        """Start a new compute process from the last checkpoint, after a GPU fault or an out-of-memory kill."""
         self._set_apart(State.LOADING, "The compute process failed and is being started again.")
         while not self._stopping.is_set():
             with contextlib.suppress(WorkerDied, WorkerFault):
@@ -415,16 +415,16 @@ class Node:
                 return await self._renew(rooms, older=older)
             except (WorkerDied, WorkerFault) as error:
                 fault = error
-        await self._compute.stop()  # nothing is saved from one that has failed
+        await self._compute.stop()  # a failed process saves nothing
 
     async def _renew(self, rooms: Rooms, *, older: bool = False) -> None:
-        """Another compute process, with the newest checkpoint (or an older one)."""
+        """Start another compute process with the newest checkpoint (or an older one)."""
         await self._load()
         worker = self._compute.worker
         await worker.call(Open(rooms.run_file.run))
         go_on_from(rooms, await rooms.saving.restore(worker, older=older), self._compute.facts, self.options)
         self._evaluations.went_back(rooms.stepper.progress.step)
-        rooms.stepper.worker = worker  # only now: an engine without a run could score nothing
+        rooms.stepper.worker = worker  # only now: an engine without a run cannot score
         rooms.stepper.resting = False
         refill_pool(rooms, self.settings.max_age)
         if not self._stopping.is_set():
@@ -433,7 +433,7 @@ class Node:
     # --- condition ------------------------------------------------------------------------------------------------
 
     def condition(self) -> Condition:
-        """What is true now."""
+        """The node's present condition."""
         return self._apart if self._apart is not None else condition(self._signs())
 
     def _signs(self) -> Signs:
@@ -459,7 +459,7 @@ class Node:
         )
 
     def _note_condition(self) -> None:
-        """Says so when the state, or what to do about it, changes."""
+        """Log the condition when its state or advice changes."""
         now = self.condition()
         if (now.state, now.advice) != self._logged:
             self._say(now)
@@ -469,13 +469,13 @@ class Node:
         self._logged = (now.state, now.advice)
 
     def _set_apart(self, state: State, reason: str, advice: str = "") -> None:
-        """From now on it does not train, for this reason."""
+        """Set the condition of a node that does not train."""
         if not self._stopping.is_set() or state is State.STOPPING:
             self._apart = Condition(state, reason, advice)
             self._say(self._apart)
 
     def status(self) -> NodeStatus:
-        """What it is doing; before the swarm is there, without its training."""
+        """The node's status; without the training part before the swarm exists."""
         now, rooms = self.condition(), self._rooms
         return NodeStatus(
             name=self.options.name,
@@ -496,5 +496,5 @@ class Node:
         )
 
     def peers(self) -> PeersReport:
-        """Its peers, and who was left out."""
+        """The node's peers, and the peers that it refuses."""
         return peers_report(self._rooms.stepper, self._rooms.swarm) if self._rooms else PeersReport([], [])

@@ -34,13 +34,13 @@ async def start_page(
     peers: Answer,
     stepper: Callable[[], Stepper | None],
 ) -> Web | None:
-    """Starts the page of an open home; None if its owner wants none.
+    """Start the page of an open home; None if the settings turn it off.
 
     Args:
-        stepper: whose groups are shown, None while there is none.
+        stepper: returns the stepper whose groups the page shows, None before there is one.
 
     Raises:
-        UserError: its port is taken.
+        UserError: the page's port is taken.
     """
     if not settings.page:
         return None
@@ -49,7 +49,7 @@ async def start_page(
         json_route("/api/peers", _at_once(peers)),
         Route("/api/history", _Curves(History(home.metrics)).handle),
         json_route("/api/completions", _Texts(stepper).answer),
-        Route("/metrics", _metrics(status, peers), open=True),  # there is nothing secret in them
+        Route("/metrics", _metrics(status, peers), open=True),  # metrics hold no secret
     ]
     server = Web(read_token(home.page_token), routes)
     await server.start(settings.http_host, settings.http_port)
@@ -60,7 +60,7 @@ async def start_page(
 async def start_api(
     path: Path, status: Answer, peers: Answer, page: Callable[[], Web | None], actions: dict[str, Answer]
 ) -> Api:
-    """Starts the local API on a socket; `actions` are the requests of its owner, by route."""
+    """Start the local API on a socket; `actions` are the owner's requests by route."""
     routes: dict[str, Answer] = {"/status": status, "/peers": peers, "/page": lambda: invitation(page())}
     api = Api(routes, actions, {"/metrics": lambda: exposition(status(), peers())})
     await api.start(path)
@@ -68,7 +68,7 @@ async def start_api(
 
 
 def invitation(page: Web | None) -> dict[str, str | None]:
-    """A link that opens once, new for each who asks the local API; null from a node without a page."""
+    """A new link that opens the page once; null from a node without a page."""
     return {"link": page.invite() if page is not None else None}
 
 
@@ -87,7 +87,7 @@ def _at_once(facts: Answer) -> Callable[[], Any]:
 
 
 class _Curves:
-    """The history as JSON, made anew only when the log has grown."""
+    """The history as JSON, rebuilt only when the log has grown."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -102,7 +102,7 @@ class _Curves:
 
 
 class ShownCompletion(msgspec.Struct, frozen=True):
-    """A completion as people read it."""
+    """A completion as readable text with its reward and length in tokens."""
 
     text: str
     reward: float
@@ -111,7 +111,7 @@ class ShownCompletion(msgspec.Struct, frozen=True):
 
 
 class ShownGroup(msgspec.Struct, frozen=True):
-    """A group that was trained on at `step`; author: a peer id, None for this node."""
+    """A group trained on at `step`. author: a peer id, None for this node."""
 
     step: int
     author: str | None
@@ -121,7 +121,7 @@ class ShownGroup(msgspec.Struct, frozen=True):
 
 
 class _Texts:
-    """The latest groups with their texts, which only the compute process can read; each group is asked for once."""
+    """The latest groups with their texts. Only the compute process can decode them; each group is requested once."""
 
     def __init__(self, stepper: Callable[[], Stepper | None]) -> None:
         self._stepper = stepper
@@ -142,7 +142,7 @@ class _Texts:
                     async with asyncio.timeout(TEXT_SECONDS):
                         texts = await stepper.worker.call(Texts(asked))
                 except (WorkerDied, WorkerFault, TimeoutError):
-                    pass  # it is being started again, or very busy: those that are known are shown
+                    pass  # it restarts or is very busy: show the texts known so far
                 else:
                     self._known |= dict(zip(new, texts, strict=True))
             shown = [_group(group, self._known[group]) for group in groups if group in self._known]

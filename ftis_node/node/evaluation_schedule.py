@@ -1,4 +1,4 @@
-"""When to evaluate: as often as the settings say, and never for more than a share of the time; and what came of it."""
+"""The schedule of evaluations: a limit on their share of the time, and the curve of their results."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.observe.metrics import read_events
 
-CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations that the status tells, and where they are looked for after a start
+CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations in the status, and bytes at the end of the log to read them from
 FORMLESS = (
-    "None of %d answers was in the form that is rewarded, <think>…</think> <answer>…</answer>: as long as that is so, "
-    "it has nothing to learn from alone, only from others' samples."
+    "None of %d answers had the rewarded form, <think>…</think> <answer>…</answer>. Until some do, "
+    "the model learns nothing from its own samples, only from those of other nodes."
 )
 
 logger = logging.getLogger(__name__)
 
 
 class EvaluationSchedule:
-    """Keeps the time that evaluations took; an expensive one is put off. curve: step and pass@1 of the latest."""
+    """Measures the time of evaluations and delays expensive ones. curve: step and pass@1 of the latest."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            share: of all time that evaluations may take, 0 to 1. clock: seconds.
+            share: largest share of all time for evaluations, 0 to 1. clock: seconds.
         """
         self._share = share
         self._clock = clock
@@ -35,7 +35,7 @@ class EvaluationSchedule:
         self.curve: deque[tuple[int, float]] = deque(maxlen=CURVE)
 
     def recall(self, metrics: Path) -> None:
-        """The curve of earlier starts, from their log."""
+        """Read the curve of earlier starts from their log."""
         for event in read_events(metrics, "evaluation", "started", last_bytes=CURVE_BYTES):
             if event["event"] == "started":
                 self.went_back(event["step"])
@@ -43,14 +43,14 @@ class EvaluationSchedule:
                 self.curve.append((event["step"], event["pass_at_1"]))
 
     def went_back(self, step: int) -> None:
-        """The training goes on from the checkpoint of this step: evaluations of later ones were of weights now lost."""
+        """Drop the evaluations after this step, because the training continues from its checkpoint."""
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
     def taken(self, step: int, found: Evaluation, *, code: bool = False) -> None:
-        """One was taken. The time of the first, before any training, is not counted.
+        """Note an evaluation. The first one, before any training, does not count towards the time.
 
         Args:
-            code: whether code of the task's own judged, which may reward other forms, and parts of an answer.
+            code: whether the task's own code scored it, which may reward other forms and parts of an answer.
         """
         logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)
         formless = found.prompts and not found.formatted and not found.correct
@@ -64,7 +64,7 @@ class EvaluationSchedule:
         self._latest = found.seconds
 
     def due(self) -> bool:
-        """Whether another like the latest fits."""
+        """Whether another evaluation as long as the latest fits into the share."""
         if self._began is None:
             return True
         return self._spent + self._latest <= self._share * (self._clock() - self._began)

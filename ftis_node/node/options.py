@@ -1,5 +1,5 @@
-"""What `ftis-node join` was told beside the settings, and which run that means. Light: it is read before anything is
-started."""
+"""The options of `ftis-node join` beside the settings, and the run that they name. Imports little, because it is read
+before the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftis_node.tasks import foreseen
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """What `ftis-node join` was told, beside the settings. paused: it starts so; output: a file for what its processes
+    """The options of `ftis-node join` beside the settings. paused: start paused. output: a file for what the processes
     print, else stderr."""
 
     home: Home
@@ -29,22 +29,22 @@ class JoinOptions:
     output: Path | None = None
 
     def files(self) -> dict[str, str | None]:
-        """The task's files, where they were named."""
+        """The task's named files, as absolute paths."""
         files = {"data": self.data, "eval_data": self.eval_data}
         return {name: str(path.resolve()) if path else None for name, path in files.items()}
 
     def task_of(self, run_file: RunFile | None) -> str:
-        """The task that was named, or the run's."""
+        """The named task, or the run's."""
         return self.task or (run_file.run.task if run_file is not None else "arithmetic")
 
     def reward_of(self, run_file: RunFile | None) -> str | None:
-        """The rule that was named, or the run's; code comes with the task."""
+        """The named reward rule, or the run's; a rule in code comes with the task."""
         run = run_file.run if run_file is not None else None
         return self.reward or (None if run is None or run.reward.startswith(CODE) else run.reward)
 
 
 def known_run(home: Home, file: Path | None) -> RunFile | None:
-    """The run of a file that was named, or of a previous start of the home; None if there is neither.
+    """The run of the named file, or of a previous start of the home; None if there is neither.
 
     Raises:
         UsageError: they are two different runs, or a file cannot be read.
@@ -60,23 +60,23 @@ def known_run(home: Home, file: Path | None) -> RunFile | None:
 
 
 def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
-    """Refuses a run that a daemon does not open.
+    """Refuse a run that a daemon does not open.
 
     Args:
         ours: the run is the home's own.
 
     Raises:
-        UsageError: it is for the lab, or names what only the owner of this node may.
+        UsageError: the run is for the lab, or names something that only this node's owner may name.
     """
     refuse_horizontal(found.run)
     check_named(found.run, task=options.task, reward=options.reward, ours=ours, data=options.data)
 
 
 def check_foreseen(found: RunFile, options: JoinOptions) -> None:
-    """Refuses a task or files that are not the run's, as far as that can be told before they are downloaded or loaded.
+    """Refuse a task or files that differ from the run's, as far as this shows before a download.
 
     Raises:
-        UsageError: the data or the rule are others.
+        UsageError: the data or the rule differ.
     """
     task = options.task_of(found)
     data, reward = foreseen(task, data=options.data, reward=options.reward_of(found))

@@ -1,4 +1,4 @@
-"""What a node has done: over all its starts, as its checkpoints remember it, and in this process."""
+"""A node's progress over all its starts, kept in checkpoints, and its totals in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUTHORS_MAX, OTHERS = 1024, "others"
 
 @dataclass
 class Progress:
-    """What a node has done so far. It is part of every checkpoint."""
+    """A node's progress so far; part of every checkpoint."""
 
     step: int = 0
     own_groups_used: int = 0
@@ -36,10 +36,10 @@ class Progress:
         return self.foreign_weight / total if total else 0.0
 
     def add_step(self, own_groups: int, authors: Mapping[str, int], report: StepReport) -> None:
-        """Counts a step.
+        """Count a step.
 
         Args:
-            authors: groups of each, by peer id.
+            authors: number of groups by peer id.
         """
         self.step += 1
         self.own_groups_used += own_groups
@@ -53,13 +53,13 @@ class Progress:
                 self.foreign_weight += figures["loss_weight"]
 
     def evaluated(self, pass_at_1: float) -> None:
-        """Notes the greedy pass@1 of now."""
+        """Note the present greedy pass@1."""
         self.pass_at_1, self.pass_at_1_step = pass_at_1, self.step
         if self.pass_at_1_before is None:
             self.pass_at_1_before = pass_at_1
 
     def _fold_small_authors(self) -> None:
-        """Identities are free: above a thousand authors, those that gave least are counted together."""
+        """Above a thousand authors, count those with the fewest groups together, because identities are free."""
         used = self.foreign_groups_used
         if len(used) > AUTHORS_MAX:
             small = [author for author, _ in used.most_common()[AUTHORS_MAX // 2 :] if author != OTHERS]
@@ -75,10 +75,10 @@ class Progress:
 
 @dataclass
 class Totals:
-    """What was done since the process started: it only grows, and no checkpoint knows it.
+    """Totals since the process started; they only grow, and no checkpoint keeps them.
 
-    samples and tokens are those that a gradient was computed of, seconds those of steps, device those of the compute
-    device from the first step's beginning on.
+    samples, tokens: those with a gradient. seconds: of steps. device: seconds of the compute device since the start of
+    the first step.
     """
 
     steps: int = 0
@@ -93,13 +93,13 @@ class Totals:
     device: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*WORK, "idle"), 0.0))
 
     def add_round(self, packets: Sequence[Group]) -> None:
-        """Counts groups that this node generated."""
+        """Count groups that this node generated."""
         self.generated_groups += len(packets)
         self.generated_completions += sum(len(group.packet.lengths) for group in packets)
         self.generated_tokens += sum(sum(group.packet.lengths) for group in packets)
 
     def add_step(self, last: TakenStep) -> None:
-        """Counts a step."""
+        """Count a step."""
         report, diagnostics = last.report, last.report.diagnostics
         self.steps += 1
         self.skipped_steps += report.skipped is not None

@@ -26,13 +26,13 @@ from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.transport import Health
 from ftis_node.worker.messages import GpuFigures, ModelFacts, plan_row
 
-STEP_SECONDS = 10.0  # between two lines of the log about steps
+STEP_SECONDS = 10.0  # between two log lines about steps
 
 logger = logging.getLogger(__name__)
 
 
 class LastStep(msgspec.Struct, frozen=True):
-    """Where the latest step's seconds went, and what came of it; no loss of one that left the weights alone."""
+    """The latest step's seconds and results; loss and gradient norm are None if it did not change the weights."""
 
     seconds: StepSeconds
     device: DeviceSeconds
@@ -43,7 +43,7 @@ class LastStep(msgspec.Struct, frozen=True):
 
 
 class PoolStatus(msgspec.Struct, frozen=True):
-    """Groups that wait, and how many had no signal or grew too old since the start."""
+    """Waiting groups, and groups without a signal or too old since the start."""
 
     waiting: int
     no_signal: int
@@ -51,7 +51,7 @@ class PoolStatus(msgspec.Struct, frozen=True):
 
 
 class NetworkStatus(msgspec.Struct, frozen=True):
-    """How this node is reached, and how its p2pd is; None: not known yet."""
+    """This node's reachability, and the health of its p2pd; None: not known yet."""
 
     reachability: str
     p2pd_restarts: int
@@ -60,7 +60,7 @@ class NetworkStatus(msgspec.Struct, frozen=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
-    """The network process: resident bytes, and blocks of Python's allocator, which tell a leak from noise."""
+    """The network process: resident bytes, and blocks of Python's allocator, which show leaks."""
 
     memory_bytes: int
     python_blocks: int
@@ -75,7 +75,7 @@ class ComputeStatus(msgspec.Struct, frozen=True):
     gpu: GpuFigures | None
 
     def row(self) -> dict[str, Any]:
-        """Its fields of `status --json`."""
+        """Its fields in `status --json`."""
         facts = self.loaded
         return {
             "kind": facts.kind if facts is not None else None,
@@ -89,7 +89,7 @@ class ComputeStatus(msgspec.Struct, frozen=True):
 
 
 class TrainingStatus(msgspec.Struct, frozen=True):
-    """How far the training is, what it used, what of it is saved, and what went over the wire (bytes)."""
+    """Progress, groups used, the newest checkpoint, and network traffic in bytes."""
 
     step: int
     checkpoint: CheckpointStatus
@@ -119,8 +119,8 @@ class TrainingStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """What a node is doing. curve: step and pass@1 of the latest evaluations. uptime: seconds. training: None before
-    it has joined its run."""
+    """A node's status. curve: step and pass@1 of the latest evaluations. uptime: seconds. training: None before the
+    node has joined its run."""
 
     name: str
     state: str
@@ -146,7 +146,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class PeerRow(msgspec.Struct, frozen=True):
-    """A peer of the view. used: its groups trained on, in all. bytes_in, bytes_out: since the start."""
+    """A peer of the view. used: all its groups trained on. bytes_in, bytes_out: since the start."""
 
     id: str
     agent: str
@@ -159,14 +159,14 @@ class PeerRow(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A peer that this node does not work with, and why."""
+    """A peer that this node refuses, with the reason."""
 
     id: str
     reason: str
 
 
 class PeersReport(msgspec.Struct, frozen=True):
-    """Every peer of the view, and who was left out."""
+    """Every peer of the view, and the refused peers."""
 
     peers: list[PeerRow]
     left_out: list[LeftOut]
@@ -182,18 +182,18 @@ class PeersReport(msgspec.Struct, frozen=True):
 
 
 def rows_of(report: Callable[[], NodeStatus | PeersReport]) -> Answer:
-    """The same report as JSON has it."""
+    """The same report as a JSON object."""
     return lambda: report().row()
 
 
 class StepLog:
-    """Writes a line about a step into the log; of quick steps only some."""
+    """Logs a line about a step; only some of quick steps."""
 
     def __init__(self) -> None:
         self._written = -math.inf
 
     def write(self, last: TakenStep) -> None:
-        """Logs the latest step, unless another was logged a moment ago."""
+        """Log the latest step, unless the last line is newer than ten seconds."""
         if time.monotonic() < self._written + STEP_SECONDS:
             return
         self._written = time.monotonic()
@@ -253,7 +253,7 @@ def last_step(last: TakenStep) -> LastStep:
 
 
 def resident_bytes(pid: int | None) -> int | None:
-    """Bytes of main memory that a process has, None where there is none."""
+    """Resident bytes of a process; None without a process."""
     try:
         return int(psutil.Process(pid).memory_info().rss) if pid is not None else None
     except psutil.Error:

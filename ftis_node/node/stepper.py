@@ -1,4 +1,4 @@
-"""The rhythm of a node: what it generates itself, what it takes from others, how long it waits, and the step."""
+"""One node's steps: own generation, foreign groups from the pool, the wait for them, and the optimiser step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ftis_node.swarm.table import Arrival
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import OWN, Answer, Generate, GroupPart, Request, ScoreGroup, Step, StepGroup
 
-# However many peers there are, a node makes at least this part of its batch itself, or strangers would rule it.
+# A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
 RECENT_SECONDS = 30.0
 PREFETCH_SECONDS = 10.0
 WAIT_SECONDS = 0.25
-SUPPLY_MEMORY = 0.2  # how much of what is known of others' supply each step replaces
+SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups per step
 
 logger = logging.getLogger(__name__)
 
@@ -43,44 +43,44 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, eq=False)
 class OwnGroup:
-    """A group of one's own with its rewards [G]."""
+    """An own group with its rewards [G]."""
 
     group: Group
     rewards: Sequence[float]
 
 
 class Exchange(Protocol):
-    """What a node's rhythm needs of the swarm (or of the lab's exchange in memory)."""
+    """The part of the swarm (or of the lab's exchange in memory) that a stepper uses."""
 
     interval: float
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
-        """Spreads word of packets that are in the store."""
+        """Announce packets that are in the store."""
 
     def poke(self) -> None:
-        """The node wants more."""
+        """Tell the swarm that the node wants more groups."""
 
     def recent_authors(self, seconds: float) -> set[bytes]:
-        """Other authors who announced something within `seconds`."""
+        """Other authors that announced something within `seconds`."""
 
     def has_peers(self) -> bool:
-        """Whether it makes sense to wait for groups."""
+        """Whether foreign groups can arrive at all."""
 
 
 class Compute(Protocol):
-    """The daemon's compute process, or an engine in this one."""
+    """The daemon's compute process, or an engine in this process."""
 
     async def call(self, request: Request[Answer]) -> Answer:
         """As `ftis_node.worker.client.Worker.call`."""
 
 
 def exchange_interval(step_seconds: float) -> float:
-    """Seconds between a hungry node's exchanges, whose steps take so long."""
+    """Seconds between the exchanges of a hungry node whose steps take `step_seconds`."""
     return min(max(step_seconds / 4, 0.1), 15.0)
 
 
 class Stepper:
-    """Assembles batches and takes steps. It knows the pool and the worker; the swarm brings it groups."""
+    """Assembles batches and takes steps. It uses the pool and the worker; the swarm brings it groups."""
 
     def __init__(
         self,
@@ -97,28 +97,28 @@ class Stepper:
     ) -> None:
         """
         Args:
-            standing: what is thought of authors, and learns of what came of their groups.
-            clock: seconds, which groups' ages and all durations are told by; the event loop must keep the same time.
-                By default groups age while the machine sleeps, and steps take only the time that it is awake.
+            standing: the reputation of authors; it receives the results of their groups.
+            clock: measures the ages of groups and all durations in seconds; the event loop must keep the same time. By
+                default groups age while the machine sleeps, and steps count only the time that it is awake.
             pool: by default one that drops groups without a signal.
         """
         self.progress = Progress()
         self.totals = Totals()
-        self.pool = Pool(settings.max_age, clock or boot_seconds) if pool is None else pool  # an empty one is false
+        self.pool = Pool(settings.max_age, clock or boot_seconds) if pool is None else pool  # an empty pool is false
         self.worker = worker
         self.standing = standing
         standing.banned_author.append(lambda author: self.pool.drop(author))
         self.waiting_for = ""
         self.last: TakenStep | None = None
-        self.recent = Recent()  # for people to look at
+        self.recent = Recent()  # groups to show to people
         self.swarm: Exchange
-        self.own_only = own_only  # the objective trains on nobody else's samples
+        self.own_only = own_only  # the objective trains on own samples only
         self.own_refused = 0
-        self.own_unsound = False  # some of the latest round
-        self.hurry = asyncio.Event()  # set: no step waits for others or makes up for them
-        self.resting = False  # there is nobody to score what comes, so nothing is pulled
-        self.idle_steps = 0  # in a row that changed nothing
-        self.generation_batch = sys.maxsize  # how many sequences the compute process has room for side by side
+        self.own_unsound = False  # admission refused an own group of the latest round
+        self.hurry = asyncio.Event()  # set: a step neither waits for foreign groups nor replaces missing ones
+        self.resting = False  # no compute process can score groups, so nothing is pulled
+        self.idle_steps = 0  # steps in a row that changed nothing
+        self.generation_batch = sys.maxsize  # sequences that the compute process has room to generate side by side
         self._clock, self._age_clock = clock or time.monotonic, clock or boot_seconds
         self._context = context
         self.run = context.run
@@ -127,17 +127,17 @@ class Stepper:
         self._store = store
         self._pool_grew = asyncio.Event()
         self._scoring: set[asyncio.Task[None]] = set()
-        self._supply: float | None = None  # groups that come into the pool a step; None before the first
-        self._counted = 0  # of the groups that ever came into the pool
+        self._supply: float | None = None  # mean groups that enter the pool per step; None before the first
+        self._counted = 0  # `pool.added` at the latest batch
         self._left = 0  # groups that the latest batch had no room for
         self._step_seconds: deque[float] = deque(maxlen=8)
-        self._device: deque[DeviceSeconds] = deque(maxlen=8)  # where the compute process's time went
-        self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one group oneself
+        self._device: deque[DeviceSeconds] = deque(maxlen=8)  # of the latest steps
+        self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one own group
 
-    # --- what the swarm asks and brings ---------------------------------------------------------------------------
+    # --- foreign groups -------------------------------------------------------------------------------------------
 
     def want(self) -> Want:
-        """How many more foreign groups to pull: for the next step, and the smaller of 10 s and one step ahead."""
+        """The further foreign groups to pull: for the next step, plus the smaller of 10 s and one step ahead."""
         if self.own_only or self.resting:
             return Want(0, Newcomers(), 0)
         batch, step_seconds = self._settings.batch_groups, self.step_seconds()
@@ -147,16 +147,16 @@ class Stepper:
         if newcomers.room is not None:
             theirs = self._of_newcomers(waiting)
             most = math.ceil(newcomers.room * ahead)
-            usable -= max(0, theirs - most)  # what no batch has room for must not keep others' from being pulled
+            usable -= max(0, theirs - most)  # groups that no batch has room for must not block other pulls
             newcomers.room = max(0, most - theirs)
         return Want(math.ceil((batch - self._own_part()) * ahead) - usable, newcomers, 2 * batch)
 
     def take(self, count: int) -> list[Scored]:
-        """Groups for one batch, of the pool."""
+        """Take groups for one batch from the pool."""
         return self.pool.take(count, self._newcomers())
 
     def _newcomers(self) -> Newcomers:
-        """How much of a batch those have together who have no record."""
+        """The room in a batch that all authors without a record share."""
         room = self.standing.newcomers_room(self._settings.batch_groups)
         return Newcomers(lambda author: not self.standing.established(author), room, self.standing.record)
 
@@ -164,7 +164,7 @@ class Stepper:
         return sum(count for author, count in waiting.items() if not self.standing.established(author))
 
     async def on_groups(self, arrived: Sequence[Arrival]) -> None:
-        """Stores admitted groups and has them scored; the pool gets each as soon as its rewards are known."""
+        """Store admitted groups and have them scored; each enters the pool when its rewards are known."""
         self._store.add([(one.group, one.body) for one in arrived], own=False)
         for one in arrived:
             self.score_later(one.group, one.born)
@@ -175,7 +175,7 @@ class Stepper:
         task.add_done_callback(self._scoring.discard)
 
     async def scored(self) -> None:
-        """Waits until every group that came in has its rewards."""
+        """Wait until every received group has its rewards."""
         while self._scoring:
             await asyncio.gather(*self._scoring)
 
@@ -183,7 +183,7 @@ class Stepper:
         try:
             rewards = await self.worker.call(ScoreGroup(group.row, group.data))
         except WorkerDied:
-            return  # it stays in the store as admitted and is scored after the worker's restart
+            return  # the store keeps it as admitted; the next worker scores it
         except (WorkerFault, UserError) as fault:
             logger.error("A group of %s could not be scored: %s", peer_id(group.author), fault)
             self._store.settle([group.key], "unscored")
@@ -200,10 +200,10 @@ class Stepper:
     # --- the step -------------------------------------------------------------------------------------------------
 
     def own_quota(self) -> int:
-        """Groups of the next batch that this node generates itself, before it is known whether others suffice.
+        """The groups of the next batch that this node generates before it waits for foreign ones.
 
-        Its part, and besides what others are not going to bring: by what waits and what came lately, not by who
-        announced something, or to announce and to hold nothing useful would make others wait.
+        Its share plus the expected shortfall. The estimate uses waiting and recently arrived groups, not announcements;
+        otherwise a peer could make others wait with empty announcements.
         """
         part, batch = self._own_part(), self._settings.batch_groups
         if self._supply is None or self.own_only or self._settings.own_share is not None:
@@ -211,7 +211,7 @@ class Stepper:
         return min(batch, max(part, batch - max(int(self._left + self._supply), self._takeable())))
 
     def _own_part(self) -> int:
-        """Groups of a batch that this node makes itself if others bring theirs."""
+        """This node's share of a batch, in groups, if peers supply theirs."""
         share = 1.0 if self.own_only else self._settings.own_share
         if share is None:
             recent = self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds()))
@@ -219,28 +219,28 @@ class Stepper:
         return math.ceil(share * self._settings.batch_groups)
 
     def _takeable(self) -> int:
-        """Groups that wait and have room in a batch."""
+        """Waiting groups that a batch has room for."""
         waiting, room = self.pool.waiting(), self._newcomers().room
         return sum(waiting.values()) - (0 if room is None else max(0, self._of_newcomers(waiting) - room))
 
     def note_supply(self) -> None:
-        """What came since the latest batch, to be called when the next one is assembled."""
+        """Update the mean supply with the groups since the latest batch; call it when the next one is assembled."""
         came, self._counted = self.pool.added - self._counted, self.pool.added
         self._supply = came if self._supply is None else self._supply + SUPPLY_MEMORY * (came - self._supply)
         self._left = self._takeable()
 
     def step_seconds(self) -> float:
-        """Mean duration of the latest steps; 0 before the first."""
+        """Mean duration of the latest steps in seconds; 0 before the first."""
         return sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else 0.0
 
     def idle_share(self) -> float | None:
-        """Part of the time that the latest steps took, one after the other, in which the compute device had no work."""
+        """The part of the latest steps' time in which the compute device had no work."""
         total = sum(spent.total for spent in self._device)
         return sum(spent.idle for spent in self._device) / total if total else None
 
     async def step(self, stopping: asyncio.Event) -> TakenStep | None:
-        """One step; returns its report, or None if `stopping` was set before the batch was there, or `hurry` while
-        there was nothing to train on."""
+        """Take one step and return its report. None if `stopping` was set before the batch was complete, or if `hurry`
+        left nothing to train on."""
         began = self._clock()
         own = await self.generate(self.own_quota())
         generated = self._clock()
@@ -253,7 +253,7 @@ class Stepper:
         try:
             own += await self.generate(0 if self.hurry.is_set() else self._missing(len(own) + len(foreign)))
         except FtisError:
-            self.pool.put_back(foreign)  # the step will be tried again, with a new compute process
+            self.pool.put_back(foreign)  # a new compute process will repeat the step
             raise
         if not own and not foreign:
             return None
@@ -263,12 +263,12 @@ class Stepper:
     async def train(
         self, own: Sequence[OwnGroup], foreign: Sequence[Scored], *, began: float, wait: float = 0.0
     ) -> TakenStep:
-        """Takes the step on these groups and returns its report; it `began` (by the clock) with their generation."""
+        """Take the step on these groups and return its report. began: start of their generation, by the clock."""
         trained = self._clock()
         weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
         groups = step_groups(own, foreign, weights, horizontal=self.run.parts > 1)
-        # Written down beside the step and before its checkpoint: a group that a crash took out of a step is lost, none
-        # is trained on twice.
+        # Mark the groups as used beside the step and before its checkpoint. A crash may lose a group this way, but no
+        # group is trained on twice.
         report = await self._beside(
             self.worker.call(Step(groups)),
             lambda: self._store.settle([scored.group.key for scored in foreign], "trained"),
@@ -286,17 +286,17 @@ class Stepper:
         return last
 
     async def _beside(self, call: Coroutine[None, None, Result], write: Callable[[], None]) -> Result:
-        """What the worker answers; while it works, something is written to disk, for which it need not wait."""
+        """Call the worker and write to disk while it works; return its answer."""
         answer = asyncio.create_task(call)
         try:
-            await asyncio.sleep(0)  # the worker is asked first
+            await asyncio.sleep(0)  # the request goes out first
             write()
             return await answer
         finally:
-            answer.cancel()  # for nothing, unless writing failed or the step is given up
+            answer.cancel()  # has an effect only if `write` failed or the step is given up
 
     def _judge(self, foreign: Sequence[Scored], report: StepReport) -> None:
-        """What the step showed of the authors of its groups."""
+        """Add the step's evidence to the reputation of its groups' authors."""
         sources = {} if report.skipped else report.diagnostics.sources
         for author, groups in Counter(one.group.author for one in foreign).items():
             if (figures := sources.get(peer_id(author))) is not None:
@@ -306,10 +306,9 @@ class Stepper:
         return 0 if self._settings.own_share == 0 else max(0, self._settings.batch_groups - have)
 
     async def _gather(self, count: int, stopping: asyncio.Event) -> list[Scored]:
-        """Takes from the pool; waits for more at most as long as making the missing groups oneself would take.
+        """Take groups from the pool; wait for more at most as long as the node would need to generate them.
 
-        Waiting longer than that cannot pay, waiting less might have been too little: like renting before buying, it
-        costs at most twice the best choice. A node that generates nothing waits as long as it takes.
+        This costs at most twice the best choice (the ski-rental rule). A node that generates nothing has no limit.
         """
         newcomers = self._newcomers()
         taken = self.pool.take(count, newcomers)
@@ -334,7 +333,7 @@ class Stepper:
         return min(self._settings.wait, missing * cost)
 
     async def generate(self, count: int) -> list[OwnGroup]:
-        """Generates, stores and announces `count` groups, in rounds of at most `run.slots`."""
+        """Generate, store and announce `count` groups, in rounds of at most `run.slots`."""
         groups: list[OwnGroup] = []
         while len(groups) < count:
             groups += await self._generate_round(min(count - len(groups), self.run.slots))
@@ -352,7 +351,7 @@ class Stepper:
         groups: list[OwnGroup] = []
         for slot, made in enumerate(answer.groups):
             verdict = admit(self._context, author, made.packet, announced=(number, slot))
-            if isinstance(verdict, Rejection):  # what others would refuse is neither sent nor trained on
+            if isinstance(verdict, Rejection):  # peers would refuse it, so it is neither sent nor trained on
                 self.own_refused += 1
                 logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
                 continue
@@ -385,7 +384,7 @@ class Stepper:
 
 
 def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
-    """The groups of a step, with their packets in their order, for a replay."""
+    """The groups of a step with their packet digests in order, so that a replay can repeat it."""
     return BatchReport(
         own_groups=len(own),
         foreign_groups=len(foreign),
@@ -402,7 +401,7 @@ def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
 def step_groups(
     own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], *, horizontal: bool
 ) -> list[StepGroup]:
-    """Groups as the engine takes them; horizontal ones are put together of the parts of one round and slot."""
+    """Groups in the engine's form. In a horizontal run the parts of one round and slot form one group."""
     parts = [(one.group, GroupPart(OWN, one.group.data, one.rewards)) for one in own]
     for scored in foreign:
         group = scored.group
@@ -415,7 +414,7 @@ def step_groups(
 
 
 def _to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:
-    """A few groups of a step; of one's own those first whose rewards differ, for nothing is learned from the others."""
+    """A few groups of a step to show. Own groups with differing rewards come first, because only they teach."""
     mine = sorted(own, key=lambda one: min(one.rewards) == max(one.rewards))[:KEPT]
     shown = [Shown.of(step, None, one.group, one.rewards) for one in mine]
     turns: Counter[bytes] = Counter()
@@ -424,7 +423,7 @@ def _to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> l
         turns[scored.group.author] += 1
         return turns[scored.group.author]
 
-    for scored in sorted(foreign, key=turn)[:KEPT]:  # of as many authors as there are
+    for scored in sorted(foreign, key=turn)[:KEPT]:  # from as many authors as possible
         shown.append(Shown.of(step, peer_id(scored.group.author), scored.group, scored.rewards))
     return shown
 
@@ -434,7 +433,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 async def _first(*events: asyncio.Event, seconds: float) -> None:
-    """Waits until one of the events is set, or for so many seconds."""
+    """Wait until one of the events is set, at most for so many seconds."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Where the task's files lie: a home remembers it for starts that do not name them."""
+"""The paths of the task's files, which a home keeps for later starts that do not name them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def remember_files(home: Home, options: JoinOptions, task: str) -> None:
-    """Keep where the task's files lie, for starts that do not name them."""
+    """Keep the paths of the task's files for later starts that do not name them."""
     files = options.files()
     if files["data"] is None and task.endswith(".jsonl"):
         files["data"] = str(Path(task).resolve())
@@ -24,7 +24,7 @@ def remember_files(home: Home, options: JoinOptions, task: str) -> None:
 
 
 def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
-    """The options with the files of an earlier start where they name none; a task that is named may be a file.
+    """The options, completed with the files of an earlier start; a named task may itself be a file.
 
     Raises:
         UserError: this version does not know the home's schema.
@@ -37,7 +37,7 @@ def with_remembered(options: JoinOptions, home: Home) -> JoinOptions:
 
 
 def _read(home: Home) -> dict[str, str]:
-    """The paths that the home remembers; empty where the file is missing or damaged."""
+    """The paths that the home keeps; empty if the file is missing or damaged."""
     try:
         kept = json.loads(home.task_files.read_text(encoding="utf-8"))
         return {name: kept[name] for name in ("data", "eval_data") if isinstance(kept.get(name), str)}

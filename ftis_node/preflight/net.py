@@ -16,7 +16,7 @@ import uvloop
 from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
-from ftis_node.node.condition import CLOCK_FAR, CLOCK_TOLD, SET_CLOCK
+from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, SET_CLOCK
 from ftis_node.preflight.finding import Finding
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
@@ -178,7 +178,7 @@ async def _time_of(transport: Libp2p, text: str) -> int:
 def _clock(behind: float, whose: str) -> Finding:
     """Compare this machine's clock with others'."""
     far = f"{duration(abs(behind))} {'behind' if behind > 0 else 'ahead of'} {whose}"
-    if abs(behind) < CLOCK_TOLD:
+    if abs(behind) < CLOCK_SHOWN:
         return Finding("clock", "ok", f"It agrees with {whose}.")
     return Finding("clock", "fail" if abs(behind) >= CLOCK_FAR else "warn", f"It is {far}.", SET_CLOCK)
 

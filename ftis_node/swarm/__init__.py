@@ -1,1 +1,1 @@
-"""The swarm: who is there, what they made, and what of it may enter this node."""
+"""The swarm: peers, their announcements, and the checks before a packet enters this node."""

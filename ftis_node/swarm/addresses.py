@@ -1,4 +1,4 @@
-"""Multiaddrs: whose they are, which of several to try first, and where to listen."""
+"""Multiaddrs: parsing, scopes, the order in which to dial them, and the ones to listen on."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ftis_node.swarm.identity import author_of
 Scope = Literal["public", "relayed", "private", "machine"]
 
 MAX_ADDRESS_LENGTH = 256
-REMEMBERED = 4096  # addresses and hosts, as peers send them, of which it is known what they are
-SCOPES = get_args(Scope)  # in the order in which they are tried
-# What Python takes for global besides unicast addresses differs between its versions, so it is written out. Sources:
-# the IANA registries of special-purpose IPv4 and IPv6 addresses, and RFC 4291 for 2000::/3.
+REMEMBERED = 4096  # size of the caches of parsed addresses and hosts
+SCOPES = get_args(Scope)  # in the order in which a node dials them
+# Python's versions differ in which addresses they call global, so the networks are listed here. Sources: the IANA
+# registries of special-purpose IPv4 and IPv6 addresses, and RFC 4291 for 2000::/3.
 _GLOBAL6 = ipaddress.IPv6Network("2000::/3")
 _NOT_GLOBAL = [
     ipaddress.ip_network(text)
@@ -32,7 +32,7 @@ _NOT_GLOBAL = [
         *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
     )
 ]
-# No host has one of these: any host, multicast, reserved or broadcast, documentation.
+# Addresses that no host has: any host, multicast, reserved or broadcast, documentation.
 _NOBODY = [
     ipaddress.ip_network(text)
     for text in (
@@ -40,7 +40,7 @@ _NOBODY = [
         *("::/128", "ff00::/8", "2001:db8::/32", "3fff::/20"),
     )
 ]
-# Their last 32 bits are an IPv4 address: compatible, mapped, translated (RFC 2765), NAT64 (RFC 6052, RFC 8215).
+# Networks whose last 32 bits are an IPv4 address: compatible, mapped, translated (RFC 2765), NAT64 (RFC 6052, 8215).
 _LAST_IS_IP4 = [
     ipaddress.IPv6Network(text)
     for text in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")
@@ -57,10 +57,10 @@ _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
 
 def parse_address(text: str) -> tuple[str, bytes]:
-    """A multiaddr such as ``/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…`` → (itself, the 38-byte peer id in it).
+    """Parse ``/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…`` into the text itself and the 38-byte peer id in it.
 
     Raises:
-        UsageError: it is no multiaddr, or does not end in ``/p2p/`` and an Ed25519 peer id.
+        UsageError: the text is no multiaddr, or does not end in ``/p2p/`` and an Ed25519 peer id.
     """
     fix = "Copy it from the other node's `ftis-node id`; it looks like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
     _, ends, peer = text.rpartition("/p2p/")  # the last: in a relayed address the first is the relay
@@ -73,9 +73,9 @@ def parse_address(text: str) -> tuple[str, bytes]:
 
 
 def is_multiaddr(text: str) -> bool:
-    """Whether it is one (https://multiformats.io/multiaddr) of protocols that libp2p's daemon can dial or announce.
+    """Whether this is a multiaddr (https://multiformats.io/multiaddr) that libp2p's daemon can dial or announce.
 
-    hivemind's own parser reads more of them, and importing it takes two seconds.
+    hivemind's own parser accepts more protocols, and its import takes two seconds.
     """
     parts = iter(text.split("/"))
     if next(parts) or len(text) < 2:
@@ -102,7 +102,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_peer(text: str) -> bool:
-    """An id of a key within itself, or of its hash (of RSA, as hivemind makes them)."""
+    """Whether this is a peer id: an Ed25519 key itself, or the hash of an RSA key, as hivemind makes them."""
     return _PEER.fullmatch(text) is not None
 
 
@@ -110,7 +110,7 @@ def _is_name(text: str) -> bool:
     return len(text) < 254 and _NAME.fullmatch(text) is not None
 
 
-# What each protocol's value must be; None: it has none.
+# The check of each protocol's value; None: it has no value.
 _PROTOCOLS: dict[str, Callable[[str], bool] | None] = {
     "ip4": _is_ip(IPv4Address),
     "ip6": _is_ip(IPv6Address),
@@ -122,7 +122,7 @@ _PROTOCOLS: dict[str, Callable[[str], bool] | None] = {
 
 
 def listening_mistakes(settings: Settings) -> list[UserError]:
-    """What is wrong with the addresses in the settings."""
+    """All errors in the addresses of the settings."""
     found: list[UserError] = []
     for text in settings.relays:
         try:
@@ -140,12 +140,12 @@ def listening_mistakes(settings: Settings) -> list[UserError]:
 
 
 def is_relayed(address: str) -> bool:
-    """Whether it leads through a relay."""
+    """Whether the address leads through a relay."""
     return "/p2p-circuit" in address
 
 
 def scope(address: str) -> Scope:
-    """From where it can be dialled: from anywhere, through a relay, from a private network, from this machine."""
+    """The range from which an address can be dialled: anywhere, by relay, a private network, or this machine."""
     if is_relayed(address):
         return "relayed"
     found = _IP.search(address)
@@ -153,18 +153,18 @@ def scope(address: str) -> Scope:
 
 
 def dialled(address: str) -> Scope:
-    """Where a dial of it goes, for a relayed one to the relay. A name may mean any place, this machine too."""
+    """The scope that a dial reaches; with a relayed address, the relay's. A name may mean any host, this one too."""
     found = _IP.match(address)
     return _scope_of(found[1]) if found else "machine"
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def is_plain(address: str) -> bool:
-    """Whether it has the form of addresses that nodes listen on: a host, TCP or QUIC, perhaps a relay, and a peer id.
+    """Whether the address has the form that nodes listen on: a host, TCP or QUIC, an optional relay, and a peer id.
 
-    Others may name only such to this node. libp2p would also dial WebSockets, and look up ``/dnsaddr`` names that lead
-    to any number of addresses. Ports below 1024 belong to other services; only that of HTTPS may be a node's. No host
-    has a multicast, reserved, unspecified or documentation address.
+    Peers may name only such addresses to this node. libp2p would also dial WebSockets, and resolve ``/dnsaddr`` names
+    to any number of addresses. Ports below 1024 belong to other services, except HTTPS. No host has a multicast,
+    reserved, unspecified or documentation address.
     """
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
@@ -175,8 +175,8 @@ def is_plain(address: str) -> bool:
 
 
 def varied(addresses: Iterable[str], most: int) -> list[str]:
-    """At most so many of these, which are ranked: one of each scope and family (IPv4, IPv6) first, then the next of
-    each. Whoever has one family only, or is in the same private network, can dial one of them as well."""
+    """Pick at most `most` of these ranked addresses, taking turns between scopes and families (IPv4, IPv6). So peers
+    with one family only, or in the same private network, can dial one of them too."""
     groups: dict[tuple[Scope, str], list[str]] = {}
     for address in addresses:
         groups.setdefault((scope(address), address.partition("/")[2].partition("/")[0]), []).append(address)
@@ -185,7 +185,7 @@ def varied(addresses: Iterable[str], most: int) -> list[str]:
 
 
 def narrowest(addresses: Iterable[str]) -> Scope:
-    """The scope of the one that can be dialled from the fewest places; names say nothing."""
+    """The narrowest scope of these addresses; names do not count."""
     found = (_scope_of(found[1]) for text in addresses if (found := _IP.match(text)))
     return max(found, key=SCOPES.index, default="public")
 
@@ -196,28 +196,28 @@ def wider(one: Scope, other: Scope) -> bool:
 
 
 class Whereabouts:
-    """Where a node is at home: in the narrowest network that its owner's word puts it in, and in every wider one. At
-    the word of others it dials within that only."""
+    """A node's home networks: the narrowest scope in its owner's addresses, and every wider one. The node dials
+    addresses from peers only within these."""
 
     def __init__(self, host: str, addresses: Iterable[str] = ()) -> None:
         """
         Args:
-            host: that it listens on; addresses: that its owner named.
+            host: the address that the node listens on. addresses: those that its owner named.
         """
         self._narrowest = scope_of_host(host)
         self.add(addresses)
 
     def add(self, addresses: Iterable[str]) -> None:
-        """It is where these are, too."""
+        """Extend the home networks by those of the owner's addresses."""
         self._narrowest = max(self._narrowest, narrowest(addresses), key=SCOPES.index)
 
     def reach(self, address: str) -> bool:
-        """Whether a dial of this address, which somebody else named, stays where the node is at home."""
+        """Whether a dial of this address from a peer stays within the home networks."""
         return is_plain(address) and wider(dialled(address), self._narrowest)
 
 
 def network_of(addresses: Iterable[str]) -> str:
-    """The network of the first address: its /24 of IPv4, its /48 of IPv6, else what it names; "" without any."""
+    """The network of the first address: its /24 for IPv4, its /48 for IPv6, else its name; "" without any."""
     for address in addresses:
         found = _IP.search(address)
         if found is None:
@@ -236,27 +236,27 @@ def _network_of_host(host: str) -> str:
 
 
 def ranked(addresses: Iterable[str]) -> list[str]:
-    """The same, those first that most others can dial: public, relayed, private, this machine's own; TCP before QUIC.
+    """Sort by scope, widest first: public, relayed, private, this machine; TCP before QUIC.
 
-    Addresses that mean something on this machine only are left out where there are any others.
+    Addresses of this machine only are left out if there are others.
     """
     best_first = sorted(dict.fromkeys(addresses), key=lambda text: (SCOPES.index(scope(text)), "/tcp/" not in text))
     return [text for text in best_first if scope(text) != "machine"] or best_first
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody beyond this machine can reach `host`."""
+    """Whether only this machine can reach `host`."""
     return scope_of_host(host) == "machine"
 
 
 def scope_of_host(host: str) -> Scope:
-    """From where a node that listens on `host` can be dialled."""
+    """The scope of a node that listens on `host`."""
     return "public" if host in ("0.0.0.0", "::") else _scope_of(host)
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def _scope_of(host: str) -> Scope:
-    """Public are global unicast addresses alone; one that embeds an IPv4 address is private at best."""
+    """The scope of a host. Only global unicast addresses are public; one that embeds an IPv4 address is private."""
     try:
         place = ipaddress.ip_address(host.split("%")[0])
     except ValueError:
@@ -280,7 +280,7 @@ def _is_nobody(host: str) -> bool:
 
 
 def _embedded(place: IPv4Address | IPv6Address) -> list[IPv4Address]:
-    """The IPv4 addresses that an IPv6 one stands for: those of 6to4 and Teredo (server and client), and of NAT64."""
+    """The IPv4 addresses within an IPv6 one: 6to4, Teredo (server and client) and NAT64."""
     if place.version == 4 or place.is_loopback or place.is_unspecified:
         return []
     found = [place.sixtofour, *(place.teredo or ())]
@@ -304,9 +304,9 @@ def listen_addresses(host: str, port: int, *, quic: bool) -> list[str]:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises UserError if a port is taken. libp2p listens with SO_REUSEPORT: it would share a taken port with another
-    node, each getting half the calls."""
-    free_port(host)  # raises if it is the host that is wrong
+    """Raise UserError if a port is taken. libp2p listens with SO_REUSEPORT and would share the port with another node.
+    Each node would then get half the calls."""
+    free_port(host)  # raises if the host is wrong
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         try:
             _bind(host, port, kind).close()
@@ -315,11 +315,11 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that is free for TCP and UDP both, for the moment. Raises UserError if there is none on this host."""
+    """Find a port that is free for TCP and UDP at the moment. Raises UserError if this host has none."""
     for _ in range(_PORT_TRIES):
         try:
             tcp = _bind(host, 0, socket.SOCK_STREAM)
-        except OSError as error:  # no such name, or no address of this machine
+        except OSError as error:  # an unknown name, or not an address of this machine
             raise UserError(
                 f"This machine cannot listen on {host}: {error.strerror}.",
                 "Name an address that it has with --host, or 0.0.0.0 for all.",
@@ -363,7 +363,7 @@ def _has_ip6() -> bool:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def peer_at(address: str) -> bytes | None:
-    """The peer id in an address that somebody sent; None if that is no address that a node would keep."""
+    """The peer id in an address from a peer; None if the address is too long or invalid."""
     if len(address) > MAX_ADDRESS_LENGTH:
         return None
     try:

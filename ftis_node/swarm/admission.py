@@ -1,7 +1,7 @@
 """Whether a packet may enter this node: one pure function from bytes to a `Group` or a typed `Rejection`.
 
-The order is by cost, so that rubbish is cheap. Every check follows from the run and the announcement alone; nothing
-here trusts a claim, and a foreign id is never used as an index.
+Cheap checks come first, so that an invalid packet costs little. Every check uses only the run and the announcement. No
+check trusts a claim or uses a foreign id as an index.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOGPROB_MARGIN = 18.0
 
 
 class Blame(Enum):
-    """Whose fault a rejection is. The author is the one who signed the announcement, not whom the packet names."""
+    """The peer to blame for a rejection. The author is the signer of the announcement, not the name in the packet."""
 
     HOLDER = "holder"
     AUTHOR = "author"
@@ -67,7 +67,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a packet was refused. `detail` is a sentence of our own words and numbers, safe to print."""
+    """A refused packet's reason. `detail` holds only our own words and numbers, safe to print."""
 
     reason: Reason
     blame: Blame
@@ -76,9 +76,9 @@ class Rejection:
 
 @dataclass(frozen=True)
 class AdmissionContext:
-    """What admission needs to know. prompt_digests: 8 bytes for each row of the task's data, in order.
+    """The input of every admission. prompt_digests: 8 bytes for each row of the task's data, in order.
 
-    Raises ValueError if there is no row or half a digest.
+    Raises ValueError if there is no row or an incomplete digest.
     """
 
     run: Run
@@ -102,7 +102,7 @@ class AdmissionContext:
         return self.run.logprob_min if self.run.text else -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
 
     def row_of(self, author: bytes, round: int, slot: int) -> int:
-        """The row that a slot must answer; in a horizontal run the same for every author."""
+        """The row that a slot must answer; all authors of a horizontal run share it."""
         return draw(self.run_id, author if self.run.parts == 1 else b"", round, slot, self.rows)
 
     def digest_of_row(self, row: int) -> bytes:
@@ -120,11 +120,10 @@ def admit(
 ) -> Group | Rejection:
     """Judge a packet. Never raises, whatever the bytes.
 
-    author: the 38-byte peer id that signed the announcement. announced: the (round, slot) it was announced under.
-    digest: the sha256 it was announced under; leave it out only if it was compared before, since without it everything
-    wrong is held against `author`.
+    author: the 38-byte peer id that signed the announcement. announced: the announced (round, slot). digest: the
+    announced sha256. Leave it out only if you compared it before: without it, every fault is blamed on `author`.
     """
-    # An announcement cannot name so large a packet, so it is not what the author signed.
+    # No announcement can name so large a packet, so the author did not sign it.
     if len(data) > MAX_PACKET_BYTES:
         return Rejection(Reason.TOO_LARGE, Blame.HOLDER, f"{len(data)} bytes; no packet has over {MAX_PACKET_BYTES}")
     actual = packet_digest(data)

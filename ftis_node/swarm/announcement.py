@@ -1,7 +1,7 @@
-"""An announcement: "in this round I made these packets", signed by their author and passed on by anyone.
+"""An announcement: "in this round I made these packets". Its author signs it; any peer may pass it on.
 
-proto/PACKET.md specifies the bytes and what is signed. Structure and signature are checked apart, so that a receiver
-can budget the costlier of the two.
+proto/PACKET.md specifies the bytes and the signed part. Structure and signature have separate checks, so that a
+receiver can budget the costlier one, the signature's.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _U32 = 1 << 32
 _U64 = 1 << 64
 _HEAD = struct.Struct(">QQQ")
 _REF = struct.Struct(">I32sI")
-# The most that the encoding can need: three u64, the bytes with their prefixes, an array prefix; a reference.
+# Upper bounds of the encoding: three u64, the bytes with their prefixes and an array prefix; a packet reference.
 _FIXED_BYTES_MAX = 160
 _REF_BYTES_MAX = 45
 
 
 class AnnouncementError(FtisError):
-    """These bytes are not an announcement, or this announcement cannot be bytes."""
+    """Bytes that are not an announcement, or an announcement that cannot be encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacketRef:
-    """A packet by name. slot: u32. digest: sha256 of its bytes. size: its bytes, 1 … MAX_PACKET_BYTES."""
+    """A reference to a packet. slot: u32. digest: sha256 of its bytes. size: in bytes, 1 … MAX_PACKET_BYTES."""
 
     slot: int
     digest: bytes
@@ -43,7 +43,7 @@ class PacketRef:
 
 
 class PacketRefs(Sequence[PacketRef]):
-    """The packets of an announcement as the 40 bytes each that are signed; as objects they would take 270."""
+    """The packet references of an announcement, kept as the signed 40 bytes each; objects would take 270."""
 
     __slots__ = ("packed",)
 
@@ -52,7 +52,7 @@ class PacketRefs(Sequence[PacketRef]):
 
     @classmethod
     def of(cls, refs: Iterable[PacketRef]) -> PacketRefs:
-        """Packs these. Raises AnnouncementError unless they are what an announcement may name."""
+        """Pack references. Raises AnnouncementError if an announcement may not contain them."""
         return _packed((ref.slot, ref.digest, ref.size) for ref in refs)
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class PacketRefs(Sequence[PacketRef]):
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest packet."""
+        """Size of the largest packet in bytes."""
         sizes: list[int] = [size for _, _, size in _REF.iter_unpack(self.packed)]
         return max(sizes)
 
@@ -102,16 +102,16 @@ class Announcement:
     signature: bytes
 
     def signed_bytes(self) -> bytes:
-        """What the signature covers; every field after the context has a fixed width, so it reads one way only."""
+        """The bytes that the signature covers. Every field after the context has a fixed width, so they are unique."""
         head = _HEAD.pack(self.round, self.policy_step, self.issued_at)
         return SIGNATURE_CONTEXT + self.run_id + self.author + head + self.packets.packed
 
     def verify(self) -> bool:
-        """Whether its author signed it. About 0.1 ms of CPU."""
+        """Whether the author's signature is valid. About 0.1 ms of CPU."""
         return verify(self.author, self.signed_bytes(), self.signature)
 
     def encode(self) -> bytes:
-        """The one spelling of this announcement, about 140 bytes and 41 a packet."""
+        """The canonical bytes: about 140, and 41 per packet."""
         refs = list(_REF.iter_unpack(self.packets.packed))  # msgpack writes tuples as arrays
         fields = [ANNOUNCEMENT_VERSION, self.run_id, self.author, self.round, self.policy_step, self.issued_at, refs]
         packed: bytes = msgpack.packb([*fields, self.signature], use_bin_type=True)
@@ -121,7 +121,7 @@ class Announcement:
 def announce(
     identity: Identity, *, run_id: bytes, round: int, policy_step: int, issued_at: int, packets: Sequence[PacketRef]
 ) -> Announcement:
-    """Sign an announcement. Raises AnnouncementError if it would be refused by others."""
+    """Sign an announcement. Raises AnnouncementError if peers would refuse it."""
     unsigned = Announcement(
         run_id, identity.author, round, policy_step, issued_at, PacketRefs.of(packets), bytes(SIGNATURE_BYTES)
     )
@@ -130,7 +130,7 @@ def announce(
 
 
 def decode_announcement(data: bytes, *, max_packets: int) -> Announcement:
-    """Read an announcement from bytes that anybody may have sent; its signature is not looked at.
+    """Decode an announcement from untrusted bytes without checking its signature.
 
     Raises AnnouncementError, and nothing else, unless it is well-formed, canonical and names 1 … max_packets packets.
     """
@@ -169,7 +169,7 @@ def _unpack(data: bytes, max_packets: int) -> Any:
 
 
 def _check(announcement: Announcement) -> None:
-    """Raise AnnouncementError unless every field, of whatever type it came, is what it should be."""
+    """Raise AnnouncementError unless every field has the right type and value."""
     for name, value, size in (
         ("run id", announcement.run_id, RUN_ID_BYTES),
         ("signature", announcement.signature, SIGNATURE_BYTES),
@@ -184,7 +184,7 @@ def _check(announcement: Announcement) -> None:
 
 
 def _packed(refs: Iterable[Sequence[Any]]) -> PacketRefs:
-    """Packs (slot, sha256, size) each. Raises AnnouncementError unless they are what an announcement may name."""
+    """Pack triples of slot, sha256 and size. Raises AnnouncementError if an announcement may not contain them."""
     parts = []
     last = -1
     for slot, digest, size in refs:

@@ -1,4 +1,4 @@
-"""The books on authors and holders, bounded: identities are free, so evidence decides which book makes room."""
+"""Bounded books on authors and holders. Identities are free, so the book with the least evidence makes room."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.claims import Claims
 
-NEWCOMER_GROUPS = 20  # trained on with sound claims: from then on an author has a record
+NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
 AUTHORS_MAX, HOLDERS_MAX = 2048, 1024
 STRANGERS_BANNED_MAX = 1024
 BAN_SECONDS = 600.0
 LONGEST_BAN_SECONDS = 24 * 3600.0
-FORGIVING_SECONDS = 24 * 3600.0  # after so long without another, a ban no longer makes the next one longer
+FORGIVING_SECONDS = 24 * 3600.0  # a ban older than this no longer lengthens the next one
 STRIKES = 3  # refused packets within about an hour
 STRIKE_HALF_LIFE = 3600.0
 FAILURE_HALF_LIFE = 600.0
-# Evidence is the count of an author's sound groups, half of it forgotten in a week: one that left makes room in time.
+# Evidence is the count of an author's sound groups with a half-life of a week, so an author that left makes room.
 EVIDENCE_HALF_LIFE = 7 * 24 * 3600.0
-ADMITTED_EVIDENCE = 0.01  # of a packet that has the right form
+ADMITTED_EVIDENCE = 0.01  # evidence of one admitted packet
 
 
 @dataclass(slots=True)
 class Fading:
-    """A count of which half is forgotten every `half_life` seconds."""
+    """A count that decays with a half-life of `half_life` seconds."""
 
     half_life: float
     value: float = 0.0
     at: float = 0.0
 
     def add(self, now: float, amount: float = 1.0) -> float:
-        """Counts something; returns what there is now."""
+        """Add to the count; return its present value."""
         self.value, self.at = self.now(now) + amount, now
         return self.value
 
@@ -43,7 +43,7 @@ class Fading:
 
 @dataclass(slots=True)
 class Ban:
-    """until: on this node's clock (`boot_seconds`). level: how many there were lately; each makes the next one four
+    """A ban. until: on this node's clock (`boot_seconds`). level: number of recent bans; each makes the next four
     times as long."""
 
     until: float = -math.inf
@@ -58,8 +58,8 @@ class Ban:
 
 @dataclass(slots=True)
 class Author:
-    """What an author signed, and what came of it. sound: groups trained on while its claims held. signal: part of its
-    latest groups that had one. evidence: what keeps its book."""
+    """The book on an author. sound: groups trained on while its claims were sound. signal: part of its latest groups
+    with a signal. evidence: decides whether the book stays."""
 
     admitted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -86,23 +86,23 @@ class Author:
 
 @dataclass(slots=True)
 class Holder:
-    """What a peer passed on. fakes: packets that it had told it held, and had not. lies: what no honest node sends."""
+    """The book on a holder. fakes: packets that it announced and lacked. lies: messages that no honest node sends."""
 
     delivered: int = 0
     bytes: int = 0
     failures: int = 0
     fakes: int = 0
     lies: Counter[str] = field(default_factory=Counter)
-    lately: Fading = field(default_factory=lambda: Fading(FAILURE_HALF_LIFE))  # of all three
+    lately: Fading = field(default_factory=lambda: Fading(FAILURE_HALF_LIFE))  # failures, fakes and lies
     strikes: Fading = field(default_factory=lambda: Fading(STRIKE_HALF_LIFE))
     ban: Ban = field(default_factory=Ban)
 
 
 class AuthorBooks:
-    """At most `AUTHORS_MAX` books. Half of the room is for authors with a record: while they have no more than that,
-    only books of others make room. The book with the least evidence goes first.
+    """At most `AUTHORS_MAX` books. Authors with a record may have half of them. While they have no more, only books of
+    other authors make room. The book with the least evidence goes first.
 
-    Bans of authors without any evidence lie apart, so that throw-away keys evict one another only.
+    Bans of authors without evidence are kept apart, so that throw-away keys evict only one another.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -112,7 +112,7 @@ class AuthorBooks:
         self._clock = clock
 
     def open(self, author: bytes) -> Author:
-        """The author's book, a new one if there is none."""
+        """Return the author's book; create it if there is none."""
         found = self.books.get(author)
         if found is None:
             if len(self.books) >= AUTHORS_MAX:
@@ -122,26 +122,26 @@ class AuthorBooks:
         return found
 
     def earn(self, author: bytes, groups: int) -> None:
-        """So many groups of it were trained on, and its claims hold."""
+        """Credit the author with so many groups that were trained on while its claims were sound."""
         book = self.open(author)
         book.sound += groups
         book.evidence.add(self._clock(), groups)
         self.keep_record(author)
 
     def keep_record(self, author: bytes) -> None:
-        """Notes whether the author has a record, after its book was changed."""
+        """Note whether the author has a record, after a change of its book."""
         if self.books[author].has_record:
             self.recorded.add(author)
         else:
             self.recorded.discard(author)
 
     def ban_of(self, author: bytes) -> Ban | None:
-        """Its ban, past or present."""
+        """The author's ban, past or present."""
         book = self.books.get(author)
         return book.ban if book is not None and book.ban.level else self.strangers.get(author)
 
     def ban(self, author: bytes, reason: str) -> None:
-        """Extends its ban: in its book if there is evidence in that, otherwise among the strangers'."""
+        """Extend the author's ban: in its book if that has evidence, otherwise among the strangers' bans."""
         book = self.books.get(author)
         if book is not None and (book.evidence.value >= 1.0 or book.ban.level):
             ban = book.ban
@@ -151,13 +151,13 @@ class AuthorBooks:
         ban.extend(self._clock(), reason)
 
     def take_stranger(self, author: bytes, ban: Ban) -> None:
-        """Puts back a ban of an author without evidence, from an earlier life."""
+        """Restore a ban of an author without evidence from before a restart."""
         if ban.level:
             make_room(self.strangers, author, STRANGERS_BANNED_MAX)
             self.strangers[author] = ban
 
     def _least(self, authors: Iterable[bytes]) -> bytes:
-        """The author with the least evidence; of several, a banned one last."""
+        """The author with the least evidence; if several, one without a ban."""
         now = self._clock()
         books = self.books
         return min(authors, key=lambda author: (books[author].evidence.now(now), books[author].ban.level))
@@ -168,9 +168,9 @@ class AuthorBooks:
 
 
 def open_holder(holders: dict[bytes, Holder], holder: bytes) -> Holder:
-    """A peer's book as a holder, a new one if there is none.
+    """Return a holder's book; create it if there is none.
 
-    Of at most `HOLDERS_MAX`, the one that delivered least makes room; banned ones last, unless they fill half.
+    There are at most `HOLDERS_MAX`. The holder that delivered least makes room, banned ones last unless they fill half.
     """
     found = holders.get(holder)
     if found is None:
@@ -184,7 +184,7 @@ def open_holder(holders: dict[bytes, Holder], holder: bytes) -> Holder:
 
 
 def struck_out(strikes: Fading, now: float) -> bool:
-    """Counts a strike; whether it was the third, from which on counting begins anew."""
+    """Count a strike. Return whether it was the third; the count then restarts."""
     if strikes.add(now) <= STRIKES - 0.5:
         return False
     strikes.value = 0.0

@@ -1,4 +1,4 @@
-"""Memories that strangers fill: identities and ids are free, so each is bounded and the oldest makes room."""
+"""Bounded dictionaries for strangers' data. Identities and ids are free, so the oldest entry makes room."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def make_room(memory: dict[Key, Any], key: Key, most: int) -> Key | None:
-    """So that `key` fits among at most `most`. Returns what was forgotten for it, None if nothing had to be."""
+    """Make room for `key` among at most `most`. Return the key that was removed, or None."""
     if key in memory or len(memory) < most:
         return None
     oldest: Key = next(iter(memory))
@@ -18,7 +18,7 @@ def make_room(memory: dict[Key, Any], key: Key, most: int) -> Key | None:
 
 
 def remember(memory: dict[Key, Any], key: Key, value: Any, most: int) -> Key | None:
-    """Adds what is not there yet; what is there stays as it is. Returns what was forgotten for it."""
+    """Add a missing key; an existing one keeps its value. Return the key that was removed, or None."""
     if key in memory:
         return None
     forgotten = make_room(memory, key, most)

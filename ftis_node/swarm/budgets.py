@@ -1,4 +1,4 @@
-"""How much a peer may ask of this node: an answer costs more than a question, and a check more than a forgery."""
+"""Limits on what a peer may request: an answer costs more than a request, and a check more than a forgery."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class Budgets:
         """
         Args:
             clock: monotonic, in seconds.
-            a_second: tokens that come back every second, up to `burst`.
+            a_second: tokens that each peer regains every second, up to `burst`.
         """
         self._clock = clock
         self._a_second = a_second
         self._burst = burst
-        self._left: dict[bytes, tuple[float, float]] = {}  # tokens left, and when that was so
+        self._left: dict[bytes, tuple[float, float]] = {}  # tokens left, and at which time
 
     def take(self, peer: bytes, tokens: float = 1.0) -> bool:
-        """Takes so many tokens, or all that are left; False if the peer had none."""
+        """Take so many tokens, or all that are left; False if the peer had none."""
         left = self._now(peer)
         self._note(peer, max(0.0, left - tokens))
         return left >= 1.0
 
     def wait(self, peer: bytes, tokens: float) -> float:
-        """Takes so many tokens, which may be more than there are; returns the seconds until they have come back."""
+        """Take so many tokens, even more than are left. Return the seconds until the balance is no longer negative."""
         left = self._now(peer) - tokens
         self._note(peer, left)
         return max(0.0, -left / self._a_second)
 
     def _now(self, peer: bytes) -> float:
-        """Tokens that the peer has."""
+        """The tokens that the peer has now."""
         now = self._clock()
         left, at = self._left.get(peer, (self._burst, now))
         return min(self._burst, left + (now - at) * self._a_second)

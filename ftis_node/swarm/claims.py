@@ -1,4 +1,4 @@
-"""Whether an author's tokens are as likely as it says, by the evidence of this node's own training."""
+"""The check of an author's claimed log-probs, by the evidence of this node's own training."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Over how many samples the memory fades, how many say anything at all, how far above its bound a mean may lie for
-# rounding's sake, and by how many standard errors it must to be doubted, and to be disproved.
+# FADING: half-life of the sums, in samples. FEWEST: samples before a verdict. TOLERANCE: excess of the mean that
+# rounding may cause. DOUBTED, DISPROVED: standard errors above the bound for each verdict.
 FADING_SAMPLES = 1000.0
 FEWEST_SAMPLES = 32.0
 TOLERANCE = 0.02
@@ -16,15 +16,16 @@ DOUBTED, DISPROVED = 2.0, 3.0
 
 @dataclass(slots=True)
 class Claims:
-    """Whether an author's tokens are as likely as it says, over about its last thousand samples.
+    """An author's claimed log-probs against this node's own, over about its last thousand samples.
 
-    Tokens drawn from what is claimed have E[ρ] = 1, so the sum of min(ρ, 2) − 1 over a sample's tokens has a mean of at
-    most 0. Claims that are too low, which buy weight, make it positive: by how many of its standard errors, tells.
-    `samples` … `squares` are of samples in this node's own tokens. Of an author with another tokenizer only whole
-    samples are judged (`chunked`, `chunk_excess`, `chunk_squares`, see `objective.diagnostics.WHOLE_POWER`): which
-    tokens a chunk has depends on what follows, so the mean of its ρ is not 1.
-    `surprising` tokens are those that the author claims a thousand times likelier than this node finds them; they are
-    shown and not held against anybody, for a peer of another style has many.
+    Tokens drawn from the claimed distribution have E[ρ] = 1, so the sum of min(ρ, 2) − 1 over a sample's tokens has a
+    mean of at most 0. Claims that are too low buy weight and make this mean positive. The verdict counts by how many
+    standard errors. `surprising` tokens are those that the author claims a thousand times likelier than this node finds
+    them. They are shown but not punished, because an honest peer of another style has many.
+
+    `samples` … `squares` cover samples in this node's own tokens. Samples of another tokenizer are judged as wholes
+    (`chunked`, `chunk_excess`, `chunk_squares`; see `objective.diagnostics.WHOLE_POWER`). The tokens of a chunk depend
+    on what follows, so the mean of its ρ is not 1.
     """
 
     samples: float = 0.0
@@ -38,7 +39,7 @@ class Claims:
     chunk_squares: float = 0.0
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Takes in a source's figures of one step, see `Diagnostics.summary`."""
+        """Add a source's figures of one step, see `Diagnostics.summary`."""
         kept = 0.5 ** (figures["samples"] / FADING_SAMPLES)
         chunked = figures.get("chunked", 0.0)
         self.chunked = kept * self.chunked + chunked

@@ -1,4 +1,4 @@
-"""What happens if something else does not happen in time."""
+"""A timer that calls a function unless it is postponed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """Calls `over` once when it has not been put off in time; nothing runs before the first `put_off`."""
+    """Calls `over` once when the time is up. The first `put_off` starts the timer; each further one postpones it."""
 
     def __init__(self, over: Callable[[], object]) -> None:
         self._over = over
         self._timer: asyncio.TimerHandle | None = None
 
     def put_off(self, seconds: float) -> None:
-        """It is so many seconds from now."""
+        """Set the deadline to so many seconds from now."""
         self.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._over)
 

@@ -1,4 +1,4 @@
-"""Moving packets: serving what this node holds, and pulling what it wants from any holder."""
+"""Packet transfers: serving held packets, and fetching wanted ones from any holder."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from ftis_node.swarm.wire.transport import Transport
 UPLOADS = 4
 BUSY_AFTER = 3.0
 OPEN_SECONDS = 5.0
-# p2pd does not tell of a connection that broke as long as this side of a stream is open, so silence has to tell: who is
-# asked may let one wait for a slot and for the upload limit, and then sends at least so many bytes a second.
+# p2pd does not report a broken connection while this side of the stream is open, so a timeout must detect it. A holder
+# may wait for an upload slot and for its upload limit; then it must send at least so many bytes a second.
 CHUNK_SECONDS = 2 * BUSY_AFTER + 2.0
 SLOWEST_BYTES = 64 << 10
 DIGEST_BYTES = 32
 LONGEST_REST_SECONDS = 60.0  # or an interval, if that is longer
 HOLDERS_MAX = 1024
-FETCH_SECONDS = 60.0  # all the waiting for one holder together: a chunk every 7 s is not an answer
+FETCH_SECONDS = 60.0  # total wait for one holder: a chunk every 7 s is too slow
 
 logger = logging.getLogger(__name__)
 
 
 class HolderFault(Exception):
-    """A holder did not answer, or stopped half-way."""
+    """A holder did not answer, or did not finish."""
 
 
 class HolderLie(HolderFault):
-    """A holder sent something else than it was asked for."""
+    """A holder sent something other than the request."""
 
 
 class Limit:
-    """So many bytes a second, with a burst of one second's worth; 0: without limit."""
+    """A limit of so many bytes a second with a burst of one second's worth; 0: no limit."""
 
     def __init__(self, bytes_a_second: float, clock: Callable[[], float] = boot_seconds) -> None:
         self._rate = bytes_a_second
         self._clock = clock
-        self._free_at = clock()  # when all that was sent has had its time
+        self._free_at = clock()  # time by which the limit allows all bytes so far
 
     def delay(self) -> float:
-        """Seconds that the next byte has to wait."""
+        """Seconds that the next byte must wait."""
         return max(0.0, self._free_at - self._clock() - 1.0) if self._rate else 0.0
 
     def reserve(self, size: int) -> float:
-        """Seconds until `size` bytes may go out, which nobody else gets from now on."""
+        """Reserve `size` bytes; return the seconds until they may go out."""
         wait = self.delay()
         if self._rate:
             self._free_at = max(self._free_at, self._clock()) + size / self._rate
@@ -64,14 +64,14 @@ class Limit:
 
 
 class Rests:
-    """How long holders that had not all are left alone: an interval, and twice as long each further time in a row that
-    one had nothing at all. So whoever tells of much and gives nothing costs ever less."""
+    """Pauses for holders that lacked something: an interval, doubled for each further pull in a row that brought
+    nothing. So a peer that announces much and delivers nothing costs ever less."""
 
     def __init__(self) -> None:
         self._in_vain: dict[bytes, int] = {}
 
     def note(self, holder: bytes, brought: bool) -> None:
-        """A pull ended that brought something, or nothing."""
+        """Note the end of a pull and whether it brought anything."""
         if brought:
             self._in_vain.pop(holder, None)
         else:
@@ -79,13 +79,13 @@ class Rests:
             self._in_vain[holder] = self._in_vain.get(holder, 0) + 1
 
     def seconds(self, holder: bytes, interval: float) -> float:
-        """For how long it is left alone, if exchanges are so many seconds apart."""
+        """The holder's pause in seconds; interval: seconds between exchanges."""
         times = min(max(self._in_vain.get(holder, 0) - 1, 0), 16)
         return float(min(interval * 2**times, max(LONGEST_REST_SECONDS, interval)))
 
 
 class Uploads:
-    """Serves packets: one upload a peer at a time, four in all; who would wait over three seconds hears "busy"."""
+    """Serves packets: one upload per peer at a time, four in all. After three seconds of waiting it answers "busy"."""
 
     def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic, limit: Limit | None = None) -> None:
         self._body = body
@@ -95,14 +95,14 @@ class Uploads:
         self._slots = asyncio.Semaphore(UPLOADS)
 
     async def serve(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        """Answers every digest asked for, in order, up to 64."""
+        """Answer the requested digests in order, up to 64."""
         self._traffic.received[peer] += request.ByteSize()
         digests = [digest for digest in request.digests[: OWN.digests] if len(digest) == DIGEST_BYTES]
         if peer in self._active:
             for chunk in _busy(digests):
                 yield chunk
             return
-        self._active.add(peer)  # before it waits: a peer that asks often must not stand in the queue often
+        self._active.add(peer)  # before the wait: a peer must not stand in the queue more than once
         try:
             if not await self._slot():
                 for chunk in _busy(digests):
@@ -135,7 +135,7 @@ class Uploads:
 
 
 class _Slot:
-    """An upload's turn, which it loses if its reader takes nothing: four who never read would shut out all others."""
+    """An upload slot. It is lost if the reader takes nothing: else four idle readers would shut out all others."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self.lost = False
@@ -143,7 +143,7 @@ class _Slot:
         self._patience = Deadline(self._lose)
 
     def expect(self, size: int) -> None:
-        """So many bytes are on their way now; the previous ones have arrived."""
+        """Note that the previous bytes have arrived and so many are under way now."""
         if not self.lost:
             self._patience.put_off(BUSY_AFTER + size / SLOWEST_BYTES)
 
@@ -164,12 +164,12 @@ def _busy(digests: Sequence[bytes]) -> Iterator[ftis_pb2.FetchChunk]:
 async def fetch(
     transport: Transport, holder: bytes, targets: Sequence[Target], traffic: Traffic, limits: Limits = OWN
 ) -> AsyncIterator[tuple[Target, ftis_pb2.FetchChunk]]:
-    """Pulls packets from one holder: each target with the answer. What is HERE has the size and sha256 that the author
-    signed.
+    """Fetch packets from one holder; yield each target with its answer. A packet that is HERE has the size and sha256
+    that the author signed.
 
     Raises:
-        HolderFault: a short or silent stream, a failed call, or (a `HolderLie`) wrong bytes or what is no answer. What
-            was yielded before stands.
+        HolderFault: a short or silent stream, a failed call, or (a `HolderLie`) wrong bytes or an invalid answer. The
+            answers yielded before stay valid.
     """
     open_targets = {target.ref.digest: target for target in targets[: limits.digests]}
     request = ftis_pb2.FetchRequest(digests=list(open_targets))
@@ -197,23 +197,23 @@ async def fetch(
             yield target, chunk
     finally:
         received.set()
-        with suppress(Exception):  # closing a stream whose other end is gone may fail in any way; it is closed
+        with suppress(Exception):  # closing a stream whose other end is gone may raise anything
             await stream.aclose()
 
 
 async def _ask(request: ftis_pb2.FetchRequest, received: asyncio.Event) -> AsyncIterator[ftis_pb2.FetchRequest]:
-    """The request, and then an open side until everything was received."""
+    """Send the request, then keep this side open until everything was received."""
     yield request
     await received.wait()
 
 
 async def _next(stream: AsyncIterator[ftis_pb2.FetchChunk], timeout: float) -> ftis_pb2.FetchChunk:
-    """A stream whose server dies just ends: that, silence and errors are all the holder's fault."""
+    """Return the next answer. An early end, silence and errors are all the holder's fault."""
     try:
         return await asyncio.wait_for(anext(stream), timeout)
     except StopAsyncIteration:
         raise HolderFault("ended its stream early") from None
-    except (DecodeError, TypeError, ValueError) as error:  # no line is so bad: libp2p's packets are authenticated
+    except (DecodeError, TypeError, ValueError) as error:  # not line noise: libp2p's packets are authenticated
         raise HolderLie("sent what is no answer") from error
     except Exception as error:
         raise HolderFault(f"broke its stream: {brief(error)}") from error

@@ -1,4 +1,4 @@
-"""Push–pull gossip of announcements: what to tell, and what to make of what one is told."""
+"""Push–pull gossip of announcements: what a node sends, and what it does with what it receives."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.standing import Standing
-from ftis_node.swarm.table import Heard, Known, Table, announcement_id
+from ftis_node.swarm.table import Known, Outcome, Table, announcement_id
 
-PUSHED = 6  # so many peers get a new announcement of one's own whole; they cannot know it yet
-LACKING_MAX = 512  # ids remembered of those that one peer mentioned
+PUSHED = 6  # peers that get an own new announcement whole; they cannot know it yet
+LACKING_MAX = 512  # ids remembered from the mentions of one peer
 MENTIONERS_MAX = 256
 UNSURE_MAX = 256
 IDS_MAX = 4096
-ASKS_MAX = 3  # of one peer for one announcement
-# Who knows so many announcements with something left to pull asks for a few more at a time only: a large swarm makes
-# far more than any node can use.
+ASKS_MAX = 3  # requests to one peer for one announcement
+# A node with so many announcements left to pull from requests only a few more at a time. A large swarm makes far more
+# than any node can use.
 ENOUGH_OPEN = 128
 A_FEW = 4
-GIVEN_BYTES = 256 << 10  # of announcements in one message; a run may have very large ones
+GIVEN_BYTES = 256 << 10  # bytes of announcements in one message; a run may have very large ones
 COUNT_SECONDS = 1.0
-CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # of signatures, for one peer
-# An announcement whose author contradicts itself costs its introducer so many checks. An honest node passes one on in
-# good faith, so this is a matter of rate and not of blame.
+CHECKS_A_SECOND, CHECKS_AT_ONCE = 100.0, 2048.0  # signature checks for one peer
+# An equivocating author's announcement costs its introducer so many checks. An honest node passes one on in good faith,
+# so this limits the rate and does not blame.
 CONTRADICTION_CHECKS = 100.0
-ASKED_SECONDS = 5.0  # that somebody else waits, once, while one peer is asked for an announcement
-# `issued_at` only fences replays; freshness is the age, which needs no common clock.
+ASKED_SECONDS = 5.0  # after a request to one peer, requests to others for the same announcement wait so long, once
+# `issued_at` only prevents replays; freshness is the age, which needs no common clock.
 REPLAY_FENCE = 3 * 3600.0
 
 
 @dataclass(slots=True)
 class Lacking:
-    """What a peer mentioned. held: bit mask of the packets that it holds; born: when it was signed, as the peer says,
-    None if it does not; asks: how often it was asked for it."""
+    """A mentioned announcement that this node lacks.
+
+    held: bit mask of the packets that the peer holds. born: time of the signature by the peer's report, or None. asks:
+    requests to that peer so far.
+    """
 
     held: int
     born: float | None
@@ -52,8 +55,8 @@ class Lacking:
 class Gossip:
     """The announcement table, and the exchanges that fill it.
 
-    An announcement goes whole to a node about once: an exchange mentions ids, eight bytes each, and who lacks one asks
-    for it. `ask` opens an exchange, `answer` answers, `take` reads the answer and says what to send next, if anything.
+    A node receives a whole announcement about once: an exchange mentions ids, eight bytes each, and a node requests
+    those that it lacks. `ask` opens an exchange, `answer` answers, `take` reads the answer and returns a next request.
     """
 
     def __init__(
@@ -69,9 +72,9 @@ class Gossip:
         """
         Args:
             own: this node's 38-byte peer id.
-            standing: who is left alone; its bans clear the table.
-            seen: whether a group (author, round, slot) was dealt with before, also in an earlier life.
-            news: told when there may be more to pull.
+            standing: the bans; each clears the table of that author.
+            seen: whether the node has processed a group (author, round, slot), also before a restart.
+            news: called when there may be more to pull.
             decode: reads an announcement; a simulation of many nodes reads each only once.
         """
         self.table = table
@@ -84,18 +87,18 @@ class Gossip:
         self._seen = seen
         self._news = news
         self._decode = decode
-        self.told_time: list[Callable[[bytes, float], None]] = []  # told of the time that a peer says it is
+        self.on_time: list[Callable[[bytes, float], None]] = []  # called with a peer and the time by its clock
         self._newest: Known | None = None
-        self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, what it mentioned and this node lacks
-        self._asked: dict[int, float] = {}  # id → until when nobody else is asked for it; once asked, never again
-        self._open, self._counted = 0, -math.inf  # announcements with something left to pull, and when that was counted
+        self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, the mentioned announcements that this node lacks
+        self._asked: dict[int, float] = {}  # id → time until which other peers are not asked; set once per id
+        self._open, self._counted = 0, -math.inf  # announcements left to pull from, and the time of that count
         self._checks = Budgets(table.clock, CHECKS_A_SECOND, CHECKS_AT_ONCE)
-        self._unsure: dict[bytes, None] = {}  # peers that may have told what did not arrive
-        self._owed: dict[bytes, int] = {}  # how many announcements a peer that asked was asked for in turn
-        self._dealt: dict[int, None] = {}  # ids of announcements that are not wanted, whoever mentions them
+        self._unsure: dict[bytes, None] = {}  # peers of which a message may have been lost
+        self._owed: dict[bytes, int] = {}  # number of announcements that this node requested in an answer, by peer
+        self._dealt: dict[int, None] = {}  # ids of unwanted announcements, whatever peer mentions them
 
     def announce(self, announcement: Announcement) -> None:
-        """Adds an announcement of one's own, all of whose packets are held."""
+        """Add an own announcement; the node holds all its packets."""
         self.table.add(announcement, announcement.encode(), age=0.0, introducer=None)
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
@@ -103,19 +106,19 @@ class Gossip:
             self._newest = known
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
-        """Opens an exchange: what this node knows and `peer` may not, and what it lacks of what `peer` mentioned."""
+        """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
         wanted, again = self._want(peer, limits, reserve=True), peer in self._unsure
         pushed, mentions = self._tell(peer, limits, limits.entries)
         return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again)
 
     def answer(self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeResponse:
-        """Takes in what a peer sent, and answers."""
+        """Process a peer's request and answer it."""
         if request.again:
             self.table.untell(peer)
         self._hear(request, peer, self._owed.pop(peer, 0))
         given = self._give(request.wanted, peer, limits)
         pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
-        # Whoever asks cannot keep others from being asked: it could do so again and again.
+        # A caller reserves no ids: it could keep this node from asking others again and again.
         wanted = self._want(peer, limits, reserve=False)
         if wanted:
             remember(self._owed, peer, len(wanted), MENTIONERS_MAX)
@@ -124,9 +127,9 @@ class Gossip:
     def take(
         self, request: ftis_pb2.ExchangeRequest, answer: ftis_pb2.ExchangeResponse, peer: bytes, limits: Limits = OWN
     ) -> ftis_pb2.ExchangeRequest | None:
-        """Takes in an answer; returns what is to be asked next, None if the two are through."""
+        """Process an answer; return the next request, or None when the exchange is complete."""
         self._unsure.pop(peer, None)
-        for id in request.wanted:  # what neither comes now nor is mentioned again, the peer does not have any more
+        for id in request.wanted:  # the peer no longer has an id that it neither sends now nor mentions again
             self._lacking.get(peer, {}).pop(id, None)
         self._hear(answer, peer, len(request.wanted))
         self._ask_others(request)
@@ -134,25 +137,25 @@ class Gossip:
         return ftis_pb2.ExchangeRequest(entries=entries, wanted=wanted) if entries or wanted else None
 
     def unsent(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
-        """A request will not be sent, or nobody knows whether it arrived: what it tells counts as untold."""
+        """Undo a request that was not sent, or may not have arrived: its contents count as unknown to the peer."""
         self._ask_others(request)
         for id in (*(mention.id for mention in request.mentions), *map(_id_of, request.entries)):
             if (known := self.table.find(id)) is not None:
                 known.told.pop(peer, None)
 
     def failed(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> None:
-        """No answer came, so this node may have missed what the peer told: the next exchange asks for it again."""
+        """Note that no answer came. It may have been lost, so the next exchange asks for it again."""
         self.unsent(request, peer)
         remember(self._unsure, peer, None, UNSURE_MAX)
 
     def forget_peer(self, peer: bytes) -> None:
-        """A peer that comes back may have forgotten everything."""
+        """Forget what a peer knew: after a restart it may know nothing."""
         self.table.forget_peer(peer)
 
-    # --- what is told ---------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------------
 
     def _tell(self, peer: bytes, limits: Limits, room: int) -> tuple[list[ftis_pb2.Entry], list[ftis_pb2.Mention]]:
-        """One's own newest announcement whole if hardly anybody can know it yet; of others, a sample is mentioned."""
+        """Return the own newest announcement whole while few peers can know it, and mentions of a sample of others."""
         pushed: list[ftis_pb2.Entry] = []
         newest = self._newest if self._newest in self.table else None
         if room > 0 and newest is not None and peer not in newest.told and len(newest.told) < PUSHED:
@@ -172,7 +175,7 @@ class Gossip:
                 continue
             size += len(known.data)
             if given and size > GIVEN_BYTES:
-                known.told.pop(peer, None)  # so it is mentioned again
+                known.told.pop(peer, None)  # so that it is mentioned again
                 continue
             given.append(self._entry(known, peer))
         return given
@@ -183,18 +186,18 @@ class Gossip:
         return ftis_pb2.Entry(announcement=known.data, age_ms=max(0, int(age * 1000)), held=_held(known))
 
     def _want(self, peer: bytes, limits: Limits, *, reserve: bool) -> list[int]:
-        """Ids that `peer` mentioned, that are lacking still, and that nobody else is being asked for.
+        """Ids that `peer` mentioned, that this node still lacks and requests from no other peer.
 
         Args:
-            reserve: nobody else is asked for them for a while; of each id only once, or a peer that mentions and
-                does not give could keep it from this node for good.
+            reserve: ask no other peer for them for a while. An id is reserved once only; otherwise a peer that mentions
+                it and never sends it could keep it from this node for good.
         """
         now = self.table.clock()
         mentioned = list(self._lacking.get(peer, {}).items())
         most = limits.entries
         if len(mentioned) > A_FEW and self._enough(now):
             most = min(most, A_FEW)
-            mentioned.sort(key=lambda item: not item[1].held)  # first what could be pulled from this very peer
+            mentioned.sort(key=lambda item: not item[1].held)  # first those with packets that this peer holds
         wanted: list[int] = []
         for id, lacking in mentioned:
             if len(wanted) == most:
@@ -216,21 +219,20 @@ class Gossip:
         return self._open >= ENOUGH_OPEN
 
     def _ask_others(self, request: ftis_pb2.ExchangeRequest) -> None:
-        """For what was asked for and did not come."""
+        """End the reservation of requested ids that did not come, so that other peers are asked."""
         now = self.table.clock()
         for id in request.wanted:
             if id in self._asked:
                 self._asked[id] = now
 
-    # --- what is heard --------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes, owed: int) -> None:
-        """Takes in a message of a peer that was asked for so many announcements; besides those it gives its own newest
-        at most."""
+        """Process a message of a peer that owes so many announcements; besides those it may push its own newest."""
         news = False
         if len(message.entries) > owed + 1:
             self.counts["not asked for"] += len(message.entries) - owed - 1
-            remember(self._unsure, peer, None, UNSURE_MAX)  # it takes them for told
+            remember(self._unsure, peer, None, UNSURE_MAX)  # the peer believes that this node has read them
         for entry in islice(message.entries, owed + 1):
             outcome = self._merge(entry, peer)
             self.counts[outcome] += 1
@@ -243,7 +245,7 @@ class Gossip:
             self._news()
 
     def _note(self, mention: ftis_pb2.Mention, peer: bytes) -> bool:
-        """Whether there is somebody more who holds something."""
+        """Process a mention. Return whether it names a new holder of a wanted packet."""
         known = self.table.find(mention.id)
         held = self._mask(mention.held)
         born = self.table.clock() - mention.age if mention.age else None
@@ -267,7 +269,7 @@ class Gossip:
         outcome = self._read(entry, introducer)
         if outcome in ("forged", "malformed"):  # honest nodes check what they pass on
             self._standing.lied(introducer, f"passed on {outcome} announcements")
-        if outcome in ("old", "over the budget"):  # its age is what the teller says; another may tell the truth
+        if outcome in ("old", "over the budget"):  # the sender may have lied about the age; ask another peer
             return outcome
         known = self.table.find(id)
         for peer, lacking in self._lacking.items():
@@ -289,7 +291,7 @@ class Gossip:
         if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
             return "own or banned"
         if announcement.author == introducer:
-            for note in self.told_time:
+            for note in self.on_time:
                 note(introducer, announcement.issued_at + entry.age_ms / 1000)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
             return "replayed"
@@ -306,17 +308,17 @@ class Gossip:
             introducer=introducer,
             held=self._mask(entry.held),
         )
-        if outcome is Heard.EQUIVOCATION:
+        if outcome is Outcome.EQUIVOCATION:
             self._checks.take(introducer, CONTRADICTION_CHECKS)
             self._standing.equivocated(announcement.author)
-        elif outcome is Heard.OLD:
+        elif outcome is Outcome.OLD:
             self._standing.late(announcement.author)
-        elif outcome is Heard.NEW:
+        elif outcome is Outcome.NEW:
             self._mark_done(announcement)
         return outcome.name.lower()
 
     def _mask(self, held: bytes) -> int:
-        """Of a run's slots and no more, or what is remembered of mentions could be long."""
+        """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""
         return int.from_bytes(held[: (self._run.slots + 7) // 8], "little")
 
     def _mark_done(self, announcement: Announcement) -> None:

@@ -1,4 +1,4 @@
-"""The greeting, and the question to a peer that comes before it: for its run."""
+"""The handshake, and the request for a peer's run file that comes before it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ftis_node.swarm.wire.transport import Transport, Unreachable
 
 logger = logging.getLogger(__name__)
 
-# Announcements that a node cannot read are held against who passes them on: another form of them is another major.
+# A node blames the sender for announcements that it cannot read, so another form of announcement needs another major.
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 2, 0
 MAX_ADDRESSES = 8
 HANDSHAKE_SECONDS = 5.0
 
 
 async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> RunFile:
-    """The run file of the first of `bootstraps` that gives one, asked again for `patience` seconds.
+    """Return the run file of the first of `bootstraps` that sends one; try for `patience` seconds.
 
     Raises:
-        UserError: none was reached, or none gave a run.
+        UserError: no bootstrap could be reached, or none sent a run file.
     """
     reasons: dict[str, str] = {}
-    others: set[str] = set()  # that speak another protocol
+    others: set[str] = set()  # bootstraps that speak another protocol
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
     while True:
@@ -75,25 +75,25 @@ _SPEAKS = "it speaks protocol "
 
 
 def other_protocol(theirs: int) -> str:
-    """Why a peer of this major version is left out, and what to do about it, in one line."""
+    """Why this node refuses a peer of this major version, and what to do about it, in one line."""
     older = theirs < PROTOCOL_MAJOR
     todo = "its owner has to upgrade ftis-node" if older else "upgrade ftis-node here"
     return f"{_SPEAKS}{theirs}, this node speaks {PROTOCOL_MAJOR}: {todo}"
 
 
 def polite_refusal(theirs: int) -> str:
-    """The same in this node's answer to it."""
+    """The same reason as this node answers it to the peer."""
     todo = ": upgrade ftis-node" if theirs < PROTOCOL_MAJOR else ""
     return f"this node speaks protocol {PROTOCOL_MAJOR}, you speak {theirs}{todo}"
 
 
 def plain(text: str, length: int) -> str:
-    """A peer's words, short and without anything that a terminal would obey."""
+    """A peer's text, shortened and without characters that control a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text[:length])
 
 
 def greeting(run: Run | None, addresses: Sequence[str]) -> ftis_pb2.Handshake:
-    """What a node of this run says first; without a run it asks for the other's."""
+    """The first message of a node of this run; without a run it requests the peer's run file."""
     return ftis_pb2.Handshake(
         major=PROTOCOL_MAJOR,
         minor=PROTOCOL_MINOR,

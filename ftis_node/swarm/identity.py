@@ -1,4 +1,4 @@
-"""One Ed25519 key is everything a node is: its libp2p identity, its author id, its signature.
+"""A node's identity: one Ed25519 key gives its libp2p identity, its author id and its signatures.
 
 The peer id of an Ed25519 key *contains* the public key, so a signature proves its author to anyone, relayed or not. The
 file is what p2pd reads: libp2p's PrivateKey protobuf, key type 1, data = 32-byte seed ‖ 32-byte public key
@@ -44,7 +44,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity in the file, which is made first if there is none. Raises UserError.
+        """Return the identity in the file; create the file if there is none. Raises UserError.
 
         An existing file is never overwritten, and a new one appears whole or not at all.
         """
@@ -57,11 +57,11 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """The identity in the file; none is made.
+        """Return the identity in the file; never create one.
 
         Raises:
             UsageError: there is no such file.
-            UserError: it is damaged, or cannot be read.
+            UserError: the file is damaged or unreadable.
         """
         if not path.exists():
             raise UsageError(
@@ -70,11 +70,11 @@ class Identity:
         return cls.load_or_create(path)
 
     def keep(self, path: Path) -> Identity:
-        """Writes this key into a file, unless there is one; returns the identity that is in the file afterwards.
+        """Write this key into a file unless the file exists; return the identity that the file then holds.
 
         Raises:
-            OSError: it cannot be read or written.
-            UserError: the file that is there is damaged.
+            OSError: the file cannot be read or written.
+            UserError: the existing file is damaged.
         """
         if not path.exists():
             _write_new(path, self.to_bytes())
@@ -136,8 +136,8 @@ def peer_id(author: bytes) -> str:
 
 def author_of(peer_id: str) -> bytes:
     """The 38 bytes of a base58 peer id. Raises ValueError if it is not an Ed25519 peer id."""
-    # base58 decodes in quadratic time, so the length comes first. It also leaves no second spelling to accept: every
-    # Ed25519 peer id has 52 characters, and the white space that the decoder would strip is among the 52 counted.
+    # base58 decodes in quadratic time, so check the length first. This also allows only one spelling: every Ed25519
+    # peer id has 52 characters, and the count includes white space that the decoder would strip.
     author = base58.b58decode(peer_id) if len(peer_id) == _PEER_ID_CHARACTERS else b""
     if not is_author(author):
         raise ValueError("not an Ed25519 peer id (52 characters from 12D3KooW)")
@@ -154,7 +154,7 @@ def _write_new(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, path)  # unlike rename, it fails if another process was faster; then that key is the key
+            os.link(temporary, path)  # unlike rename, it fails if another process was faster; then the other key stays
         except FileExistsError:
             return
     finally:

@@ -1,4 +1,4 @@
-"""How much of each kind fits into one message between two nodes."""
+"""The most items of each kind in one message between two nodes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ftis_node.swarm import ftis_pb2
 
 @dataclass(frozen=True)
 class Limits:
-    """What a node takes in one message at most; what is over it is left unread.
+    """The most items that a node reads in one message; it ignores the rest.
 
-    entries: whole announcements of an exchange, and ids asked for. mentions: ids of announcements of an exchange.
-    digests: packets asked for in one stream.
+    entries: whole announcements in an exchange, and requested ids. mentions: ids of announcements in an exchange.
+    digests: packets requested in one stream.
     """
 
     entries: int = 32
@@ -20,11 +20,11 @@ class Limits:
     digests: int = 64
 
     def message(self) -> ftis_pb2.Limits:
-        """As a handshake tells them."""
+        """The limits as a handshake carries them."""
         return ftis_pb2.Limits(entries=self.entries, mentions=self.mentions, digests=self.digests)
 
     def shared_with(self, peer: ftis_pb2.Limits) -> Limits:
-        """The most that both take; what the peer did not say is as here."""
+        """The smaller of both nodes' limits; a limit that the peer left out is as here."""
         return Limits(
             min(self.entries, peer.entries or self.entries),
             min(self.mentions, peer.mentions or self.mentions),

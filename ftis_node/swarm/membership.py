@@ -1,4 +1,4 @@
-"""Who else is there: handshakes, a bounded view of living peers, and where to look when it is empty."""
+"""Membership: handshakes, a bounded view of live peers, and the sources of peers when the view is empty."""
 
 from __future__ import annotations
 
@@ -47,42 +47,42 @@ from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Health, Transport, Unreachable
 
 VIEW_SIZE = 64
-HEARD_SIZE = 256
+CANDIDATES_MAX = 256
 MET_SIZE = 256
-assert MET_SIZE > VIEW_SIZE, "those that were met include the view, and the oldest outside the view makes room"
-# Identities and addresses are free. Peers that came by themselves have at most half of the view; the first that this
-# node found stay while they answer, and so do the first sixteen that have a record as authors. Of the rest those make
-# room that crowd together in one network; in which a peer is it says itself, so that rule alone would spare no honest
-# one. What one peer tells of others fills at most an eighth of what this node has heard.
+assert MET_SIZE > VIEW_SIZE, "the peers met include the view; the oldest outside the view makes room"
+# Identities and addresses are free. Inbound peers have at most half of the view. The first peers that this node found
+# stay while they answer, and so do the first sixteen with a record as authors. Among the rest, those in the most
+# crowded network make room. A peer states its own network, so this rule alone would protect no honest peer. One peer
+# can name at most an eighth of the candidates.
 INBOUND_MAX = VIEW_SIZE // 2
 ANCHORS = 8
 VOUCHED = INBOUND_MAX // 2
 TELLER_PART = 8
 ADDRESSES_TOLD = 2
 PEERS_IN_A_HANDSHAKE = 16
-# Addresses that one peer named and this node dials: as many as one answer has, and as many again a minute.
+# Dials of addresses that one peer named: as many as one answer has, and as many again each minute.
 DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
 DIALS_A_SECOND = DIALS_AT_ONCE / 60
-# A peer is lost after so many failures in a row, if nothing was heard of it for as long as a p2pd takes to come back.
+# A peer leaves the view after so many failures in a row, after a silence as long as a restart of p2pd takes.
 GIVE_UP_AFTER = 3
 GIVE_UP_SECONDS = 8.0
-HALF_DEAD_AFTER = 2  # greetings in a row that were not answered
+HALF_DEAD_AFTER = 2  # unanswered greetings in a row
 
 logger = logging.getLogger(__name__)
 
 
 class Reachability(StrEnum):
-    """How others get at this node."""
+    """How peers can reach this node."""
 
-    DIRECT = "direct"  # or nothing is known to the contrary
+    DIRECT = "direct"  # also while nothing is known
     RELAYED = "relayed"
     OUTBOUND_ONLY = "outbound-only"
 
 
 @dataclass(eq=False)
 class Peer:
-    """A peer that shook hands with this node and belongs to its run. addresses: the best first. found: it was this node
-    that greeted, and not the peer."""
+    """A peer of this run that shook hands with this node. addresses: the best first. found: this node greeted it, and
+    not the other way round."""
 
     id: bytes
     addresses: list[str]
@@ -93,13 +93,13 @@ class Peer:
 
 
 class Membership:
-    """The view: at most 64 peers, whom this node asks. Others are only heard of until a handshake succeeds.
+    """The view: at most 64 peers that this node calls. Other named peers are only candidates until a handshake.
 
-    Whoever shook hands may ask, also when it has left the view to make room: else most of a large swarm's questions
-    would be answered with "we have not met", for views are not mutual.
+    A peer that shook hands may call this node even after it left the view to make room. Views are not mutual, so
+    otherwise most calls in a large swarm would be refused.
 
-    Whom others name is dialled in private networks, or on this machine, only if this node is at home there by its
-    owner's word: or strangers could make it knock at the doors of its own network.
+    The node dials named addresses in private networks, or on this machine, only if its owner's addresses put it there.
+    Otherwise strangers could make it probe its own network.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class Membership:
     ) -> None:
         """
         Args:
-            recorded: whether a peer has a record as an author.
+            recorded: returns whether a peer has a record as an author.
         """
         self._rng = rng or random.Random()
         self.view: dict[bytes, Peer] = {}
         self.refused: dict[bytes, str] = {}
-        self.majors: dict[bytes, int] = {}  # of those refused, the versions that are not this node's
+        self.majors: dict[bytes, int] = {}  # other major versions of refused peers
         self.health: Health | None = None
         self.clocks = PeerClocks()
         self._transport = transport
@@ -129,9 +129,9 @@ class Membership:
         self._traffic = traffic
         self._cache = cache
         self._recorded = recorded
-        self._heard: dict[bytes, dict[str, bytes | None]] = {}  # addresses, and who named each
+        self._candidates: dict[bytes, dict[str, bytes | None]] = {}  # addresses, each with its teller
         self.tellers = Tellers()
-        self._tellers: dict[bytes, bytes] = {}  # of peers heard of, who told
+        self._tellers: dict[bytes, bytes] = {}  # the peer that first named each candidate
         self._retries = Retries(boot_seconds)
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
@@ -140,66 +140,66 @@ class Membership:
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
-        self._told: set[bytes] = set()  # whom the owner named and who did not answer
+        self._warned: set[bytes] = set()  # the owner's peers whose silence is in the log
 
     def trust(self, addresses: Iterable[str]) -> None:
-        """These are this node's owner's: wherever they lead, it dials them, and others in such networks."""
+        """Trust the owner's addresses: the node dials them, and others in their networks."""
         self._trusted = frozenset(addresses)
         self._owners = frozenset(map(peer_at, self._trusted))
         self._at_home.add(self._trusted)
 
     async def refresh_addresses(self) -> list[str]:
-        """Asks p2pd again where this node may be dialled; while it does not answer, what it said last stands."""
+        """Ask p2pd for this node's addresses; keep the last ones if it does not answer."""
         try:
             found = ranked(await self._transport.addresses())
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             logger.debug("p2pd does not say where this node may be dialled: %r", error)
             return self.own_addresses
         self.health = await self._transport.health() or self.health
-        if self._only_dials():  # nobody shall waste time on addresses that do not answer
+        if self._only_dials():  # peers must not waste time on addresses that do not answer
             found = [address for address in found if is_relayed(address)]
         self.own_addresses = varied(found, MAX_ADDRESSES)
         return self.own_addresses
 
     async def _look_where(self, peer: bytes) -> None:
-        """The owner named this peer, perhaps by a host's name; where the connection leads, this node is at home."""
+        """Add the network of a connection to an owner's peer to the home networks; its address may be a host name."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
             self._at_home.add((await self._transport.neighbours()).get(peer, ()))
 
     def reachability(self) -> Reachability:
-        """How others get at this node, by evidence."""
+        """How peers can reach this node, by the evidence so far."""
         if not self._only_dials():
             return Reachability.DIRECT
         return Reachability.RELAYED if any(map(is_relayed, self.own_addresses)) else Reachability.OUTBOUND_ONLY
 
     def _only_dials(self) -> bool:
-        """Whether it does not listen, or AutoNAT has found out that nobody can dial it."""
+        """Whether the node does not listen, or AutoNAT found that no peer can dial it."""
         if not self._transport.listening.listen:
             return True
         return self.health is not None and self.health.reachability == "private"
 
     def hear(self, addresses: Sequence[str], teller: bytes | None = None) -> bool:
-        """Remembers addresses that somebody mentioned; anything that is not an address of a peer is ignored.
+        """Remember named addresses; ignore anything that is not an address of a peer.
 
         Args:
-            teller: who did; None: this node's own sources.
+            teller: the peer that named them; None: this node's own sources.
 
-        Returns whether any of them is a peer that was not known at all.
+        Returns whether any of them is a new peer.
         """
         news = False
-        for text in addresses[:HEARD_SIZE]:
+        for text in addresses[:CANDIDATES_MAX]:
             peer = peer_at(text)
             if peer is None or peer == self._identity.author or (teller is not None and not self._may_dial(text)):
                 continue
             self._retries.named(peer)
-            if peer not in self._heard:
-                self._make_room_to_hear(teller)
+            if peer not in self._candidates:
+                self._make_room_for_candidate(teller)
                 if teller is not None:
                     self._tellers[peer] = teller
-            news |= peer not in self._heard and peer not in self.view
-            known = self._heard.setdefault(peer, {})
+            news |= peer not in self._candidates and peer not in self.view
+            known = self._candidates.setdefault(peer, {})
             if text not in known:
-                self._heard[peer] = _own_first(peer, {text: teller, **known})
+                self._candidates[peer] = _own_first(peer, {text: teller, **known})
             elif teller is None:
                 known[text] = None
         return news
@@ -208,30 +208,29 @@ class Membership:
         return address in self._trusted or self._at_home.reach(address)
 
     def _to_dial(self, peer: bytes) -> list[str]:
-        """Of the addresses that were heard of a peer those that are dialled now, which is counted."""
+        """The known addresses of a peer to dial now; each counts against the budget of the peer that named it."""
         return [
             text
-            for text, teller in self._heard.get(peer, {}).items()
+            for text, teller in self._candidates.get(peer, {}).items()
             if self._may_dial(text) and (teller is None or self._dials.take(teller))
         ]
 
-    def _make_room_to_hear(self, teller: bytes | None) -> None:
+    def _make_room_for_candidate(self, teller: bytes | None) -> None:
         if teller is not None:
-            told = [peer for peer, who in self._tellers.items() if who == teller]
-            if len(told) >= HEARD_SIZE // TELLER_PART:
-                self._forget(told[0])
+            named = [peer for peer, who in self._tellers.items() if who == teller]
+            if len(named) >= CANDIDATES_MAX // TELLER_PART:
+                self._forget(named[0])
                 return
-        if len(self._heard) >= HEARD_SIZE:
-            self._forget(self._rng.choice(list(self._heard)))
+        if len(self._candidates) >= CANDIDATES_MAX:
+            self._forget(self._rng.choice(list(self._candidates)))
 
     def strangers(self) -> list[bytes]:
-        """Peers heard of but not in the view, of which none was greeted in vain a moment ago.
+        """Candidates that are not in the view and not in a pause after a failed greeting.
 
-        Those that the owner named come first. Of the rest those who told of them have turns, so that nobody who names
-        fresh peers without end keeps others from being greeted. Of one teller, those that were met before come first;
-        otherwise the order is random.
+        The owner's peers come first. Then the tellers take turns, so that none can delay others by naming new peers
+        without end. Among one teller's, peers that were met before come first; the rest is in random order.
         """
-        found = [peer for peer in self._heard if peer not in self.view and not self._retries.seconds(peer)]
+        found = [peer for peer in self._candidates if peer not in self.view and not self._retries.seconds(peer)]
         self._rng.shuffle(found)
         found.sort(key=lambda peer: (peer not in self._owners, peer not in self._met))
         told = Counter[bytes | None]()
@@ -243,32 +242,32 @@ class Membership:
         return sorted(found, key=lambda peer: (peer not in self._owners, turns[peer]))
 
     def look_for(self, addresses: Sequence[str]) -> None:
-        """Hears of bootstraps again; a node that is alone greets them without a pause."""
+        """Add the bootstraps to the candidates again; a node without peers greets them without a pause."""
         self.hear(addresses)
         if not self.view:
             for peer in filter(None, map(peer_at, addresses)):
                 self._retries.forget(peer)
 
     def patience(self) -> float:
-        """Seconds until another of the peers that did not answer may be greeted; infinite if there are none."""
-        waits = (self._retries.seconds(peer) for peer in self._heard if peer not in self.view)
+        """Seconds until the pause of an unresponsive peer ends; infinite if there is none."""
+        waits = (self._retries.seconds(peer) for peer in self._candidates if peer not in self.view)
         return min(filter(None, waits), default=math.inf)
 
     def called(self, peer: bytes) -> bool:
-        """Notes that a peer calls. One that this node has met, and lost since, lives after all.
+        """Note a call of a peer. A peer that was met and lost is a candidate again, because it is alive.
 
-        Returns whether it is to be greeted now.
+        Returns whether to greet it now.
         """
         if peer in self.view or peer not in self._met:
             return False
-        if peer not in self._heard:
-            self._make_room_to_hear(None)
-            self._heard[peer] = {}
+        if peer not in self._candidates:
+            self._make_room_for_candidate(None)
+            self._candidates[peer] = {}
         self._retries.named(peer)
         return not self._retries.seconds(peer)
 
     async def dial(self, peer: bytes) -> None:
-        """Makes sure of a connection to a peer of the view, after one's own p2pd has lost all."""
+        """Connect to a peer of the view again after p2pd has lost all connections."""
         try:
             await self._transport.connect(peer, list(filter(self._may_dial, self.view[peer].addresses)))
         except Unreachable as error:
@@ -276,20 +275,20 @@ class Membership:
             self.failed(peer)
 
     async def greet(self, peer: bytes) -> bool:
-        """Dials a peer, if there is no connection, and shakes hands; True if it is now in the view."""
+        """Dial a peer if there is no connection, and shake hands. Return whether it is now in the view."""
         addresses = self._to_dial(peer)
-        if not addresses and any(map(self._may_dial, self._heard.get(peer, ()))):
-            return False  # who told of it has told enough for now
+        if not addresses and any(map(self._may_dial, self._candidates.get(peer, ()))):
+            return False  # the dial budget of the peer that named it is used up
         try:
-            if not addresses and peer in self._heard and peer not in self.view and not await self._connected(peer):
+            if not addresses and peer in self._candidates and peer not in self.view and not await self._connected(peer):
                 raise Unreachable("none of its addresses is one to dial")
             await self._transport.connect(peer, addresses)
             if peer in self._owners:
                 await self._look_where(peer)
             answer = await shake(self._transport, peer, self._hello())
         except Unreachable as error:
-            level = logging.WARNING if peer in self._owners and peer not in self._told else logging.DEBUG
-            self._told |= {peer} & self._owners
+            level = logging.WARNING if peer in self._owners and peer not in self._warned else logging.DEBUG
+            self._warned |= {peer} & self._owners
             logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
             await self._greeted_in_vain(peer)
             return False
@@ -306,8 +305,8 @@ class Membership:
         return True
 
     async def _greeted_in_vain(self, peer: bytes) -> None:
-        """It is greeted again later, or forgotten until somebody names it again."""
-        if peer not in self._heard:
+        """Schedule another greeting, or forget the peer until it is named again."""
+        if peer not in self._candidates:
             return
         times = self._retries.failed(peer)
         if times == 1 and self._transport.up:
@@ -315,17 +314,17 @@ class Membership:
         if peer not in self._owners and times >= (TRIES_OF_MET if peer in self._met else GIVE_UP_AFTER):
             self._forget(peer)
         if peer not in self.view and times % HALF_DEAD_AFTER == 0:
-            # p2pd takes a connection for alive on which nothing arrives any more; without it, p2pd dials anew.
+            # p2pd may keep a dead connection on which nothing arrives any more; without it, p2pd dials again.
             await self._transport.disconnect(peer)
 
     async def _connected(self, peer: bytes) -> bool:
-        """Whether p2pd has a connection to it, as when the peer has called."""
+        """Whether p2pd has a connection to the peer, for example because the peer has called."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
             return peer in await self._transport.connected()
         return False
 
     def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-        """Answers a handshake; a peer of the same run and major version enters the view."""
+        """Answer a handshake; a peer of the same run and major version enters the view."""
         self._traffic.received[peer] += request.ByteSize()
         answer = self._hello()
         if request.major != PROTOCOL_MAJOR:
@@ -349,10 +348,10 @@ class Membership:
         return answer
 
     def failed(self, peer: bytes) -> None:
-        """Notes a failed call; after three in a row and some seconds of silence the peer leaves the view. From then on
-        it is greeted again.
+        """Note a failed call. After three in a row and some seconds of silence the peer leaves the view and becomes a
+        candidate.
 
-        While this node's own p2pd is down, nobody is to blame.
+        While this node's own p2pd is down, no peer is to blame.
         """
         entry = self.view.get(peer)
         if entry is not None and self._transport.up:
@@ -361,32 +360,32 @@ class Membership:
                 del self.view[peer]
                 logger.info("Lost peer %s", peer_id(peer))
                 if entry.addresses:
-                    named = self._heard.get(peer, {})
-                    self._hear_claims(peer, entry.addresses)  # others may have named a newer address, or false ones
-                    self._heard[peer] = _own_first(peer, named | self._heard[peer])
+                    named = self._candidates.get(peer, {})
+                    self._note_claims(peer, entry.addresses)  # others may have named a newer address, or false ones
+                    self._candidates[peer] = _own_first(peer, named | self._candidates[peer])
 
     def limits(self, peer: bytes) -> Limits | None:
-        """What fits into a message between the two; None if they have not shaken hands."""
+        """The limits of a message between this node and the peer; None if they have not shaken hands."""
         return self._met.get(peer)
 
     def drop(self, peer: bytes) -> None:
-        """It leaves the view, and may come back by a handshake."""
+        """Remove a peer from the view; it may come back by a handshake."""
         self.view.pop(peer, None)
 
     def answered(self, peer: bytes) -> None:
-        """Notes a call that worked."""
+        """Note a successful call."""
         entry = self.view.get(peer)
         if entry is not None:
             entry.failures, entry.seen = 0, boot_seconds()
 
     def some_addresses(self, count: int, besides: bytes) -> list[str]:
-        """Addresses of some peers of the view, to tell another: two of each, as different as may be."""
+        """Addresses of random peers of the view to send to another peer: two each, in different scopes if possible."""
         peers = [peer for peer in self.view.values() if peer.addresses and peer.id != besides]
         chosen = self._rng.sample(peers, min(count, len(peers)))
         return [address for peer in chosen for address in varied(peer.addresses, ADDRESSES_TOLD)]
 
     def load_cache(self) -> None:
-        """Hears again of the peers that a previous start knew; where that was at home, its owner has to say again."""
+        """Add the peers of a previous start to the candidates; the owner must name private networks again."""
         if self._cache is not None:
             with suppress(OSError, ValueError):
                 cached = json.loads(self._cache.read_text())
@@ -394,7 +393,7 @@ class Membership:
                     self.hear([text for text in cached if isinstance(text, str)])
 
     def save_cache(self) -> None:
-        """Writes down the view's addresses, for the next start."""
+        """Save the view's addresses for the next start."""
         if self._cache is not None and self.view:
             dialled = (filter(self._may_dial, peer.addresses) for peer in self.view.values())
             addresses = [address for some in dialled for address in varied(some, ADDRESSES_TOLD)]
@@ -404,7 +403,7 @@ class Membership:
         return greeting(self._run_file.run, self.own_addresses)
 
     def _forget(self, peer: bytes) -> None:
-        self._heard.pop(peer, None)
+        self._candidates.pop(peer, None)
         self._retries.forget(peer)
         self._tellers.pop(peer, None)
 
@@ -412,7 +411,7 @@ class Membership:
         self.refused.pop(peer, None)
         self._retries.forget(peer)
         self.majors.pop(peer, None)
-        self._told.discard(peer)
+        self._warned.discard(peer)
         self.clocks.note(peer, hello.time)
         self._met.pop(peer, None)
         while len(self._met) >= MET_SIZE:
@@ -430,13 +429,13 @@ class Membership:
         else:
             known.addresses, known.failures, known.seen = addresses or known.addresses, 0, boot_seconds()
         if addresses:
-            self._hear_claims(peer, addresses)
+            self._note_claims(peer, addresses)
 
-    def _hear_claims(self, peer: bytes, addresses: Sequence[str]) -> None:
-        """What a peer says of itself replaces what others said. Dials of it are counted as the peer's own."""
+    def _note_claims(self, peer: bytes, addresses: Sequence[str]) -> None:
+        """Replace a peer's named addresses by its own claims. Dials of them count against the peer's own budget."""
         self._forget(peer)
-        self._make_room_to_hear(None)
-        self._heard[peer] = {text: None if text in self._trusted else peer for text in addresses}
+        self._make_room_for_candidate(None)
+        self._candidates[peer] = {text: None if text in self._trusted else peer for text in addresses}
 
     def _make_room_in_view(self, found: bool) -> None:
         inbound = [peer for peer in self.view.values() if not peer.found]
@@ -457,14 +456,14 @@ class Membership:
 
     def _refuse_protocol(self, peer: bytes, major: int) -> None:
         self._refuse(peer, other_protocol(major))
-        make_room(self.majors, peer, HEARD_SIZE)
+        make_room(self.majors, peer, CANDIDATES_MAX)
         self.majors[peer] = major
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         if peer not in self.refused:
             logger.warning("Peer %s is left out: %a", peer_id(peer), reason)
-        if (forgotten := make_room(self.refused, peer, HEARD_SIZE)) is not None and forgotten not in self._heard:
-            self._retries.forget(forgotten)
+        if (removed := make_room(self.refused, peer, CANDIDATES_MAX)) is not None and removed not in self._candidates:
+            self._retries.forget(removed)
         self.refused[peer] = reason
         self._retries.refused(peer)
         self.view.pop(peer, None)
@@ -472,6 +471,6 @@ class Membership:
 
 
 def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:
-    """At most eight, with who named each: four that the peer itself or this node's owner named, then the first."""
+    """At most eight addresses with their tellers: four from the peer itself or this node's owner, then the first."""
     own = [text for text, teller in addresses.items() if teller is None or teller == peer]
     return dict(islice((dict.fromkeys(own[: MAX_ADDRESSES // 2]) | addresses).items(), MAX_ADDRESSES))

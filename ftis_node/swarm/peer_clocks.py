@@ -1,4 +1,4 @@
-"""What peers say that the time is, beside this node's own clock."""
+"""The clocks of peers, compared with this node's own."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.swarm.bounded import make_room
 
 PEERS_MAX = 256
-LATEST = 253402300800.0  # the end of the year 9999; what lies beyond it is no time
+LATEST = 253402300800.0  # the end of the year 9999; a later value is not a time
 
 
 @dataclass(frozen=True)
 class ClockDifference:
-    """behind: seconds by which this node's clock is behind its peers' (their median); negative: it is ahead.
-    peers: how many said their time."""
+    """The difference between this node's clock and its peers'. behind: seconds that this node is behind their median;
+    negative: ahead. peers: the number that sent their time."""
 
     behind: float
     peers: int
 
 
 class PeerClocks:
-    """Each peer's clock, as it told the time last: in its handshake, and in each announcement of its own."""
+    """Each peer's clock by its latest message: a handshake, or an announcement of its own."""
 
     def __init__(self, wall: Callable[[], float] = unix_seconds, elapsed: Callable[[], float] = boot_seconds) -> None:
         """
@@ -33,16 +33,16 @@ class PeerClocks:
         self._elapsed = elapsed
         self._started: dict[bytes, float] = {}  # the peer's time when `elapsed` was 0: own corrections change nothing
 
-    def note(self, peer: bytes, told: float) -> None:
-        """`peer` says that it is `told` now (seconds since 1970); 0: it does not say."""
-        if 0 < told < LATEST:
+    def note(self, peer: bytes, time: float) -> None:
+        """Note the time that `peer` sent (seconds since 1970); 0: it sent none."""
+        if 0 < time < LATEST:
             make_room(self._started, peer, PEERS_MAX)
-            self._started[peer] = told - self._elapsed()
+            self._started[peer] = time - self._elapsed()
 
     def difference(self, peers: Collection[bytes]) -> ClockDifference | None:
-        """The difference to these peers; None if none of them said its time.
+        """The difference to these peers; None if none of them sent its time.
 
-        It is their median, so that one liar cannot make it; of an even number the smaller of the middle two counts.
+        The median is safe against one liar. With an even number, the smaller of the middle two counts.
         """
         zero = self._wall() - self._elapsed()
         found = sorted(self._started[peer] - zero for peer in peers if peer in self._started)

@@ -11,7 +11,7 @@ from ftis_node.packet import Group
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """An admitted group with the rewards that this node gave it [G]; born: its birth, by the pool's clock."""
+    """An admitted group with this node's rewards for it [G]. born: when its author made it, by the pool's clock."""
 
     group: Group
     rewards: tuple[float, ...]
@@ -24,7 +24,7 @@ class Scored:
 
 
 class Newcomers:
-    """Who has no record yet, and how many groups all of them together may still have; None: there is no limit."""
+    """Authors without a record, and the number of groups that all of them together may still have (None: no limit)."""
 
     def __init__(
         self,
@@ -42,22 +42,22 @@ class Newcomers:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for any of them."""
+        """Whether no newcomer has room left."""
         return self.room is not None and self.room <= 0
 
     def may(self, author: bytes) -> bool:
-        """Whether there is room for a group of this author."""
+        """Whether a group of this author fits."""
         return not self.full or not self.is_one(author)
 
     def took(self, author: bytes) -> None:
-        """A group of this author was taken."""
+        """Count a group that was taken from this author."""
         if self.room is not None:
             self.room -= self.is_one(author)
 
 
 @dataclass(frozen=True)
 class Want:
-    """How many foreign groups a node would take now, of them how many of newcomers, and most of one author a step."""
+    """The foreign groups that a node would take now. of_one: the most from one author in a step."""
 
     groups: int
     newcomers: Newcomers
@@ -65,9 +65,9 @@ class Want:
 
 
 class Pool:
-    """Foreign groups by author. Authors take turns; of one author the freshest group goes first.
+    """Foreign groups by author. Authors take turns; the freshest group of an author goes first.
 
-    A group that was taken is remembered until it would have expired, so that no second copy of it comes in.
+    The pool remembers a taken group until it would have expired, so that no second copy of it comes in.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Pool:
         Args:
             max_age: seconds after which a group is too old to train on.
             clock: the clock that `Scored.born` was read from (`boot_seconds`).
-            keep_all: also groups without a signal; a part of a group says nothing of the whole.
+            keep_all: keep groups without a signal too, because a part of a group does not show the signal of the whole.
         """
         self.max_age = max_age
         self.added = 0
@@ -93,7 +93,7 @@ class Pool:
         return sum(len(groups) for groups in self._by_author.values())
 
     def add(self, scored: Scored) -> bool:
-        """Takes a group in; False if it has no signal (counted), or is or was here already."""
+        """Add a group. False if it has no signal (counted), or the pool has or had it already."""
         if not (scored.has_signal or self._keep_all):
             self.no_signal += 1
             return False
@@ -105,24 +105,24 @@ class Pool:
         return True
 
     def knows(self, key: tuple[bytes, int, int]) -> bool:
-        """Whether a group is or was here, and has not expired."""
+        """Whether the pool has or had this group, and it has not expired."""
         return key in self._born
 
     def put_back(self, taken: Sequence[Scored]) -> None:
-        """Takes back what `take` gave and nobody has trained on."""
+        """Return groups to the pool that `take` gave and no step used."""
         for scored in taken:
             self._by_author.setdefault(scored.group.author, []).append(scored)
 
     def drop(self, author: bytes) -> None:
-        """Forgets the waiting groups of an author; none of them comes in again."""
+        """Drop the waiting groups of an author; none of them comes in again."""
         self._by_author.pop(author, None)
 
     def waiting(self) -> dict[bytes, int]:
-        """How many groups of each author wait."""
+        """The number of waiting groups by author."""
         return {author: len(groups) for author, groups in self._by_author.items()}
 
     def take(self, count: int, newcomers: Newcomers | None = None) -> list[Scored]:
-        """Removes up to `count` groups: one an author in random order, again until there are enough."""
+        """Remove up to `count` groups: one per author in random order, in turns until there are enough."""
         newcomers = newcomers or Newcomers()
         self.expire()
         taken: list[Scored] = []
@@ -141,7 +141,7 @@ class Pool:
         return taken
 
     def expire(self) -> None:
-        """Drops groups older than `max_age`, and forgets them."""
+        """Drop and forget the groups older than `max_age`."""
         limit = self._clock() - self.max_age
         self._born = {key: born for key, born in self._born.items() if born >= limit}
         for author, groups in list(self._by_author.items()):

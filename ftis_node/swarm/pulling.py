@@ -1,4 +1,4 @@
-"""Pulling packets: which, of whom, and who is to blame for what is wrong with them."""
+"""Pulling packets: the choice of packets and holders, and the blame for faults."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ftis_node.swarm.wire.transport import Transport
 IDLE_SECONDS = 30.0
 TAKEN_TOGETHER = 16
 SLOW_SECONDS = 3.0
-REST_AFTER_LOOKING = 30.0  # times as long as looking through the table took, in seconds of CPU
-STEP_INTERVALS = 4.0  # of exchanges in a step, see `node.stepper.exchange_interval`
+REST_PER_SCAN = 30.0  # pause after a scan of the table, as a multiple of its CPU seconds
+STEP_INTERVALS = 4.0  # exchange intervals in a step, see `node.stepper.exchange_interval`
 
 logger = logging.getLogger(__name__)
 
 
 class Store(Protocol):
-    """What the swarm needs of the packet store."""
+    """The part of the packet store that the swarm uses."""
 
     def body(self, digest: bytes) -> bytes | None: ...
 
@@ -46,7 +46,7 @@ class Store(Protocol):
 
 
 class Pulling:
-    """Pulls what the node wants from those who hold it."""
+    """Pulls the packets that the node wants from their holders."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Pulling:
     ) -> None:
         """
         Args:
-            want: how many more groups the node would take now.
+            want: returns the number of further groups that the node would take now.
             interval: seconds between a hungry node's exchanges, see `Rests`.
             on_groups: takes admitted groups.
             news: set when there may be more to pull.
@@ -88,15 +88,15 @@ class Pulling:
         self._rests = Rests()
         self._pulls: set[asyncio.Task[bool]] = set()
         self._under_way = 0  # packets
-        self._crawling: set[Target] = set()  # of holders that let one wait, which no longer count as under way
+        self._crawling: set[Target] = set()  # targets of slow holders; they no longer count as under way
 
     def running(self) -> set[asyncio.Task[bool]]:
-        """The pulls that have not ended."""
+        """The unfinished pulls."""
         return self._pulls
 
     async def loop(self) -> None:
-        """Pulls what the node wants and is not under way, as soon as somebody has it. From each holder in a stream of
-        its own, so that a slow one holds nothing up."""
+        """Pull wanted packets that are not under way as soon as a holder is known. Each holder gets a stream of its
+        own, so that a slow one delays no other."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.news.wait(), IDLE_SECONDS)
@@ -117,11 +117,11 @@ class Pulling:
                 task = asyncio.create_task(self._pull(holder, targets))
                 self._pulls.add(task)
                 task.add_done_callback(functools.partial(self._pulled, holder, targets))
-            # However much news there is: strangers must not make a node look all the time.
-            await asyncio.sleep(REST_AFTER_LOOKING * (thread_seconds() - began))
+            # Strangers' news must not make a node scan the table all the time.
+            await asyncio.sleep(REST_PER_SCAN * (thread_seconds() - began))
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
-        """A holder that had not all is left alone for a moment."""
+        """End a pull. A holder that lacked something rests for a moment."""
         self._pulls.discard(task)
         for target in list(left):
             self._landed(target, left)
@@ -136,12 +136,12 @@ class Pulling:
         )
 
     def _free(self, holder: bytes) -> None:
-        """It may be asked again."""
+        """End a holder's rest."""
         self._busy_holders.discard(holder)
         self.news.set()
 
     def _landed(self, target: Target, left: list[Target]) -> None:
-        """It is under way no longer, whatever became of it."""
+        """Note that the target is no longer under way, whatever the outcome."""
         left.remove(target)
         target.known.pulling &= ~(1 << target.index)
         if target in self._crawling:
@@ -150,7 +150,7 @@ class Pulling:
             self._under_way -= 1
 
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
-        """Fetches from one holder, taking from `left` what landed; returns whether it had everything."""
+        """Fetch from one holder and remove finished targets from `left`. Return whether it had everything."""
         arrived: dict[Target, Arrival] = {}
         missing, brought = False, False
         patience = Deadline(lambda: self._slow(left))
@@ -169,7 +169,7 @@ class Pulling:
                     if chunk.status == ftis_pb2.FetchChunk.GONE:
                         target.tried(holder)
                         self._standing.faked(holder)
-                    else:  # which costs a holder nothing to say, so it must not cost the packet one of its tries
+                    else:  # "busy" costs a holder nothing, so it must not cost the packet one of its tries
                         target.known.held_no_more(holder, target.index)
                         self._standing.busy(holder)
                 if group is None:
@@ -181,7 +181,7 @@ class Pulling:
             self._membership.answered(holder)
         except HolderFault as fault:
             missing = True
-            if self._transport.up:  # else it was this node's own p2pd
+            if self._transport.up:  # else this node's own p2pd failed
                 logger.info("Holder %s %s", peer_id(holder), fault)
                 if isinstance(fault, HolderLie):
                     self.rejections["wrong bytes"] += 1
@@ -201,16 +201,16 @@ class Pulling:
         return not missing
 
     def _slow(self, left: list[Target]) -> None:
-        """A holder that crawls: the node looks for as many others meanwhile."""
+        """Mark the targets of a slow holder as crawling, so that the node pulls as many others meanwhile."""
         waiting = [target for target in left if target not in self._crawling]
         self._crawling.update(waiting)
         self._under_way -= len(waiting)
         self.news.set()
 
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:
-        """To the node; empties `arrived`. What it could not take, as for want of room, will be pulled again.
+        """Hand groups to the node and empty `arrived`. Groups that it cannot take now will be pulled again.
 
-        Of an announcement that left the table and came back meanwhile, another pull may have brought the same.
+        If an announcement left the table and came back, another pull may have brought the same group: skip those.
         """
         groups = {target: arrival for target, arrival in arrived.items() if not self._store.seen(*target.key)}
         for target in arrived.keys() - groups.keys():
@@ -233,7 +233,7 @@ class Pulling:
             )
 
     def _admit(self, target: Target, data: bytes) -> Group | None:
-        """Admits one packet whose hash is right: from here on, what is wrong is the author's doing."""
+        """Admit one packet with the right hash; the author is to blame for any further fault."""
         author, round, slot = target.key
         target.known.done |= 1 << target.index
         if self._store.seen(author, round, slot):
@@ -253,14 +253,13 @@ class Pulling:
 
     def _holders(self, target: Target) -> list[bytes]:
         free = self._free_holders()
-        holders = dict.fromkeys((target.known.announcement.author, *target.known.holders))  # in an order of its own
+        holders = dict.fromkeys((target.known.announcement.author, *target.known.holders))  # a dict keeps the order
         return [peer for peer in holders if peer in free and target.known.held_by(peer, target.index)]
 
     def _free_holders(self) -> set[bytes]:
-        """Who may be asked now."""
+        """The peers in the view from which no pull runs."""
         return self._membership.view.keys() - self._busy_holders
 
     def _wanted(self, known: Known, most: int, free: set[bytes]) -> int:
-        """What somebody has (a bit mask), if its author had not its share of this step's pulls, as one may whose groups
-        all turn out to teach nothing."""
+        """A bit mask of the packets that a free holder has; 0 if the author has used its share of this step's pulls."""
         return known.held_among(free) if self._standing.may_be_pulled(known.announcement.author, most) else 0

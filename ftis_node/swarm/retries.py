@@ -1,20 +1,20 @@
-"""When peers that did not answer are greeted again."""
+"""Pauses before a node greets an unresponsive peer again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A peer that was met before is greeted again after 1, 2, 4 … s: twelve times, within 34 minutes. While others name it,
-# or it calls this node, no pause is longer than 20 s.
+# A node greets a peer that it met before again after 1, 2, 4 … s: twelve times, within 34 minutes. While others name
+# the peer, or it calls this node, no pause is longer than 20 s.
 FIRST_PAUSE, NAMED_PAUSE = 1.0, 20.0
 TRIES_OF_MET = 12
-REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have been started anew in this one
+REFUSED_PAUSE = 300.0  # a peer of another run or protocol may have restarted in this one
 
 
 @dataclass
-class _Vain:
-    """Greetings of one peer in vain. named: somebody has named it since the last of them."""
+class _Failures:
+    """Failed greetings of one peer in a row. last: time of the last one. named: another peer named it since then."""
 
     times: int
     last: float
@@ -31,41 +31,41 @@ class _Vain:
 
 
 class Retries:
-    """Greetings in vain, in a row, of peers that were heard of. The owner of this object bounds them, by `forget`."""
+    """Failed greetings in a row, by peer. The owner of this object bounds the memory with `forget`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """
         Args:
-            clock: seconds, which go on while the machine sleeps (`boot_seconds`).
+            clock: seconds, including those in which the machine sleeps (`boot_seconds`).
         """
         self._clock = clock
-        self._vain: dict[bytes, _Vain] = {}
+        self._failures: dict[bytes, _Failures] = {}
 
     def failed(self, peer: bytes) -> int:
-        """Notes a greeting in vain; returns how many there were in a row."""
+        """Note a failed greeting; return the number of failures in a row."""
         times = self.times(peer) + 1
-        self._vain[peer] = _Vain(times, self._clock())
+        self._failures[peer] = _Failures(times, self._clock())
         return times
 
     def refused(self, peer: bytes) -> None:
-        """Notes that a peer of another run or protocol has answered."""
-        self._vain[peer] = _Vain(0, self._clock(), refused=True)
+        """Note that the peer answered, but belongs to another run or protocol."""
+        self._failures[peer] = _Failures(0, self._clock(), refused=True)
 
     def named(self, peer: bytes) -> None:
-        """Notes a sign that the peer lives: another named it, or it called."""
-        if (vain := self._vain.get(peer)) is not None:
-            vain.named = True
+        """Note a sign that the peer is alive: another peer named it, or it called."""
+        if (failures := self._failures.get(peer)) is not None:
+            failures.named = True
 
     def times(self, peer: bytes) -> int:
-        """Greetings in vain so far."""
-        vain = self._vain.get(peer)
-        return vain.times if vain is not None else 0
+        """The number of failed greetings in a row."""
+        failures = self._failures.get(peer)
+        return failures.times if failures is not None else 0
 
     def seconds(self, peer: bytes) -> float:
-        """Until the peer may be greeted; 0: now."""
-        vain = self._vain.get(peer)
-        return max(0.0, vain.last + vain.pause - self._clock()) if vain is not None else 0.0
+        """Seconds until the node may greet the peer; 0: now."""
+        failures = self._failures.get(peer)
+        return max(0.0, failures.last + failures.pause - self._clock()) if failures is not None else 0.0
 
     def forget(self, peer: bytes) -> None:
-        """The peer has answered, or is of no interest any more."""
-        self._vain.pop(peer, None)
+        """Forget a peer that has answered or is no longer of interest."""
+        self._failures.pop(peer, None)

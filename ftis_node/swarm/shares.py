@@ -1,4 +1,4 @@
-"""Parts of the table: what one author made, what came through one introducer, and piles to draw from."""
+"""Parts of the table: the share of each author and of each introducer, and piles to draw from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Pile:
-    """Announcements of which any can be drawn, put in or taken out at once."""
+    """A set of announcements; a draw, an insertion and a removal take constant time."""
 
     def __init__(self) -> None:
         self.all: list[Known] = []
@@ -28,7 +28,7 @@ class Pile:
 
 
 class Share:
-    """The announcements of one author, or through one introducer. size: bytes of them together."""
+    """The announcements of one author, or through one introducer. size: their bytes together."""
 
     __slots__ = ("known", "size")
 
@@ -45,7 +45,7 @@ class Shares:
         self.by: dict[bytes, Share] = {}
 
     def full(self, whose: bytes, size: int) -> bool:
-        """Whether it has no room for so many bytes more."""
+        """Whether this share has no room for so many more bytes."""
         share = self.by.get(whose)
         return share is not None and (len(share.known) >= self._most or share.size + size > self._most_bytes)
 

@@ -1,7 +1,7 @@
-"""What a node thinks of others, by evidence of its own: of authors by what they signed, of holders by what they gave.
+"""Reputation by a node's own evidence: of authors from what they signed, of holders from what they delivered.
 
-Forged or malformed packets and two announcements of one round are somebody's doing: they lead to a ban, a longer one
-each time. What only looks wrong costs weight first. Nobody is believed because of what others say of them.
+A forged or malformed packet and a second announcement of one round prove a fault. They lead to a ban, a longer one each
+time. Suspicion costs weight first. A node never uses what peers say about one another.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ftis_node.swarm.rounds import Rounds
 CLAIMS, NEWCOMERS = "claims", "newcomers"
 DEFENCES = (CLAIMS, NEWCOMERS)
 
-NEWCOMERS_PART = 4  # one part in so many of a batch is for all together who have none
-# Of an author's latest groups about so many count for how much is pulled of it; if less than one in four of them has a
-# signal, less is, down to one in the time of a step.
+NEWCOMERS_PART = 4  # all authors without a record share one part in so many of a batch
+# The number of an author's latest groups that decide how much this node pulls from it. If less than one in four has a
+# signal, the node pulls less, down to one group per step.
 SIGNAL_GROUPS, ENOUGH_SIGNAL = 32, 0.25
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class PeerStanding:
     standing                         in words
     accepted, refused, late          packets that it signed; refused by reason
     no_signal, record                its groups without a signal; groups trained on with sound claims
-    weight                           what its samples count in the loss, 0 to 1
+    weight                           weight of its samples in the loss, 0 to 1
     mean_importance (_error)         mean of min(ρ, 2) over its tokens, and the standard error
     surprising_tokens                share of its tokens that it claims a thousand times likelier than the policy does
     likelihood                       mean log-prob of its tokens under the policy, nats
@@ -76,7 +76,7 @@ class PeerStanding:
 
 
 class Standing:
-    """Evidence goes into bounded books, verdicts come out of them."""
+    """Evidence on authors and holders in bounded books, and the verdicts from it."""
 
     def __init__(
         self,
@@ -86,22 +86,22 @@ class Standing:
     ) -> None:
         """
         Args:
-            clock: seconds, which go on while the machine sleeps (`boot_seconds`).
-            defences: which of `DEFENCES` act; evidence is gathered for all.
+            clock: seconds, including those in which the machine sleeps (`boot_seconds`).
+            defences: the members of `DEFENCES` that act; all gather evidence.
             unix: the wall clock, in seconds since 1970, near which authors number their rounds.
         """
         self._books = AuthorBooks(clock)
         self.authors = self._books.books
         self.holders: dict[bytes, Holder] = {}
         self.rounds = Rounds(clock, unix)
-        self.banned_author: list[Callable[[bytes], None]] = []  # told of each ban
+        self.banned_author: list[Callable[[bytes], None]] = []  # called with each banned author
         self._clock = clock
         self._defences = frozenset(defences)
 
     # --- authors: evidence ----------------------------------------------------------------------------------------
 
     def admitted(self, author: bytes, *, completions: int, tokens: int, size: int) -> None:
-        """A packet of it was admitted."""
+        """Count an admitted packet of the author."""
         book = self._books.open(author)
         book.admitted += 1
         book.evidence.add(self._clock(), ADMITTED_EVIDENCE)
@@ -110,25 +110,25 @@ class Standing:
         book.bytes += size
 
     def refused(self, author: bytes, reason: str) -> None:
-        """A packet that it signed is not as it must be; three within about an hour are a ban."""
+        """Count a refused packet that the author signed; three within about an hour lead to a ban."""
         book = self._books.open(author)
         book.refused[reason] += 1
         if struck_out(book.strikes, self._clock()):
             self.ban(author, f"{STRIKES} of its packets were refused, last: {reason}")
 
     def equivocated(self, author: bytes) -> None:
-        """It signed two different announcements of one round, which nobody else can do for it."""
-        if (book := self.authors.get(author)) is not None:  # a throw-away key is not worth one
+        """Ban an author that signed two different announcements of one round; nobody else can forge this."""
+        if (book := self.authors.get(author)) is not None:  # a throw-away key gets no book
             book.refused["equivocation"] += 1
         self.ban(author, "it signed two different announcements of one round")
 
     def late(self, author: bytes) -> None:
-        """An announcement of it came too late, which is nobody's fault."""
+        """Count an announcement that came too late; it has no consequence."""
         if (book := self.authors.get(author)) is not None:
             book.late += 1
 
     def scored(self, author: bytes, rewards: Sequence[float], *, signal: bool) -> None:
-        """A group of it has its rewards."""
+        """Count a group of the author that this node has scored."""
         book = self._books.open(author)
         book.rewarded += len(rewards)
         book.reward += sum(rewards)
@@ -136,10 +136,10 @@ class Standing:
         book.signal += (signal - book.signal) / SIGNAL_GROUPS
 
     def trained(self, author: bytes, groups: int, figures: Mapping[str, float]) -> None:
-        """A step was taken on so many of its groups.
+        """Count a step on so many groups of the author.
 
         Args:
-            figures: what `Diagnostics.summary` says of it as a source.
+            figures: the author's figures from `Diagnostics.summary`.
         """
         book = self._books.open(author)
         book.loss_share += 0.05 * (figures["loss_share"] - book.loss_share)
@@ -154,63 +154,63 @@ class Standing:
             self.ban(author, f"it claims too low probabilities: {evidence}, honest ≤ 1")
 
     def ban(self, author: bytes, reason: str) -> None:
-        """Its announcements and groups are left alone: ten minutes, then four times as long each time, up to a day."""
+        """Ignore its announcements and groups for ten minutes, four times as long each further time, up to a day."""
         if self.banned(author) is None:
             logger.warning("Author %s is left alone: %s", peer_id(author), reason)
         self._books.ban(author, reason)
-        for told in self.banned_author:
-            told(author)
+        for notify in self.banned_author:
+            notify(author)
 
     # --- authors: verdicts ----------------------------------------------------------------------------------------
 
     def banned(self, author: bytes) -> str | None:
-        """Why it is left alone, or None if it is not."""
+        """The reason of the author's present ban, or None."""
         ban = self._books.ban_of(author)
         return ban.reason if ban is not None and ban.until > self._clock() else None
 
     def established(self, author: bytes) -> bool:
-        """Whether it has a record."""
+        """Whether the author has a record and no ban."""
         return author in self._books.recorded and self.banned(author) is None
 
     def record(self, author: bytes) -> int:
-        """Its groups that were trained on with sound claims."""
+        """The author's groups that were trained on while its claims were sound."""
         book = self.authors.get(author)
         return book.sound if book is not None else 0
 
     def newcomers_room(self, batch: int) -> int | None:
-        """Groups of a batch that all together may have who have no record; None: there is no limit, as nobody has."""
+        """The groups of a batch that all newcomers share; None: no limit, because no author has a record."""
         if NEWCOMERS not in self._defences or not any(map(self.established, self._books.recorded)):
             return None
         return max(1, batch // NEWCOMERS_PART)
 
     def heads(self, authors: Collection[bytes]) -> int:
-        """For how many of these authors there is to be room in a batch: all, or once some have a record a third as many
-        again of those who have none, for they have a quarter together."""
+        """The number of these authors that a batch has room for. Before any has a record: all. Then: those with a
+        record and a third as many newcomers, because newcomers share a quarter."""
         known = sum(map(self.established, authors))
         if NEWCOMERS not in self._defences or not known:
             return len(authors)
         return known + min(len(authors) - known, math.ceil(known / (NEWCOMERS_PART - 1)))
 
     def weight(self, author: bytes) -> float:
-        """What its samples count in the loss: 1, half while its claims are doubted, 0 while it is banned."""
+        """The weight of its samples in the loss: 1, half while its claims are doubted, 0 during a ban."""
         if self.banned(author) is not None:
             return 0.0
         book = self.authors.get(author)
         return 0.5 if book is not None and CLAIMS in self._defences and book.claims.too_low(DOUBTED) else 1.0
 
     def note_pull(self, author: bytes, step_seconds: float) -> None:
-        """A packet of it is being pulled."""
+        """Count a packet of the author whose pull begins."""
         pulled = self._books.open(author).pulled
         pulled.add(self._clock())
         pulled.half_life = max(step_seconds, 1e-3)
 
     def pulled(self, author: bytes) -> float:
-        """About how many packets of it were pulled in the time of a step."""
+        """The approximate number of its packets pulled in the time of a step."""
         book = self.authors.get(author)
         return book.pulled.now(self._clock()) if book is not None else 0.0
 
     def may_be_pulled(self, author: bytes, most: int) -> bool:
-        """Whether another packet of it may be: at most so many in the time of a step, fewer if few have a signal."""
+        """Whether the node may pull another of its packets: at most so many per step, fewer if few have a signal."""
         book = self.authors.get(author)
         part = min(1.0, book.signal / ENOUGH_SIGNAL) if book is not None else 1.0
         return self.pulled(author) < max(1.0, most * part)
@@ -218,30 +218,30 @@ class Standing:
     # --- holders --------------------------------------------------------------------------------------------------
 
     def delivered(self, holder: bytes, size: int) -> None:
-        """It gave a packet that it was asked for."""
+        """Count a requested packet that the holder delivered."""
         book = open_holder(self.holders, holder)
         book.delivered += 1
         book.bytes += size
 
     def failed(self, holder: bytes) -> None:
-        """It did not answer, or stopped half-way."""
+        """Count a pull that the holder did not answer or did not finish."""
         book = open_holder(self.holders, holder)
         book.failures += 1
         book.lately.add(self._clock())
 
     def faked(self, holder: bytes) -> None:
-        """It had told that it held a packet, and did not."""
+        """Count a packet that the holder had announced and lacked."""
         book = open_holder(self.holders, holder)
         book.fakes += 1
         book.lately.add(self._clock())
 
     def busy(self, holder: bytes) -> None:
-        """It had no time; who never has is asked less."""
+        """Count a busy answer; a holder that is always busy gets fewer requests."""
         open_holder(self.holders, holder).lately.add(self._clock(), 0.25)
 
     def lied(self, holder: bytes, what: str) -> None:
-        """It sent what no honest node sends, as forged announcements or other bytes than those that were asked for;
-        three times within about an hour are a ban."""
+        """Count a message that no honest node sends, such as forged announcements or wrong bytes; three within about an
+        hour lead to a ban."""
         book = open_holder(self.holders, holder)
         now = self._clock()
         book.lies[what] += 1
@@ -251,20 +251,20 @@ class Standing:
             logger.warning("Peer %s is left alone: it %s", peer_id(holder), what)
 
     def shunned(self, holder: bytes) -> str | None:
-        """Why it is neither asked nor answered, or None if it is."""
+        """The reason why this node neither calls nor answers the peer, or None."""
         book = self.holders.get(holder)
         return book.ban.reason if book is not None and book.ban.until > self._clock() else None
 
     def pick(self, holders: Sequence[bytes], rng: random.Random) -> bytes:
-        """One of them by chance; who failed lately has a smaller one."""
+        """Draw a holder at random; recent failures lower its chance."""
         now = self._clock()
         books = [self.holders.get(holder) for holder in holders]
         return rng.choices(holders, [1.0 / (1.0 + book.lately.now(now)) if book else 1.0 for book in books])[0]
 
-    # --- what is told and kept ------------------------------------------------------------------------------------
+    # --- reports and persistence ----------------------------------------------------------------------------------
 
     def report(self, peer: bytes) -> PeerStanding:
-        """What `ftis-node peers` shows of a peer, as an author and as a holder."""
+        """Return a peer's row for `ftis-node peers`, as an author and as a holder."""
         author, holder = self.authors.get(peer, Author()), self.holders.get(peer, Holder())
         claims = author.claims
         return PeerStanding(
@@ -289,7 +289,7 @@ class Standing:
         )
 
     def left_alone(self) -> dict[bytes, str]:
-        """Who is banned, as an author or altogether, and why."""
+        """All banned authors and peers with their reasons."""
         known = (*self.authors, *self._books.strangers)
         found = {author: reason for author in known if (reason := self.banned(author)) is not None}
         return found | {holder: reason for holder in self.holders if (reason := self.shunned(holder)) is not None}
@@ -304,7 +304,7 @@ class Standing:
         return "established" if self.established(peer) else "newcomer"
 
     def facts(self) -> dict[str, Any]:
-        """In plain values, for a next start: bans and records, with times as seconds from now."""
+        """Bans and records as plain values for the next start, with times as seconds from now."""
         now = self._clock()
         none = Author()
         strangers = {author: none for author in self._books.strangers if author not in self.authors}
@@ -323,19 +323,19 @@ class Standing:
         }
 
     def take_up(self, facts: Mapping[str, Any]) -> None:
-        """Puts back what `facts` gave. Raises ValueError, TypeError or KeyError if it is something else."""
+        """Restore the output of `facts`. Raises ValueError, TypeError or KeyError if it is malformed."""
         now = self._clock()
-        for name, told in facts["authors"].items():
+        for name, row in facts["authors"].items():
             author = bytes.fromhex(name)
-            ban = Ban(now + float(told["ban"]["left"]), str(told["ban"]["reason"]), int(told["ban"]["level"]))
-            sound = int(told["sound"])
-            evidence = float(told.get("evidence", sound))  # older homes did not keep it
+            ban = Ban(now + float(row["ban"]["left"]), str(row["ban"]["reason"]), int(row["ban"]["level"]))
+            sound = int(row["sound"])
+            evidence = float(row.get("evidence", sound))  # older homes did not keep it
             if evidence < 1.0:
                 self._books.take_stranger(author, ban)
                 continue
             book = self._books.open(author)
             book.sound, book.ban = sound, ban
-            book.claims = Claims(**{key: float(value) for key, value in told["claims"].items()})
-            book.loss_share = float(told.get("loss_share", 0.0))  # the first homes did not keep it
+            book.claims = Claims(**{key: float(value) for key, value in row["claims"].items()})
+            book.loss_share = float(row.get("loss_share", 0.0))  # the first homes did not keep it
             book.evidence.add(now, evidence)
             self._books.keep_record(author)

@@ -1,4 +1,4 @@
-"""p2pd is a process of its own and may die or hang; then another takes its place, and all that hung on it."""
+"""Restarts of p2pd, a separate process that may die or hang, and of everything that depends on it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Supervisor:
     def __init__(self, transport: Transport, revived: Callable[[], Awaitable[None]]) -> None:
         """
         Args:
-            revived: makes good what ended with the old p2pd: handlers, connections.
+            revived: restores what ended with the old p2pd: handlers, connections.
         """
         self.restarts = 0
         self._transport = transport
         self._revived = revived
 
     async def watch(self) -> None:
-        """Waits for trouble and mends it, for ever. Meanwhile the node trains on what it has."""
+        """Restart p2pd whenever it fails. Meanwhile the node trains on its own groups."""
         while True:
             trouble = await self._transport.trouble()
             logger.error("The network daemon p2pd %s; it is started again.", trouble)
@@ -40,7 +40,7 @@ class Supervisor:
             try:
                 await self._transport.restart()
                 return await self._revived()
-            except Exception as error:  # a taken port, a lack of memory, a p2pd that died again: all may pass
+            except Exception as error:  # a taken port, a lack of memory or a p2pd that died again may pass
                 logger.error("p2pd could not be started again: %s The next try is in %.0f s.", error, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""The swarm as the node sees it: announce what one made, say how much one wants, get admitted groups."""
+"""The swarm's interface for the node: announce own packets, state a demand, receive admitted groups."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ MAINTAIN_SECONDS = 15.0
 ALONE_SECONDS = 3.0
 RECORD_SECONDS = 60.0
 SETTLED_RECORD_SECONDS = 180.0
-FIRST_LOOK_UP_SECONDS = 15.0  # in a large swarm those whom the first peers name are enough by then
+FIRST_LOOK_UP_SECONDS = 15.0  # in a large swarm the first peers have named enough others by then
 PEERS_TOLD = 2
-QUESTIONS = 2  # of one exchange: what is new on either side, and what either lacks of it
+QUESTIONS = 2  # requests of one exchange: first the news of both sides, then the announcements that either lacks
 ENOUGH_PEERS = 16
 CALLS_A_SECOND, CALLS_AT_ONCE = 50.0, 200.0
 
@@ -68,14 +68,14 @@ class Swarm:
     ) -> None:
         """
         Args:
-            upload_bytes: most payload a second that it sends; 0: no limit.
-            store: where held packets are read and keys looked up.
-            standing: who is left alone, and the books that evidence goes into.
-            want: how many more groups the node would take now.
+            upload_bytes: most payload that the node sends per second; 0: no limit.
+            store: reads held packets and looks up keys.
+            standing: the reputation of authors and holders, with bans.
+            want: returns the number of further groups that the node would take now.
             on_groups: takes admitted groups.
-            enough_peers: so many in the view, and the node no longer hurries to meet more.
+            enough_peers: with so many peers in the view, the node no longer hurries to meet more.
             decode: see `Gossip`.
-            rng: decides whatever this node leaves to chance; a simulation seeds it.
+            rng: the source of all of this node's random choices; a simulation seeds it.
         """
         self._rng = rng = rng or random.Random()
         self.traffic = Traffic()
@@ -91,13 +91,13 @@ class Swarm:
         self.membership = Membership(
             transport, identity, run_file, self.traffic, peer_cache, recorded=standing.established, rng=rng
         )
-        self._told = asyncio.Event()  # something to tell or to ask
-        self._news = asyncio.Event()  # something to pull
-        self._heard = asyncio.Event()  # somebody to greet
-        self._record = asyncio.Event()  # something to do in the DHT
+        self._to_exchange = asyncio.Event()  # there is something to send or to request
+        self._news = asyncio.Event()  # there is something to pull
+        self._to_greet = asyncio.Event()  # there is a peer to greet
+        self._record = asyncio.Event()  # there is something to do in the DHT
         table = Table(max_age, boot_seconds, rng, recorded=standing.established)
         self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set, decode)
-        self.gossip.told_time.append(self.membership.clocks.note)
+        self.gossip.on_time.append(self.membership.clocks.note)
         self.pulling = Pulling(
             transport=transport,
             traffic=self.traffic,
@@ -126,11 +126,11 @@ class Swarm:
         self._cutting: dict[bytes, asyncio.Task[None]] = {}
 
     async def start(self, bootstraps: Sequence[str], hints: Sequence[str] = ()) -> None:
-        """Registers the handlers, greets the bootstraps, joins the DHT and starts the loops.
+        """Register the handlers, greet the bootstraps, join the DHT and start the loops.
 
         Args:
-            bootstraps: peers' addresses that this node's owner named, and thus dialled wherever they lead.
-            hints: others', as those of a run file that came from a peer.
+            bootstraps: peers' addresses that this node's owner named; the node dials them in any network.
+            hints: addresses from other sources, such as a peer's run file.
         """
         try:
             await self._serve()
@@ -146,21 +146,21 @@ class Swarm:
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
         await self._directory.join(self.membership.view)
         self._meet_more()
-        self._told.set()
+        self._to_exchange.set()
         loops = (self._exchange_loop, self.pulling.loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
         for loop in loops:
             self._tasks.append(asyncio.create_task(self._forever(loop), name=loop.__qualname__))
 
     async def close(self) -> None:
-        """Stops the loops and the DHT; the transport is its owner's to close."""
-        # Again, because wait_for before Python 3.12 loses a cancellation that meets its result, and a loop begins anew.
+        """Stop the loops and the DHT; the owner of the transport closes it."""
+        # Cancel repeatedly: wait_for before Python 3.12 loses a cancellation that meets its result; the loop goes on.
         while pending := self._running():
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=0.5)
-        with suppress(OSError):  # a full disk must not keep the rest from ending
+        with suppress(OSError):  # a full disk must not keep the rest from closing
             self.membership.save_cache()
-        await self._transport.serve_no_more()  # a late request would meet a store that is closed
+        await self._transport.serve_no_more()  # a late request would find the store closed
         await self._directory.leave()
 
     def _running(self) -> list[asyncio.Task[Any]]:
@@ -168,7 +168,7 @@ class Swarm:
         return [task for task in tasks if not task.done()]
 
     def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
-        """Signs and spreads a round of this node's own packets, which are in the store already."""
+        """Sign and spread a round of this node's own packets, which the store has already."""
         announcement = announce(
             self._identity,
             run_id=self._run.id,
@@ -178,36 +178,36 @@ class Swarm:
             packets=packets,
         )
         self.gossip.announce(announcement)
-        self._told.set()
+        self._to_exchange.set()
 
     def poke(self) -> None:
-        """Tells the swarm that the node wants more."""
+        """Wake the loops because the node wants more."""
         self._news.set()
-        self._told.set()
+        self._to_exchange.set()
 
     def recent_authors(self, seconds: float) -> set[bytes]:
-        """Other authors who announced something within `seconds`."""
+        """Other authors that announced something within `seconds`."""
         return self.gossip.table.recent_authors(seconds) - {self._identity.author}
 
     def has_peers(self) -> bool:
         return bool(self.membership.view)
 
-    # --- what peers ask -------------------------------------------------------------------------------------------
+    # --- calls of peers -------------------------------------------------------------------------------------------
 
     def admits(self, peer: bytes) -> bool:
-        """Whether a call of this peer is answered. Who calls without end is cut off: what it sends would still cost
-        p2pd and this process more than it is worth."""
+        """Whether the node answers a call of this peer. A peer that calls too often or is banned is disconnected:
+        refusing each of its calls would still cost p2pd and this process too much."""
         if self.standing.shunned(peer) is None and self._calls.take(peer):
             return True
         self._cut(peer)
         return False
 
     def knows(self, peer: bytes) -> bool:
-        """Whether it is in the view."""
+        """Whether the peer is in the view."""
         return peer in self.membership.view
 
     def _cut(self, peer: bytes) -> None:
-        """Ends its streams and its connection."""
+        """End the peer's streams and its connection."""
         self._transport.end_streams(peer)
         if peer not in self._cutting:
             self._cutting[peer] = task = asyncio.create_task(self._transport.disconnect(peer))
@@ -218,8 +218,8 @@ class Swarm:
         answer = self.membership.on_handshake(request, peer)
         self.gossip.forget_peer(peer)
         if not known and peer in self.membership.view and not self._settled():
-            self.poke()  # it may have what nobody else has
-            self._heard.set()  # and belongs into the cache, for the next start
+            self.poke()  # it may have packets that no other peer has
+            self._to_greet.set()  # this also saves it in the cache for the next start
         return answer
 
     async def on_exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
@@ -228,7 +228,7 @@ class Swarm:
         if limits is None:
             return ftis_pb2.ExchangeResponse(stranger=True)
         if not self._settled() and self.membership.called(peer):
-            self._heard.set()
+            self._to_greet.set()
         answer = self.gossip.answer(request, peer, limits)
         answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
         self.traffic.sent[peer] += answer.ByteSize()
@@ -236,7 +236,7 @@ class Swarm:
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
         if self.membership.limits(peer) is None:
-            for digest in request.digests[: OWN.digests]:  # a stranger; its next exchange will tell it so
+            for digest in request.digests[: OWN.digests]:  # a stranger; its next exchange gets that answer
                 yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         async for chunk in self._uploads.serve(request, peer):
@@ -245,13 +245,13 @@ class Swarm:
                 return
             yield chunk
 
-    # --- what this node asks --------------------------------------------------------------------------------------
+    # --- calls to peers -------------------------------------------------------------------------------------------
 
     async def _exchange_loop(self) -> None:
-        """Exchanges with a few random peers while hungry or with news to tell; at least every half minute. Whoever does
-        not answer holds nobody else up."""
+        """Exchange with a few random peers while the node is hungry or has news; at least every half minute. A peer
+        that does not answer delays no other."""
         while True:
-            await self._wait(self._told, self.interval if self._want().groups > 0 else IDLE_SECONDS)
+            await self._wait(self._to_exchange, self.interval if self._want().groups > 0 else IDLE_SECONDS)
             for peer in [peer for peer in self.membership.view if self.standing.shunned(peer) is not None]:
                 self.membership.drop(peer)
                 self._cut(peer)
@@ -269,7 +269,7 @@ class Swarm:
             logger.error("An exchange failed; the next may not", exc_info=error)
 
     async def _exchange(self, peer: bytes) -> None:
-        """Asks and tells, and once more for what either lacks of what the other mentioned."""
+        """Swap news with a peer; then once more for the announcements that either mentioned and the other lacks."""
         limits = self.membership.limits(peer) or OWN
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
         for _ in range(QUESTIONS):
@@ -280,12 +280,12 @@ class Swarm:
                 return
             request = self.gossip.take(request, answer, peer, limits)
             if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
-                self._heard.set()
+                self._to_greet.set()
         if request is not None:
             self.gossip.unsent(request, peer)
 
     async def _call(self, peer: bytes, request: ftis_pb2.ExchangeRequest) -> ftis_pb2.ExchangeResponse | None:
-        """A peer's answer; None if there was none or it does not know this node."""
+        """Return a peer's answer; None if there was none or the peer does not know this node."""
         try:
             answer = await self._transport.exchange(peer, request, EXCHANGE_SECONDS)
         except Exception as error:  # see `Transport.handshake`
@@ -293,7 +293,7 @@ class Swarm:
             self.gossip.failed(request, peer)
             self.membership.failed(peer)
             if peer not in self.membership.view:
-                self._heard.set()
+                self._to_greet.set()
             return None
         self.traffic.sent[peer] += request.ByteSize()
         self.traffic.received[peer] += answer.ByteSize()
@@ -301,18 +301,18 @@ class Swarm:
         if not answer.stranger:
             return answer
         self.gossip.failed(request, peer)
-        if self._settled():  # it was started anew, or has met so many since
+        if self._settled():  # it restarted, or has forgotten this node among many others
             self.membership.drop(peer)
         else:
             await self._greet(peer)
         return None
 
-    # --- staying in touch -----------------------------------------------------------------------------------------
+    # --- membership and the DHT -----------------------------------------------------------------------------------
 
     async def _maintain_loop(self) -> None:
-        """Greets who was heard of; goes back to the bootstraps and the DHT when alone."""
+        """Greet named peers; without any peer, go back to the bootstraps and the DHT."""
         while True:
-            await self._wait(self._heard, self._leisure())
+            await self._wait(self._to_greet, self._leisure())
             await self.membership.refresh_addresses()
             if not self._settled():
                 self.membership.look_for(self._bootstraps)
@@ -331,30 +331,30 @@ class Swarm:
             await asyncio.sleep(1.0)
 
     def _leisure(self) -> float:
-        """Seconds until this node looks for peers again, if nothing happens meanwhile."""
+        """Seconds until this node searches for peers again, if nothing happens meanwhile."""
         if not self.membership.view:
             return ALONE_SECONDS
         return MAINTAIN_SECONDS if self._settled() else min(MAINTAIN_SECONDS, self.membership.patience())
 
     def _settled(self) -> bool:
-        """Whether there are peers enough: then one stranger at a time is greeted, now and then. In a large swarm each
-        exchange tells of somebody new, and whoever greeted them all would do little else."""
+        """Whether there are enough peers: then the node greets one stranger at a time, now and then. In a large swarm
+        each exchange names a new peer, and a node that greeted them all would do little else."""
         return len(self.membership.view) >= self._enough_peers
 
     def _meet_more(self) -> None:
-        """Who has few peers does not wait to greet those whom the first ones told of."""
+        """While the node has few peers, greet the peers that the first ones named without a pause."""
         if not self._settled() and self.membership.strangers():
-            self._heard.set()
+            self._to_greet.set()
 
     async def _greet(self, peer: bytes) -> bool:
-        """A peer that has to be greeted may have been started anew: it is told everything again."""
+        """Greet a peer and forget what it knew: it may have restarted."""
         met = await self.membership.greet(peer)
         if met:
             self.gossip.forget_peer(peer)
         return met
 
     async def _record_loop(self) -> None:
-        """Leaves this node's addresses in the DHT; reads the others' while it has few peers."""
+        """Publish this node's addresses in the DHT; look up others while the node has few peers."""
         first = self.has_peers()
         while True:
             await self._directory.join(self.membership.view)
@@ -367,16 +367,16 @@ class Swarm:
             first = False
 
     async def _look_up(self) -> None:
-        """Hears of the peers whose records the DHT has, from the peers that told of them."""
+        """Read peers' records from the DHT; each answer names the peer that gave it."""
         await self._directory.find(self._take, alone=not self.has_peers())
 
     def _take(self, answer: Answer) -> None:
-        addresses = [text for told in answer.addresses.values() for text in told[:ADDRESSES_TOLD]]
+        addresses = [text for some in answer.addresses.values() for text in some[:ADDRESSES_TOLD]]
         if self.membership.hear(addresses, answer.teller) and not self._settled():
-            self._heard.set()
+            self._to_greet.set()
 
     async def _revive(self) -> None:
-        """After another p2pd took the old one's place: it knows no handler, no peer, no DHT."""
+        """Restore the handlers, connections and DHT after a new p2pd replaced the old one."""
         await self._serve()
         await self.membership.refresh_addresses()
         await asyncio.gather(*(self.membership.dial(peer) for peer in self.membership.view))
@@ -385,11 +385,11 @@ class Swarm:
         self.poke()
 
     async def _serve(self) -> None:
-        """From now on p2pd passes calls on to this node."""
+        """Register this node's handlers with p2pd."""
         await self._transport.serve(self)
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Keeps a loop alive through an unforeseen error, which is logged; at most one a second."""
+        """Log a loop's unexpected errors and restart it, at most once a second."""
         while True:
             try:
                 await loop()

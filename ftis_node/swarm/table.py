@@ -1,4 +1,4 @@
-"""What is known of who made what: fresh announcements, their ages, and who holds which packet."""
+"""The announcement table: fresh announcements, their ages, and the holders of each packet."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
 
 CAPACITY = 2048
-BYTES_MAX = 8 << 20  # of all announcements together, as sent and as packed
-# Nobody may fill the table alone: announcements of one author, and those that came through one introducer, take at most
-# this part of it, by number and by bytes.
+BYTES_MAX = 8 << 20  # bytes of all announcements together, as sent and as packed
+# No single peer may fill the table. The announcements of one author, and those through one introducer, take at most
+# one part in so many, by number and by bytes.
 INTRODUCER_PART = 8
-# Nor may all strangers together: authors with a record lose nothing to them until they have more than half of it.
+# Nor may all strangers together: they displace no author with a record until such authors have over half of the table.
 RECORDED_PART = 2
-VICTIMS = 8  # drawn, of which the introducer with most loses one: floods of a few make room for themselves
-# Of the packets of newcomers, one in so many is of an author drawn by chance; the rest of those next to a record.
+VICTIMS = 8  # drawn for an eviction, which hits the introducer with the largest share: floods evict themselves
+# One newcomer packet in so many is from an author drawn at random; the rest from authors close to a record.
 EXPLORED_PART = 4
 MAX_TRIES = 3
-PROBED = 4  # times as many as a sample has are looked at before all are
-PEERS_MAX = 256  # remembered of one announcement
-# By so much of `max_age`, or so many seconds (mentions round to whole ones), two nodes' ages of an announcement may
-# differ: each hop's delay makes them a little too small, and as the smallest counts that anybody tells, those add up.
+PROBED = 4  # a sample first probes so many times its size before it scans the whole table
+PEERS_MAX = 256  # peers remembered for one announcement
+# Two nodes' ages of an announcement may differ by this part of `max_age`, or by so many seconds (mentions round to
+# whole ones). Each hop's delay makes an age a little too small. The smallest reported age wins, so the errors add up.
 AGE_SLACK, AGE_SLACK_SECONDS = 0.05, 1.5
-TOLD_OTHERWISE = -1  # in place of what a peer was told: it knows another age
+OTHER_AGE = -1  # in `Known.told`: the peer knows another age, so mention the announcement to it again
 
 
-class Heard(Enum):
-    """What an announcement turned out to be."""
+class Outcome(Enum):
+    """The result of adding an announcement."""
 
     NEW = auto()
     KNOWN = auto()
@@ -45,7 +45,7 @@ class Heard(Enum):
 
 
 def announcement_id(data: bytes) -> int:
-    """By what an exchange mentions an announcement: a u64 of its bytes."""
+    """The id by which an exchange mentions an announcement: a u64 of its bytes' hash."""
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
 
 
@@ -53,8 +53,8 @@ def announcement_id(data: bytes) -> int:
 class Known:
     """An announcement in the table.
 
-    born: when the author signed it, as far as is known. heard: when this node first heard of it. Both on this node's
-    clock (`boot_seconds`).
+    born: when the author signed it, by the smallest reported age. heard: when this node first received it. Both on
+    this node's clock (`boot_seconds`).
     """
 
     announcement: Announcement
@@ -64,13 +64,13 @@ class Known:
     introducer: bytes | None
     holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets
     have: int = 0  # bit mask of the packets that this node holds itself
-    told: dict[bytes, int] = field(default_factory=dict)  # peers that know it → what this node told them that it holds
-    done: int = 0  # bit mask of the packets that it needs not pull (any more)
-    pulling: int = 0  # bit mask of the packets that are on their way
+    told: dict[bytes, int] = field(default_factory=dict)  # peers that know it → `have` as sent to them
+    done: int = 0  # bit mask of the packets that it need not pull (any more)
+    pulling: int = 0  # bit mask of the packets under way
     tries: Counter[int] = field(default_factory=Counter)  # failed fetches, by packet
     id: int = field(init=False)
     size: int = field(init=False)  # bytes
-    vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, when last looked at
+    vouched: bool = field(default=False, init=False)  # its author had a record, or is this node, at the last check
     place: int = field(default=-1, init=False)  # in its pile
 
     def __post_init__(self) -> None:
@@ -83,16 +83,16 @@ class Known:
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing left to pull of it."""
+        """Whether no packet is left to pull."""
         return (self.done | self.pulling).bit_count() == len(self.announcement.packets)
 
     @property
     def unsettled(self) -> int:
-        """Which packets are left to pull (a bit mask)."""
+        """A bit mask of the packets that are left to pull."""
         return ((1 << len(self.announcement.packets)) - 1) & ~(self.done | self.pulling)
 
     def held_among(self, peers: Collection[bytes]) -> int:
-        """Which packets at least one of these peers holds (a bit mask, -1 for all)."""
+        """A bit mask of the packets that at least one of these peers holds; -1: all."""
         if self.announcement.author in peers:
             return -1
         mask = 0
@@ -102,12 +102,12 @@ class Known:
         return mask
 
     def tell(self, peer: bytes) -> None:
-        """`peer` is being told of it, and what this node holds of it."""
+        """Note that `peer` learns of the announcement and of the packets that this node holds."""
         make_room(self.told, peer, PEERS_MAX)
         self.told[peer] = self.have
 
     def heard_from(self, peer: bytes, held: int) -> bool:
-        """`peer` knows it, and holds these of its packets too (a bit mask); returns whether that is news."""
+        """Note that `peer` knows it and holds these packets (a bit mask). Return whether any is new."""
         for memory in (self.told, self.holders):
             make_room(memory, peer, PEERS_MAX)
         self.told.setdefault(peer, 0)
@@ -116,30 +116,30 @@ class Known:
         return self.holders[peer] != before
 
     def dated(self, peer: bytes, born: float, slack: float) -> None:
-        """`peer`, which was heard from, says that it was signed at `born`, on this node's clock (`boot_seconds`).
+        """Note that `peer` reports a signature at `born`, on this node's clock (`boot_seconds`).
 
-        Ages are not signed. The smallest that anybody tells counts, or whoever tells a great one could make it expire;
-        but it was not signed later than this node heard of it, so nobody can keep it alive for good either. Who knows a
-        greater one, by more than `slack` seconds, is told again.
+        Ages are not signed. The smallest reported age wins, so that no peer can make the announcement expire with a
+        large one. The time of first receipt bounds it, so that no peer can keep the announcement alive for good. A peer
+        whose age is larger by more than `slack` seconds gets the announcement's age again.
         """
         newest = min(born, self.heard)
         if newest > self.born + slack:
             self.born = newest
-            self.told = dict.fromkeys(self.told, TOLD_OTHERWISE) | {peer: self.told[peer]}
+            self.told = dict.fromkeys(self.told, OTHER_AGE) | {peer: self.told[peer]}
         elif born < self.born - slack:
-            self.told[peer] = TOLD_OTHERWISE
+            self.told[peer] = OTHER_AGE
 
     def held_by(self, peer: bytes, index: int) -> bool:
         return peer == self.announcement.author or bool(self.holders.get(peer, 0) >> index & 1)
 
     def held_no_more(self, peer: bytes, index: int) -> None:
-        """`peer` did not deliver this packet, so others are asked from now on (and the author, who made it)."""
+        """Note that `peer` did not deliver this packet; only other holders and the author count from now on."""
         self.holders[peer] = self.holders.get(peer, 0) & ~(1 << index)
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A packet worth pulling: the announcement that promised it, and which of its packets."""
+    """A packet to pull: its announcement and its index there."""
 
     known: Known
     index: int
@@ -153,7 +153,7 @@ class Target:
         return (self.known.announcement.author, self.known.announcement.round, self.ref.slot)
 
     def tried(self, holder: bytes) -> None:
-        """`holder` did not deliver it; after three tries nobody is asked any more."""
+        """Note that `holder` did not deliver it; after three tries the node gives up."""
         self.known.held_no_more(holder, self.index)
         self.known.tries[self.index] += 1
         if self.known.tries[self.index] >= MAX_TRIES:
@@ -172,7 +172,7 @@ class Arrival:
 class Table:
     """A bounded set of announcements, one for each (author, round).
 
-    Of twice as many that have left it remembers when this node first heard of them.
+    It also keeps the time of first receipt for twice as many removed ones.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Table:
     ) -> None:
         """
         Args:
-            recorded: whether an author has a record.
+            recorded: returns whether an author has a record.
         """
         self.max_age = max_age
         self.capacity = capacity
@@ -197,11 +197,11 @@ class Table:
         self._rng = rng or random.Random()
         self._known: dict[tuple[bytes, int], Known] = {}
         self._by_id: dict[int, Known] = {}
-        self._strange, self._vouched = Pile(), Pile()  # the latter: one's own, and of authors with a record
+        self._strange, self._vouched = Pile(), Pile()  # vouched: this node's own, and those of authors with a record
         part = max(1, capacity // INTRODUCER_PART), bytes_max // INTRODUCER_PART
         self._introduced, self._authors = Shares(*part), Shares(*part)
-        self._eldest = math.inf  # nothing here was born before
-        self._left: dict[tuple[bytes, int], float] = {}  # when this node first heard of those that are here no more
+        self._eldest = math.inf  # a lower bound of `born` in the table
+        self._left: dict[tuple[bytes, int], float] = {}  # time of first receipt of removed ones
 
     def __len__(self) -> int:
         return len(self._known)
@@ -216,45 +216,45 @@ class Table:
         return self._known.get((author, round))
 
     def find(self, id: int) -> Known | None:
-        """By `announcement_id`."""
+        """Find an announcement by its `announcement_id`."""
         return self._by_id.get(id)
 
     def add(
         self, announcement: Announcement, data: bytes, *, age: float, introducer: bytes | None, held: int = 0
-    ) -> Heard:
-        """Takes in an announcement whose signature is sound.
+    ) -> Outcome:
+        """Add an announcement with a verified signature.
 
         Args:
-            age: seconds since it was signed, as the introducer says; of several copies, see `Known.dated`.
-            introducer: the peer it came from; None if it is one's own.
-            held: bit mask of the packets that the introducer says it holds.
+            age: seconds since the signature, as the introducer reports; with several copies, see `Known.dated`.
+            introducer: the peer that sent it; None if it is this node's own.
+            held: bit mask of the packets that the introducer reports to hold.
         """
         now = self.clock()
         key = (announcement.author, announcement.round)
         heard = self._left.get(key, now)
         born = min(heard, now - age)
         if now - born > self.max_age:
-            return Heard.OLD
+            return Outcome.OLD
         known = self._known.get(key)
         if known is not None:
             if known.announcement.packets != announcement.packets:
-                return Heard.EQUIVOCATION
+                return Outcome.EQUIVOCATION
             if introducer is not None:
                 self.note_holder(known, introducer, held, born)
-            return Heard.KNOWN
+            return Outcome.KNOWN
         known = Known(announcement, data, born, heard, introducer)
         self._make_room(known)
         self._left.pop(key, None)
         self._put(known)
         if introducer is not None:
             self.note_holder(known, introducer, held, born)
-        return Heard.NEW
+        return Outcome.NEW
 
     def sample(self, count: int, peer: bytes) -> list[Known]:
-        """A random sample of what is fresh and, as far as is known, new to `peer`; then of what this node has more of
-        than it told `peer`."""
+        """A random sample of fresh announcements that `peer` does not know, as far as this node knows. Then of those
+        of which this node holds more packets than it announced to `peer`."""
         self.expire()
-        if len(self._known) > PROBED * count:  # in a flood almost anything is new to anybody
+        if len(self._known) > PROBED * count:  # in a flood almost every announcement is new to a peer
             probed = self._draw(PROBED * count)
             if len(new := [known for known in probed if peer not in known.told]) >= count:
                 return new[:count]
@@ -274,18 +274,18 @@ class Table:
             self._remove(known)
 
     def forget_peer(self, peer: bytes) -> None:
-        """A peer that comes back may have forgotten everything."""
+        """Forget what a peer knew and held: after a restart it may know nothing."""
         for known in self._known.values():
             known.holders.pop(peer, None)
             known.told.pop(peer, None)
 
     def untell(self, peer: bytes) -> None:
-        """A peer may have missed what this node told it."""
+        """Forget what a peer was sent: it may have missed it."""
         for known in self._known.values():
             known.told.pop(peer, None)
 
     def expire(self) -> None:
-        """Drops what is too old; all is looked through only when something may be."""
+        """Drop expired announcements; scan the table only if one may have expired."""
         limit = self.clock() - self.max_age
         if self._eldest >= limit:
             return
@@ -294,15 +294,16 @@ class Table:
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
 
     def choose(self, count: int, wanted: Callable[[Known], int], newcomers: Newcomers | None = None) -> list[Target]:
-        """Up to `count` packets to pull: of two random authors the fresher one's, one an author, again until enough.
+        """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
+        author has one turn before any has another.
 
-        In simulation this spreads load and influence where "freshest first" takes everything from one author. Where the
-        draw falls on a newcomer, three times in four the one nearest to a record has its turn: if all newcomers of a
-        large swarm took turns, none would ever get one.
+        In simulation this spreads load and influence, where "freshest first" takes everything from one author. If the
+        draw is a newcomer, the newcomer closest to a record replaces it three times in four. If all newcomers of a
+        large swarm took turns, none would ever get a record.
 
         Args:
-            wanted: which packets of an announcement may be chosen (a bit mask, -1 for all). It is asked of everything
-                in the table that is not settled, so it should be quick.
+            wanted: returns a bit mask of an announcement's packets that may be chosen, -1 for all. It runs for every
+                unsettled announcement in the table, so it must be quick.
         """
         newcomers = newcomers or Newcomers()
         self.expire()
@@ -339,8 +340,8 @@ class Table:
         return chosen
 
     def note_holder(self, known: Known, peer: bytes, held: int, born: float | None) -> bool:
-        """`peer` knows this one, holds these of its packets too, and says that it was signed at `born` (None: it says
-        nothing); returns whether it holds more than was known."""
+        """Note that `peer` knows this announcement, holds these packets, and reports a signature at `born` (None: no
+        report). Return whether it holds more than this node knew."""
         news = known.heard_from(peer, held)
         if born is not None:
             known.dated(peer, born, max(AGE_SLACK_SECONDS, AGE_SLACK * self.max_age))
@@ -349,7 +350,7 @@ class Table:
     # --- room -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, new: Known) -> None:
-        """In its author's share, in its introducer's, and in the table."""
+        """Make room in the author's share, in the introducer's share and in the table."""
         author = new.announcement.author
         while self._authors.full(author, new.size):
             self._remove(min(self._authors.of(author), key=lambda known: known.born))
@@ -359,14 +360,14 @@ class Table:
             self._remove(self._victim())
 
     def _victim(self) -> Known:
-        """One of the strangers', unless those with a record have more than half; and of a few drawn by chance, of the
-        introducer that has most here."""
+        """Draw the announcement to evict: one of strangers, unless authors with a record have more than half. Among a
+        few random ones it is that of the introducer with the largest share."""
         while len(self._strange) and len(self._vouched) <= len(self._known) // RECORDED_PART:
             drawn = self._rng.choices(self._strange.all, k=VICTIMS)
             known = max(drawn, key=lambda one: self._introduced.count(one.introducer))
             if not self._vouch(known):
                 return known
-            self._strange.take(known)  # its author has got a record since
+            self._strange.take(known)  # its author has gained a record since
             self._vouched.put(known)
             known.vouched = True
         return self._rng.choice(self._vouched.all)
@@ -375,9 +376,9 @@ class Table:
         return known.introducer is None or self._recorded(known.announcement.author)
 
     def _displace(self, introducer: bytes) -> None:
-        """Its own oldest makes room for its newest, that of an author with a record last. What another peer has told
-        too and has room for is that one's from now on: or who tells first of what others made, and then of much, would
-        make it vanish."""
+        """Evict the introducer's oldest announcement for its newest; those of authors with a record go last. If another
+        peer sent it too and has room, it moves to that peer's share. Otherwise an early introducer could flush others'
+        entries."""
         oldest = min(self._introduced.of(introducer), key=lambda known: (known.vouched, known.born))
         full = self._introduced.full
         others = (peer for peer in oldest.holders if peer != introducer and not full(peer, oldest.size))
@@ -389,7 +390,7 @@ class Table:
         oldest.introducer = heir
 
     def _draw(self, count: int) -> list[Known]:
-        """So many different ones, by chance."""
+        """Draw so many different announcements at random."""
         strange, vouched = self._strange.all, self._vouched.all
         drawn = self._rng.sample(range(len(strange) + len(vouched)), count)
         return [strange[at] if at < len(strange) else vouched[at - len(strange)] for at in drawn]
@@ -409,7 +410,7 @@ class Table:
         (self._vouched if known.vouched else self._strange).take(known)
         make_room(self._left, known.key, 2 * self.capacity)
         self._left[known.key] = known.heard
-        if self._by_id.get(known.id) is known:  # whoever signs for long finds two of one id
+        if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
         self._authors.take(known.announcement.author, known)
         if known.introducer is not None:
@@ -418,6 +419,6 @@ class Table:
 
 
 def _popped(authors: list[bytes]) -> Iterator[bytes]:
-    """Takes them from the end, one by one."""
+    """Pop the authors from the end, one by one."""
     while authors:
         yield authors.pop()

@@ -1,4 +1,4 @@
-"""What came of the peers that a peer named: those that made-up answers name never answer a greeting."""
+"""Counts of named peers that answered a greeting: peers that do not exist never answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ftis_node.swarm.bounded import make_room
 
 TELLERS_MAX = 1024
-MISSED_MIN, MISSED_PART = 8, 0.75  # one that named so many in vain, and hardly another
+MISSED_MIN, MISSED_PART = 8, 0.75  # a doubted teller named at least so many that did not answer, as number and as part
 
 
 @dataclass
@@ -17,23 +17,23 @@ class _Count:
 
 
 class Tellers:
-    """Counts by teller, a 38-byte peer id. A doubted one is still heard: its answers are only never enough."""
+    """Counts by teller, a 38-byte peer id. A doubted teller's answers are still used, but never suffice alone."""
 
     def __init__(self) -> None:
         self._counts: dict[bytes, _Count] = {}
 
     def met(self, teller: bytes | None) -> None:
-        """Somebody that it named shook hands."""
+        """Count a named peer that shook hands."""
         if teller is not None:
             self._count(teller).met += 1
 
     def missed(self, teller: bytes | None) -> None:
-        """Somebody that it named did not answer the first greeting."""
+        """Count a named peer that did not answer its first greeting."""
         if teller is not None:
             self._count(teller).missed += 1
 
     def doubted(self, teller: bytes) -> bool:
-        """Whether at least eight that it named, and three of four, did not answer."""
+        """Whether at least eight of the named peers, and three in four, did not answer."""
         count = self._counts.get(teller)
         return (
             count is not None

@@ -9,7 +9,7 @@ PEERS_MAX = 1024
 
 
 class Traffic:
-    """What came in and went out in RPC payloads, in bytes; libp2p's own framing is not in it."""
+    """Received and sent RPC payloads in bytes, without libp2p's own framing."""
 
     def __init__(self) -> None:
         self.received: Counter[bytes] = Counter()
@@ -26,7 +26,7 @@ class Traffic:
         return self.sent.total() + self._forgotten_out
 
     def forget_all_but(self, peers: Container[bytes]) -> None:
-        """Keeps the memory bounded: above 1024 peers, those that are not in `peers` count in the totals only."""
+        """Bound the memory: above 1024 peers, those outside `peers` count in the totals only."""
         self._forgotten_in += _fold(self.received, peers)
         self._forgotten_out += _fold(self.sent, peers)
 

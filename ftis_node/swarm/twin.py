@@ -1,4 +1,4 @@
-"""Whether another node with this node's key is alive: two of one identity would contradict each other."""
+"""The search for another live node with this node's key: two of one identity would contradict each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWIN_SECONDS = 5.0
 
 
 async def refuse_a_twin(how: Listening, identity: Identity, bootstraps: Sequence[str], home: Path) -> None:
-    """Raises UserError if a node of this identity is alive somewhere, as far as the bootstraps know."""
+    """Raise UserError if a node of this identity is alive, as far as the bootstraps know."""
     if bootstraps and await somebody_else(how, identity.author, bootstraps, TWIN_SECONDS):
         raise UserError(
             f"Another node with the key of {home} is running somewhere: {identity.peer_id}.",
@@ -28,14 +28,14 @@ async def refuse_a_twin(how: Listening, identity: Identity, bootstraps: Sequence
 
 
 async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], seconds: float) -> bool:
-    """Whether another node of this identity is alive somewhere.
+    """Whether another node of this identity is alive.
 
-    Under a key that is thrown away, peers are asked where it is, and it is dialled.
+    The search uses a throw-away key: it asks peers for the identity's addresses and dials them.
 
     Args:
-        how: as this node is going to listen.
-        own: its 38-byte peer id; its own p2pd must not run yet.
-        seconds: in which to find out.
+        how: this node's listening settings.
+        own: the 38-byte peer id; the node's own p2pd must not run yet.
+        seconds: time limit of the search.
     """
     scratch = how.sockets / "scout.key"
     Identity(os.urandom(32)).keep(scratch)
@@ -48,18 +48,18 @@ async def somebody_else(how: Listening, own: bytes, bootstraps: Sequence[str], s
             answers = await asyncio.gather(
                 *(_where_is(scout, own, text) for text in bootstraps), return_exceptions=True
             )
-            told = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
+            found = [text for answer in answers if not isinstance(answer, BaseException) for text in answer]
             at_home = Whereabouts(how.host, bootstraps)
-            await scout.connect(own, list(filter(at_home.reach, told[:MAX_ADDRESSES])))
+            await scout.connect(own, list(filter(at_home.reach, found[:MAX_ADDRESSES])))
             return True
     except (Unreachable, TimeoutError):
-        return False  # nobody knows it, or it is gone
+        return False  # no bootstrap knows it, or it is gone
     finally:
         await scout.close()
 
 
 async def _where_is(scout: Transport, peer: bytes, bootstrap: str) -> list[str]:
-    """Addresses of `peer`, as this node tells them."""
+    """The addresses of `peer` that this bootstrap knows."""
     _, teller = parse_address(bootstrap)
     await scout.connect(teller, [bootstrap])
     question = greeting(None, [])

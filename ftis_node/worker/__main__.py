@@ -18,13 +18,13 @@ from ftis_node.errors import UserError
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import REQUESTS, Call, Fault, Reply, decoded, encoded, pack, receive
 
-# These need no GPU and are wanted while a long step or generation runs. Each set has a thread of its own: scoring must
-# not wait for a checkpoint of gigabytes.
+# These operations need no GPU and must run beside a long step or generation. Each set has a thread of its own: scoring
+# must not wait for a checkpoint of gigabytes.
 _ASIDE = (frozenset({"score", "texts"}), frozenset({"write"}), frozenset({"gpu"}), frozenset({"interrupt"}))
 
 
 class _Server:
-    """Reads requests, hands them to one of five threads, writes the answers."""
+    """Reads requests, passes each to one of five threads, and writes the answers."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class _Server:
         self._work(self._main)
 
     def _read(self) -> None:
-        """The end of the stream means that the network process is gone: then nobody needs this process either."""
+        """Queue requests until the stream ends; then exit, because the network process is gone."""
         try:
             while (call := receive(self._connection, Call)) is not None:
                 aside = (queue for queue, ops in zip(self._aside, _ASIDE, strict=True) if call.op in ops)
@@ -55,26 +55,26 @@ class _Server:
                 with self._write_lock:
                     self._connection.sendall(data)
         finally:
-            os._exit(1)  # a thread that ended alone would leave its callers waiting for good
+            os._exit(1)  # if only this thread ended, its callers would wait forever
 
     def _answer(self, call: Call) -> bytes:
         try:
             request = decoded(call.args, REQUESTS[call.op])
             result = getattr(self._engine, call.op)(**request.arguments())
-            return pack(Reply(call.id, encoded(result)))  # in here: a result that cannot be sent is a fault too
+            return pack(Reply(call.id, encoded(result)))  # within the try: a result that cannot be sent is a fault too
         except UserError as error:
             fault = Fault(type(error).__name__, error.what, error.fix)
-        except Exception as error:  # the network process decides what a fault means; here it is only reported
+        except Exception as error:  # the network process decides what a fault means
             traceback.print_exc()
             fault = Fault(type(error).__name__, str(error))
         return pack(Reply(call.id, fault=fault))
 
 
 def main() -> None:
-    # What peft calls of transformers is deprecated there; a person can do nothing about it.
+    # peft calls deprecated functions of transformers; a person can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
-    disable_progress_bar()  # of transformers, for it has one even for what takes no time
-    enable_progress_bars()  # but downloads take theirs
+    disable_progress_bar()  # transformers shows one even for short work
+    enable_progress_bars()  # downloads still show theirs
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the network process decides when to end
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.setblocking(True)

@@ -17,11 +17,11 @@ from ftis_node.worker.messages import HEADER, Answer, Call, Fault, Load, Reply, 
 
 
 class WorkerDied(FtisError):
-    """The compute process is gone; what it was asked is lost, what it saved is not."""
+    """The compute process is gone; its open requests are lost, its saved files are not."""
 
 
 class WorkerFault(FtisError):
-    """The compute process answered with an error of its own and lives on."""
+    """The compute process answered with an error and is still running."""
 
 
 class Worker:
@@ -30,22 +30,22 @@ class Worker:
     def __init__(self) -> None:
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
-        self._asked: dict[int, float] = {}  # when, by the monotonic clock; without `load`
+        self._asked: dict[int, float] = {}  # times of open requests by the monotonic clock, without `load`
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader_task: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None while there is none: numbers of the dead are given to others."""
+        """The process id; None without a running process, because the system reuses ids."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     def owing_seconds(self) -> float:
-        """For how long it has owed its oldest answer; 0 while it owes none, or loads: that may be a long download."""
+        """Seconds since the oldest open request; 0 without one, and during a load, which may be a long download."""
         return time.monotonic() - min(self._asked.values()) if self._asked else 0.0
 
     async def start(self, log: IO[bytes] | None = None) -> None:
-        """Spawns the process; its own output goes to `log`, or where this process's errors go."""
+        """Spawn the process; its output goes to `log`, or to this process's stderr."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -61,10 +61,10 @@ class Worker:
         self._reader_task = asyncio.create_task(self._read(reader))
 
     async def call(self, request: Request[Answer]) -> Answer:
-        """Returns the engine's answer. Has no time limit: a step may take minutes.
+        """Call the engine and return its answer, without a time limit because a step may take minutes.
 
         Raises:
-            UserError: the engine refused for a reason that a person can mend.
+            UserError: the engine refused for a reason that a person can fix.
             WorkerFault: the engine failed otherwise.
             WorkerDied: the process ended before it answered.
         """
@@ -87,7 +87,7 @@ class Worker:
             self._asked.pop(number, None)
 
     async def stop(self) -> None:
-        """Ends the process now. What should last must have been saved before."""
+        """End the process at once. Save first what must last."""
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
@@ -116,7 +116,7 @@ class Worker:
 
 
 def error_of(fault: Fault) -> FtisError:
-    """The error to raise here: the engine's own where a person can mend it, else a `WorkerFault`."""
+    """The error to raise here: the engine's own if a person can fix it, else a `WorkerFault`."""
     if fault.kind == "UsageError":
         return UsageError(fault.what, fault.fix)
     return UserError(fault.what, fault.fix) if fault.fix else WorkerFault(f"{fault.kind}: {fault.what}")

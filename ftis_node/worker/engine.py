@@ -1,4 +1,4 @@
-"""What the compute process can do: load, open a run, generate, score, step, evaluate, save, restore."""
+"""The compute process's operations: load, open a run, generate, score, step, evaluate, save, restore."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
 
-# Files of a checkpoint, and what of LoRA no tensor shows: in the weights' metadata.
+# Files of a checkpoint, and the key of LoRA's alpha in the metadata of the weights: no tensor shows it.
 WEIGHTS, OPTIMISER, ALPHA = "trainable.safetensors", "optimiser.safetensors", "lora_alpha"
 _RANDOM = "random.safetensors"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-SPARE = 1.2  # of a checkpoint's size must be free in main memory for it to lie there beside the next step
-TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # of one completion, for people to read
+SPARE = 1.2  # free main memory that a snapshot needs, as a multiple of the checkpoint's size
+TEXT_TOKENS, TEXT_LETTERS = 1024, 4000  # longest text of one completion to show
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class _Exam:
-    """What an evaluation is on: prompts, their examples, by which rule they are scored (`scorer`: their task's own, see
-    `tasks.scoring`), the cap in tokens."""
+    """An evaluation's prompts, their examples, the reward rule, the cap in tokens, and the task's own scorer, see
+    `tasks.scoring`."""
 
     prompts: list[list[int]]
     examples: Sequence[Example]
@@ -84,7 +84,7 @@ class Engine:
     """One model on one device. `worker.messages` has the request and the answer of each method that the network process
     calls.
 
-    The attributes without underscore are for who studies an engine in-process; `random` is what sampling draws from.
+    The public attributes serve code that uses an engine in its own process; sampling draws from `random`.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Engine:
         self.random: torch.Generator
         self.usage = Usage()
         self._context: Context
-        # Sequences side by side, each with a size of its own: what is too much for evaluation shrinks nothing else.
+        # Sequences side by side. The two sizes are separate, so that a shortage in evaluation shrinks nothing else.
         self._generating: Room
         self._evaluating: Room
         self._sizes: Sizes  # see `planning.ceilings`
@@ -104,11 +104,11 @@ class Engine:
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
         self._warned_no_room = False
-        # Of the run's rule, one for each thread: some rules are processes, which can be asked by one at a time.
+        # Scorers of the run's rule, one per thread: some rules are processes that serve one caller at a time.
         self._scorer: Scorer
         self._side_scorer: Scorer
         self._scorers = ExitStack()
-        self._exams: dict[str | None, _Exam] = {}  # by what `add_evaluation` calls them; None: of the run's own task
+        self._exams: dict[str | None, _Exam] = {}  # by the name from `add_evaluation`; None: the run's own task
 
     def load(
         self,
@@ -122,13 +122,13 @@ class Engine:
         code: bool = False,
         must_fit: bool = False,
     ) -> ModelFacts:
-        """Loads the task, then plans, then loads the model.
+        """Load the task, plan, then load the model.
 
         Args:
-            caps: prompt_tokens, completion_tokens and group of the run, where it is known already.
+            caps: prompt_tokens, completion_tokens and group of the run, if it is known already.
             remembered: see `planning.settle`.
             reward, code: see `tasks.load_task`.
-            must_fit: a model that cannot be trained in the memory that was given is not loaded.
+            must_fit: refuse a model that cannot be trained in the available memory.
 
         Raises:
             UserError: the data or the model cannot be loaded.
@@ -136,7 +136,7 @@ class Engine:
         files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
         self.task = load_task(task, **files, reward=reward, code=code)
         asked, workload = settings, self._workload(settings, caps or {})
-        # Told before a model is loaded, and before a home belongs to a run.
+        # Check this before a model is loaded and before the home belongs to a run.
         choose_objective(asked, self.task.name, workload.completion_tokens)
         shape = geometry(asked.model)
         self._context = shape.context
@@ -177,16 +177,16 @@ class Engine:
         )
 
     def _workload(self, settings: Settings, caps: Mapping[str, int]) -> Workload:
-        """What the plan is for: the run's caps, or the task's where no run is known yet."""
+        """The workload to plan for: the run's caps, or the task's if no run is known yet."""
         known = {"prompt_tokens": self.task.prompt_tokens, "completion_tokens": self.task.completion_tokens}
         return Workload(**{**known, "group": RUN_DEFAULTS["group"], **caps}, batch_groups=settings.batch_groups)
 
     def open(self, run: Run) -> OpenedRun:
-        """Takes up a run: tokenises every prompt, makes the learner.
+        """Open a run: tokenise every prompt and create the learner.
 
         Raises:
-            UsageError: a prompt has no token, or is longer than the run or the model's context allows; the rule cannot
-                be had; or the objective is unknown.
+            UsageError: a prompt has no token, or is longer than the run or the model's context allows; the rule is not
+                available; or the objective is unknown.
         """
         self.run = run
         self.packets = packets_of(run, self.policy.tokenizer)
@@ -206,10 +206,10 @@ class Engine:
         return OpenedRun(digests, self.learner.objective.own_only)
 
     def generate(self, rows: Sequence[int], author: bytes = b"", round: int = 0, policy_step: int = 0) -> Generated:
-        """Samples a group (in a horizontal run a part of it) for each row of the training data, and scores it.
+        """Sample and score a group (in a horizontal run a part of it) for each row of the training data.
 
         Args:
-            author, round, policy_step: as the packets name them; their slots count from 0.
+            author, round, policy_step: values for the packets; their slots count from 0.
         """
         began = time.perf_counter()
         with self.usage.of("generate"):
@@ -230,11 +230,11 @@ class Engine:
         return self._rewards(row, packet, self._side_scorer)
 
     def close(self) -> None:
-        """Ends the processes that score, if there are some; `open` makes others."""
+        """End the scoring processes, if any; `open` starts others."""
         self._scorers.close()
 
     def texts(self, groups: Sequence[ReadableGroup]) -> list[GroupText]:
-        """Groups as people read them; of a very long completion the beginning."""
+        """Groups as readable text; a very long completion is cut."""
         return [self._text(group) for group in groups]
 
     def _text(self, group: ReadableGroup) -> GroupText:
@@ -245,10 +245,10 @@ class Engine:
         return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts)
 
     def step(self, groups: Sequence[StepGroup], micro_batch_tokens: int | None = None) -> StepReport:
-        """One optimiser step.
+        """Take one optimiser step.
 
         Args:
-            micro_batch_tokens: from now on, in place of the settings'; how a batch is cut shows in the last bits.
+            micro_batch_tokens: replaces the settings' value from now on; it affects the last bits of the result.
         """
         if micro_batch_tokens is not None:
             self.learner.micro_batch_tokens = micro_batch_tokens
@@ -268,10 +268,10 @@ class Engine:
         ]
 
     def evaluate(self, also: str | None = None) -> Evaluation:
-        """Greedy pass@1 on held-out prompts (strict), with format rate and lenient accuracy beside it.
+        """Greedy pass@1 on held-out prompts (strict), with the format rate and the lenient accuracy.
 
         Args:
-            also: another task, of `add_evaluation`, in place of the run's.
+            also: a task from `add_evaluation` instead of the run's.
         """
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
@@ -280,9 +280,9 @@ class Engine:
         return outcome.figures()
 
     def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
-        """Loads another task, to be evaluated only; it is called `name` from now on. After `open`.
+        """Load another task under `name` for evaluation only. Call it after `open`.
 
-        Returns how many prompts it has.
+        Returns its number of prompts.
         """
         loaded = load_evaluation(task, data=Path(data) if data else None)
         examples = _spread(loaded.held_out, prompts)
@@ -294,20 +294,19 @@ class Engine:
         return len(examples)
 
     def interrupt(self) -> None:
-        """Gives up the generation or step that runs, which then fails and has changed no weights; from any thread."""
+        """Interrupt the running generation or step, which fails without changing weights. Call it from any thread."""
         interrupt()
 
     def gpu(self) -> GpuFigures | None:
-        """The GPU's figures, see `gpu_figures`; in a thread of its own."""
+        """The GPU's figures, see `gpu_figures`; runs in a thread of its own."""
         return gpu_figures(self.policy.device)
 
     def save(self, directory: str) -> None:
-        """Writes trainable weights, optimiser and random states into an existing directory."""
+        """Write trainable weights, optimiser and random states into an existing directory."""
         self._write(self._state(live=True), directory)
 
     def snapshot(self, directory: str) -> None:
-        """Copies all that `write` writes into main memory; where that has no room for it beside the next step, it is
-        written at once and without a copy, while training waits.
+        """Copy the state for `write` into main memory. Without enough room, write it at once while training waits.
 
         Raises:
             UserError: the disk is full.
@@ -317,13 +316,13 @@ class Engine:
             self.save(directory)
 
     def _copy(self) -> dict[str, dict[str, torch.Tensor]]:
-        """A copy of the state; nothing where main memory has no room for it."""
+        """A copy of the state; empty if main memory has no room for it."""
         size = sum(tensor.nbytes for tensors in self._state(live=True).values() for tensor in tensors.values())
         free = psutil.virtual_memory().available
         if free >= SPARE * size:
             try:
                 return self._state()
-            except (RuntimeError, MemoryError) as error:  # what counts as available is an estimate
+            except (RuntimeError, MemoryError) as error:  # the available memory is an estimate
                 if not out_of_memory(error):
                     raise
         if not self._warned_no_room:
@@ -336,7 +335,7 @@ class Engine:
         return {}
 
     def write(self, directory: str) -> None:
-        """Writes the latest snapshot, once, into an existing directory; from any thread.
+        """Write the latest snapshot, once, into an existing directory. Call it from any thread.
 
         Raises:
             UserError: the disk is full.
@@ -345,7 +344,7 @@ class Engine:
         self._write(snapshot, directory)
 
     def _state(self, *, live: bool = False) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of everything that the next step depends on, by the name of their file; `live`: no copies."""
+        """Copies of all state that the next step depends on, by file name; with `live`, the state itself."""
         weights, optimiser = self.learner.state(live=live)
         random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state().cpu()}
         return {WEIGHTS: weights, OPTIMISER: optimiser, _RANDOM: random}
@@ -364,7 +363,7 @@ class Engine:
             raise
 
     def restore(self, directory: str, steps: int) -> None:
-        """Puts back what `save` wrote.
+        """Restore the files of `save`.
 
         Raises:
             UsageError: the checkpoint is of another model.
@@ -377,7 +376,7 @@ class Engine:
             raise UsageError(str(error), fix) from error
         random = load_file(path / _RANDOM)
         torch.set_rng_state(random["torch"])
-        if random["sampling"].shape == self.random.get_state().shape:  # else it is of another kind of device
+        if random["sampling"].shape == self.random.get_state().shape:  # else it comes from another kind of device
             self.random.set_state(random["sampling"])
 
     def _prompt(self, example: Example) -> str:
@@ -393,7 +392,7 @@ class Engine:
         return Sampling(cap, self.run.temperature, self.packets.ends, greedy=greedy)
 
     def _sample(self, prompts: Sequence[Sequence[int]], group: int) -> list[list[Completion]]:
-        """Generates; what does not fit into memory is tried again, later or with fewer sequences side by side.
+        """Generate; if memory runs out, try again later or with fewer sequences side by side.
 
         Raises:
             FtisError: not even one group fits.
@@ -418,17 +417,17 @@ class Engine:
 
 
 def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]:
-    """So many of them from all over: neighbours may be alike."""
+    """Pick so many examples at even distances, because neighbours may be alike."""
     if count is None or count >= len(examples):
         return examples
     return [examples[index * len(examples) // count] for index in range(count)]
 
 
 def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:
-    """The named preset with the parts that the settings or the task put in its place.
+    """The named preset with the parts that the settings or the task replace.
 
     Args:
-        completion_tokens: the run's cap, which the loss is divided by under `fixed` unless a divisor is given.
+        completion_tokens: the run's cap; the default divisor of the loss under `fixed`.
 
     Raises:
         UsageError: there is no such preset or part.

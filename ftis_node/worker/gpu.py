@@ -1,4 +1,4 @@
-"""Measures the GPU, for people to look at. Not knowing it must never cost a training anything."""
+"""Measures the GPU for display. A failed measurement must never disturb the training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ftis_node.worker.messages import GpuFigures
 
 
 def gpu_figures(device: torch.device) -> GpuFigures | None:
-    """The figures of a GPU, `utilization` None without pynvml. None on a CPU, and where nothing can be known."""
+    """The figures of a GPU, with `utilization` None without pynvml. None on a CPU, and if a measurement fails."""
     if device.type != "cuda":
         return None
     try:
@@ -21,12 +21,12 @@ def gpu_figures(device: torch.device) -> GpuFigures | None:
             reserved_bytes=torch.cuda.memory_reserved(device),
             utilization=_utilization(device),
         )
-    except Exception:  # whatever a driver does not know
+    except Exception:  # drivers may raise anything
         return None
 
 
 def _utilization(device: torch.device) -> float | None:
     try:
         return torch.cuda.utilization(device) / 100
-    except Exception:  # pynvml is no dependency, and some devices tell it nothing
+    except Exception:  # pynvml is no dependency, and some devices do not support it
         return None

@@ -1,8 +1,8 @@
 """Messages between the two processes: length-prefixed msgpack over a socket pair, both ends ours.
 
 A call is ``{"id", "op", "args"}``, its reply ``{"id", "result"}`` or ``{"id", "fault": {"kind", "what", "fix"}}``.
-`args` is a `Request`, `result` the answer that its class names. Completions cross as the bytes of their packet
-(`ftis_node.packet`), in either direction.
+`args` is a `Request`, `result` the answer type that its class names. Completions travel as the bytes of their packet
+(`ftis_node.packet`) in both directions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 
 
 def plan_row(plan: Plan) -> dict[str, Any]:
-    """A plan as `status --json`, `metrics.jsonl` and `join --dry-run --json` have it."""
+    """A plan in the form of `status --json`, `metrics.jsonl` and `join --dry-run --json`."""
     return asdict(plan) | {"memory_bytes": plan.memory.total}
 
 
@@ -41,7 +41,7 @@ def plan_row(plan: Plan) -> dict[str, Any]:
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Batch sizes without what was learned of memory: tokens of a micro-batch, sequences generated side by side."""
+    """Batch sizes without learned limits: tokens of a micro-batch, sequences generated side by side."""
 
     micro_batch_tokens: int
     generation_batch: int
@@ -55,10 +55,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     text              the task's caps of a text run; text_refusal: why the tokenizer can take no part in one, if so
     parameters        of the whole model; checkpoint_bytes: of one checkpoint
     kind              `lora` or `full`
-    device            as torch names it; threads: torch's
-    settings          with what the plan filled in
-    task … completion_tokens  as a run has them; rows, held_out: how many examples
-    sizes             the largest that batches may grow to
+    device            torch's name; threads: torch's number
+    settings          completed by the plan
+    task … completion_tokens  as in a run; rows, held_out: numbers of examples
+    sizes             the largest batch sizes
     """
 
     tokenizer: str
@@ -91,7 +91,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenedRun(msgspec.Struct, frozen=True):
-    """prompt_digests: 8 bytes a row. own_only: the objective trains on the node's own samples only."""
+    """An opened run. prompt_digests: 8 bytes per row. own_only: the objective trains on own samples only."""
 
     prompt_digests: bytes
     own_only: bool
@@ -105,7 +105,7 @@ class ScoredPacket(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """One group a row, the seconds they took, and how many sequences were generated side by side."""
+    """One group per row, the seconds they took, and the number of sequences generated side by side."""
 
     groups: list[ScoredPacket]
     seconds: float
@@ -113,7 +113,7 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class GroupText(msgspec.Struct, frozen=True):
-    """A group as people read it; very long texts are cut."""
+    """A group as readable text; very long texts are cut."""
 
     question: str
     answer: str
@@ -121,7 +121,7 @@ class GroupText(msgspec.Struct, frozen=True):
 
 
 class GpuFigures(msgspec.Struct, frozen=True):
-    """A GPU: bytes in all, used by all processes, of this one's tensors, held by torch; utilization from 0 to 1."""
+    """A GPU's bytes: in all, used by all processes, in this one's tensors, held by torch. utilization: 0 to 1."""
 
     name: str
     total_bytes: int
@@ -135,13 +135,13 @@ class GpuFigures(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_fields=True):
-    """A request for `Answer`. `op` is the method of `worker.engine.Engine` that its fields are the arguments of."""
+    """A request for `Answer`. `op` names a method of `worker.engine.Engine`; the fields are its arguments."""
 
     op: ClassVar[str]
 
     @classmethod
     def answer(cls) -> Any:
-        """The type of its answer."""
+        """The type of the answer."""
         (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
         return get_args(base)[0]
 
@@ -166,14 +166,14 @@ class Load(Request[ModelFacts], frozen=True, kw_only=True):
 
 
 class Open(Request[OpenedRun], frozen=True):
-    """Take up a run."""
+    """Open a run."""
 
     op = "open"
     run: Run
 
 
 class Generate(Request[Generated], frozen=True):
-    """Sample a group for each row, as the packets of one round of `author` (38 bytes), slots from 0 on."""
+    """Sample a group for each row, as packets of one round of `author` (38 bytes) with slots from 0."""
 
     op = "generate"
     rows: Sequence[int]
@@ -191,7 +191,7 @@ class ScoreGroup(Request[list[float]], frozen=True):
 
 
 class ReadableGroup(msgspec.Struct, frozen=True):
-    """A group to be read: its row, its packet, and how many of its completions."""
+    """A group to decode: its row, its packet, and the number of completions to decode."""
 
     row: int
     packet: bytes
@@ -199,14 +199,14 @@ class ReadableGroup(msgspec.Struct, frozen=True):
 
 
 class Texts(Request[list[GroupText]], frozen=True):
-    """Read groups as people do."""
+    """Decode groups into readable text."""
 
     op = "texts"
     groups: Sequence[ReadableGroup]
 
 
 class GroupPart(msgspec.Struct, frozen=True):
-    """Completions of one source with their rewards [n]; `weight` is what each counts in the loss."""
+    """Completions of one source with their rewards [n] and the weight of each in the loss."""
 
     source: str
     packet: bytes
@@ -215,14 +215,14 @@ class GroupPart(msgspec.Struct, frozen=True):
 
 
 class StepGroup(msgspec.Struct, frozen=True):
-    """All completions of one row that are trained on: one part, or in a horizontal run a part of each author."""
+    """All completions of one row to train on: one part, or in a horizontal run one part per author."""
 
     row: int
     parts: Sequence[GroupPart]
 
 
 class Step(Request[StepReport], frozen=True):
-    """Take an optimiser step. micro_batch_tokens: from now on, in place of the settings'."""
+    """Take an optimiser step. micro_batch_tokens: replaces the settings' value from now on."""
 
     op = "step"
     groups: Sequence[StepGroup]
@@ -230,14 +230,14 @@ class Step(Request[StepReport], frozen=True):
 
 
 class Evaluate(Request[Evaluation], frozen=True):
-    """Evaluate on held-out prompts, or on the task that `AddEvaluation` named `also`."""
+    """Evaluate on held-out prompts, or on the task that `AddEvaluation` added under the name `also`."""
 
     op = "evaluate"
     also: str | None = None
 
 
 class AddEvaluation(Request[int], frozen=True):
-    """Load another task for evaluation only; the answer is how many prompts it has."""
+    """Load another task for evaluation only; the answer is its number of prompts."""
 
     op = "add_evaluation"
     name: str
@@ -247,13 +247,13 @@ class AddEvaluation(Request[int], frozen=True):
 
 
 class Interrupt(Request[None], frozen=True):
-    """Give up the generation or the step that runs."""
+    """Interrupt the running generation or step."""
 
     op = "interrupt"
 
 
 class Gpu(Request[GpuFigures | None], frozen=True):
-    """Measure the GPU; None on a CPU, and where nothing can be known."""
+    """Measure the GPU; None on a CPU, and without a measurement."""
 
     op = "gpu"
 
@@ -280,7 +280,7 @@ class Write(Request[None], frozen=True):
 
 
 class Restore(Request[None], frozen=True):
-    """Put back what `Save` or `Write` wrote, and count `steps` steps."""
+    """Restore the files of `Save` or `Write`, and set the count of steps to `steps`."""
 
     op = "restore"
     directory: str
@@ -294,7 +294,7 @@ REQUESTS: dict[str, type[Request[Any]]] = {request.op: request for request in Re
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request on its way; `args` is decoded by the thread that answers it."""
+    """A request as sent; the thread that answers it decodes `args`."""
 
     id: int
     op: str
@@ -302,7 +302,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An exception: its class, its text, and what a person can do about it, if anything."""
+    """An exception: its class, its text, and advice if a person can fix it."""
 
     kind: str
     what: str
@@ -310,7 +310,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer to a call, or why there is none."""
+    """The answer to a call, or the fault."""
 
     id: int
     result: msgspec.Raw = msgspec.Raw(b"\xc0")
@@ -321,7 +321,7 @@ Message = TypeVar("Message")
 
 
 def pack(message: Any) -> bytes:
-    """The bytes of a message, with its length in front. Raises ValueError if they are too many."""
+    """The bytes of a message after its length. Raises ValueError if they are too many."""
     body = encoded(message)
     if len(body) > MAX_MESSAGE:
         raise ValueError(f"A message of {len(body)} bytes is over the limit of {MAX_MESSAGE}.")
@@ -329,17 +329,17 @@ def pack(message: Any) -> bytes:
 
 
 def encoded(value: Any) -> msgspec.Raw:
-    """The msgpack of structs, dataclasses and pydantic models. Raises TypeError for what cannot be sent."""
+    """The msgpack of structs, dataclasses and pydantic models. Raises TypeError for any other type."""
     return msgspec.Raw(msgspec.msgpack.encode(value, enc_hook=_plain))
 
 
 def decoded(body: bytes | msgspec.Raw, kind: type[Message]) -> Message:
-    """The value of this type in `body` (without its length). Raises msgspec.ValidationError if it is of another."""
+    """Decode a value of this type from `body` (without its length). Raises msgspec.ValidationError for another type."""
     return msgspec.msgpack.decode(body, type=kind, dec_hook=_model)
 
 
 def receive(connection: socket.socket, kind: type[Message]) -> Message | None:
-    """Reads one message, blocking; None at the end of the stream."""
+    """Read one message, blocking; None at the end of the stream."""
     header = _exactly(connection, HEADER.size)
     body = _exactly(connection, HEADER.unpack(header)[0]) if header else None
     return decoded(body, kind) if body else None

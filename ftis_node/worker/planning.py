@@ -1,4 +1,4 @@
-"""From what a person left open to settings without gaps: how to train within this machine's memory."""
+"""The plan that completes a person's settings so that the training fits into this machine's memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ftis_node.policy.measure import geometry
 from ftis_node.text import GB
 from ftis_node.worker.messages import Sizes
 
-# What of the memory that is free now may be planned with, where the settings name no limit.
+# The share of free main memory to plan with if the settings name no limit.
 CPU_SHARE = 0.8
 
-# What a home remembers: its checkpoints, how they were trained; and sizes learned from failures, which hold until there
-# is more memory than there was then.
+# The settings that a home keeps: those that its checkpoints were trained with, and sizes learned from failures. The
+# sizes are valid until there is more memory than at that time.
 _TRAINED = ("lora", "optimiser")
 _LEARNED = ("micro_batch_tokens", "generation_batch")
 _MORE_MEMORY = 1.05
@@ -34,11 +34,11 @@ _PLANNED = (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing")
 def settle(
     settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
 ) -> tuple[Settings, Plan]:
-    """Fills in what the settings leave to the plan.
+    """Fill in the settings that are left to the plan.
 
     Args:
-        remembered: what an earlier start of this home settled on (lora, optimiser), and learned (micro_batch_tokens,
-            generation_batch, both for a budget in bytes); what a person says now comes before it.
+        remembered: values of an earlier start: fixed ones (lora, optimiser) and learned ones (micro_batch_tokens,
+            generation_batch, both for a budget in bytes). A person's present settings take precedence.
         shape: of the model, where it is known already.
 
     Raises:
@@ -56,10 +56,10 @@ def settle(
 def ceilings(
     settings: Settings, workload: Workload, remembered: Mapping[str, Any], chosen: Plan, shape: Geometry | None = None
 ) -> Sizes:
-    """Sizes that the plan would have without what was learned of memory: to those they may grow again.
+    """The largest sizes, up to which batches may grow again: the plan's sizes without learned limits.
 
     Args:
-        chosen: what `settle` chose for the same.
+        chosen: the plan of `settle` for the same arguments.
     """
     trained = {name: remembered[name] for name in _TRAINED if name in remembered}
     plain = question(settings, workload, trained, shape).answer()
@@ -67,14 +67,14 @@ def ceilings(
 
 
 def _sensible(remembered: Mapping[str, Any], workload: Workload) -> Mapping[str, Any]:
-    """Sizes below one sequence, or one group, save nothing."""
+    """Raise remembered sizes to one sequence, or one group, because smaller ones save no memory."""
     least = {"micro_batch_tokens": max(MIN_TOKENS, workload.longest), "generation_batch": workload.group}
     return {name: max(value, least[name]) if name in least else value for name, value in remembered.items()}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is asked for. device: as torch has it; budget: bytes."""
+    """The arguments of a plan. device: torch's; budget: bytes."""
 
     shape: Geometry
     budget: int
@@ -90,7 +90,7 @@ class Question:
 
 
 def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:
-    """UsageError for an optimiser whose state no checkpoint can hold: now, and not an hour later at the first one."""
+    """Raise UsageError before the training starts if no checkpoint can hold the optimiser's state."""
     if (reason := unsaveable(optimiser, device)) is not None:
         other = "adamw8bit" if optimiser == "adamw" else "adamw"
         raise UsageError(
@@ -102,7 +102,7 @@ def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:
 def question(
     settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
 ) -> Question:
-    """The question that `settle` asks; its arguments."""
+    """The planning question of `settle`, from the same arguments."""
     device = choose_device(settings.device)
     budget = memory_budget(settings, device)
     wanted = {**{name: getattr(settings, name) for name in _PLANNED}, **recalled(settings, remembered, budget)}
@@ -111,18 +111,18 @@ def question(
 
 
 def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> Mapping[str, Any]:
-    """Of what a home remembers, that which holds for so many bytes and is nobody's choice in the settings."""
+    """The home's values that are valid for this budget in bytes and that the settings leave open."""
     holds = budget <= remembered.get("budget", 0) * _MORE_MEMORY
     names = (*_TRAINED, *_LEARNED) if holds else _TRAINED
     return {name: remembered[name] for name in names if name in remembered and getattr(settings, name) is None}
 
 
 def memory_budget(settings: Settings, device: torch.device) -> int:
-    """Bytes to plan with: the limit that was set, or what is free. On a GPU a limit is also enforced."""
+    """Bytes to plan with: the set limit, or the free memory. On a GPU a limit is also enforced."""
     if device.type != "cuda":
         memory = psutil.virtual_memory()
         free, limit = round(memory.available * CPU_SHARE), memory_limit(settings, memory.total)
-        # A number of GB is somebody's word for what there will be, a share of all says nothing of that.
+        # A limit in GB may exceed the memory that is free now; a share of the total may not.
         return free if limit is None else limit if settings.vram_gb is not None else min(limit, free)
     free, total = torch.cuda.mem_get_info(device)
     limit = memory_limit(settings, total)

@@ -1,4 +1,4 @@
-"""From what a training left behind back to a policy: a checkpoint's weights in the model they belong to."""
+"""Loading a trained policy: a checkpoint's weights in the model they belong to."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ _NO_CHECKPOINT = "Name a checkpoint (HOME/checkpoints/step-…), a node's home, 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A sound checkpoint: of which model, at which step (None: it does not say), and of which task, if that is known.
+    """A sound checkpoint with its model, step (None: unknown) and task (empty: unknown).
 
-    `shapes` are those of the trained tensors; `skipped` are newer checkpoints that are damaged; `progress` is what the
-    node had done by then (`Progress.facts`), as far as it says so. `held` are the weights where they cannot be
-    removed (see `hold`).
+    shapes: of the trained tensors. skipped: newer checkpoints that are damaged. progress: the node's `Progress.facts`
+    at that time, if recorded. held: a path of the weights that stays valid after their removal (see `hold`).
     """
 
     path: Path
@@ -49,12 +48,12 @@ class Checkpoint:
 
     @property
     def weights(self) -> Path:
-        """The file with its trained tensors."""
+        """The file with the trained tensors."""
         return self.held or self.path / WEIGHTS
 
     @property
     def home(self) -> Path | None:
-        """The node's home that it lies in, if it lies in one."""
+        """The node's home that contains it; None outside a home."""
         home = self.path.resolve().parent.parent
         return home if (home / "run.toml").is_file() else None
 
@@ -68,20 +67,20 @@ class Checkpoint:
         return tuple(found["module"] for name in self.shapes if (found := _ADAPTER.fullmatch(name)))
 
     def lora_settings(self) -> dict[str, int | tuple[str, ...]]:
-        """Rank and targets of its LoRA layers, and alpha if it says so."""
+        """Rank and targets of its LoRA layers, and alpha if recorded."""
         rank = next(shape[0] for name, shape in self.shapes.items() if _ADAPTER.fullmatch(name))
         known = {} if self.alpha is None else {"lora_alpha": self.alpha}
         return {"lora_rank": rank, "lora_targets": self.lora_targets, **known}
 
 
 def find_checkpoint(name: str) -> Checkpoint | None:
-    """The checkpoint that `name` means: a checkpoint's directory, or a home or directory of them, whose newest it is.
+    """Find the checkpoint that `name` means: a checkpoint's directory, or the newest of a home or directory of them.
 
-    None where `name` means a model. Nothing on disk is changed: a daemon may be at work there.
+    None if `name` means a model. This changes nothing on disk, because a daemon may be running there.
 
     Raises:
-        UsageError: it is a directory of something else, or there is no such checkpoint.
-        UserError: there is none yet, or it is damaged.
+        UsageError: `name` is a directory of something else, or there is no such checkpoint.
+        UserError: there is no checkpoint yet, or it is damaged.
     """
     path = Path(name).expanduser()
     if _STEP.fullmatch(path.name) and not path.is_dir():
@@ -109,30 +108,30 @@ def find_checkpoint(name: str) -> Checkpoint | None:
 
 @contextmanager
 def hold(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
-    """The checkpoint with weights that stay while the context lasts: a running node soon removes older ones.
+    """Keep a checkpoint's weights readable within the context, although a running node removes older checkpoints.
 
     Raises:
-        UserError: it is gone already.
+        UserError: the checkpoint is gone already.
     """
     try:
         file = checkpoint.weights.open("rb")
     except OSError as error:
         raise gone(checkpoint, error) from error
-    with file:  # what is open stays, whoever removes its name
+    with file:  # an open file stays readable after its removal
         yield replace(checkpoint, held=Path(f"/proc/self/fd/{file.fileno()}"))
 
 
 def settings_for(
     checkpoint: Checkpoint | None, model: str, flags: Mapping[str, Any], task: str
 ) -> tuple[Settings, dict[str, str]]:
-    """The settings to load a model, or a checkpoint's model, with, and where each is from.
+    """The settings for loading a model, or a checkpoint's model, and the origin of each.
 
-    Rank and targets of LoRA are read off the checkpoint; alpha is the one it names, else that of the profile of the
-    task it was trained on. dtype is bfloat16 for a larger model on a GPU, as in training.
+    Rank and targets of LoRA come from the checkpoint, and so does alpha if recorded. Otherwise alpha comes from the
+    profile of the task it was trained on. dtype is bfloat16 for a larger model on a GPU, as in training.
 
     Args:
-        flags: what a person sets, before all else.
-        task: whose profile counts where the checkpoint's own is not known.
+        flags: a person's settings; they take precedence.
+        task: the task whose profile counts if the checkpoint's own is not known.
 
     Raises:
         UsageError: a setting is unknown or wrong.
@@ -153,7 +152,7 @@ def settings_for(
 
 
 def load_trained(settings: Settings, checkpoint: Checkpoint | None) -> Policy:
-    """The model of the settings, with the weights of the checkpoint in it.
+    """Load the settings' model with the checkpoint's weights.
 
     Raises:
         UsageError: the checkpoint is of another model.
@@ -184,7 +183,7 @@ def _restore(policy: Policy, checkpoint: Checkpoint) -> None:
 
 
 def gone(checkpoint: Checkpoint, error: Exception) -> UserError:
-    """What to tell of a checkpoint that was sound a moment ago: a running daemon removes older ones."""
+    """The error for a checkpoint that was sound a moment ago, because a running daemon removes older ones."""
     return UserError(
         f"The checkpoint {checkpoint.path} cannot be read any more: {error}.",
         "Try again: a running node keeps its newest checkpoints only.",
@@ -192,7 +191,7 @@ def gone(checkpoint: Checkpoint, error: Exception) -> UserError:
 
 
 def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
-    """Raises CheckpointError for one that is damaged, and UserError for one that is not of a model."""
+    """Read a checkpoint. Raises CheckpointError if it is damaged, and UserError if it names no model."""
     facts = verify(path)
     progress = facts.get("progress")
     step = progress.get("step") if isinstance(progress, dict) else None
@@ -218,7 +217,7 @@ def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
 
 
 def _task_of(path: Path) -> str:
-    """The task of the home that a checkpoint lies in; empty if it lies elsewhere."""
+    """The task of the home that contains a checkpoint; empty outside a home."""
     run_file = path.resolve().parent.parent / "run.toml"
     try:
         return load_run_file(run_file).run.task if run_file.is_file() else ""

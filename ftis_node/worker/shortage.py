@@ -1,4 +1,4 @@
-"""A model that cannot be trained in the memory that a node has: what is needed, what was given, what would fit."""
+"""The refusal of a model that does not fit into memory: the need, the limit, and what would fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ftis_node.text import rounded
 from ftis_node.worker.planning import Question, memory_limit, question
 
 _SIZE = re.compile(r"[\d.]+b(?=-|$)")
-# What a person may have asked for and could do without, most first, and how that is said.
+# A person's wishes that can be dropped, the most dispensable first, and the words for dropping each.
 _WISHES = {
     "lora": "--lora",
     "gradient_checkpointing": "gradient_checkpointing left out",
@@ -40,12 +40,12 @@ def refuse_shortage(
     chosen: Plan,
     shape: Geometry | None = None,
 ) -> None:
-    """Refuses what can only run out of memory; the arguments of `planning.settle`, and the plan that it made.
+    """Refuse a plan that would run out of memory; takes the arguments of `planning.settle` and its plan.
 
-    On a CPU only a limit that was set is held against it: what is free there changes, and there may be swap.
+    On a CPU only a set limit counts, because free memory changes there and swap may exist.
 
     Raises:
-        UserError: the smallest way to train needs more than is free; UsageError: more than was given.
+        UserError: the smallest plan needs more than is free; UsageError: more than the set limit.
     """
     if chosen.fits:
         return
@@ -62,7 +62,7 @@ def refuse_shortage(
     fix = f"What would fit: {_either(fitting)}." if fitting else "Use a smaller model: `ftis-node fit` says what fits."
     if by_limit:
         raise UsageError(what, fix)
-    raise UserError(what, fix)  # what others take now may be free later: a supervisor tries again
+    raise UserError(what, fix)  # memory may become free later, so a supervisor tries again
 
 
 def _more(settings: Settings, need: int, total: int) -> str:
@@ -72,7 +72,7 @@ def _more(settings: Settings, need: int, total: int) -> str:
 
 
 def _wishes(settings: Settings, asked: Question) -> Iterator[str]:
-    """The first of a person's wishes without which it would fit."""
+    """The first wish without which the model would fit."""
     for name, words in _WISHES.items():
         if getattr(settings, name) is None or (name == "lora" and settings.lora):
             continue
@@ -83,7 +83,7 @@ def _wishes(settings: Settings, asked: Question) -> Iterator[str]:
 
 
 def _smaller(model: str, remembered: Mapping[str, Any], asked: Question) -> Iterator[str]:
-    """The largest model of the family that would fit; what was begun keeps its model."""
+    """The largest model of the family that would fit; none for a home that has begun with a model."""
     family = _SIZE.sub("", model.lower())
     if model.lower() not in ALIASES or remembered.get("lora") is not None:
         return
@@ -103,5 +103,5 @@ def _total(device: torch.device) -> int:
 
 
 def _available(device: torch.device, total: int) -> int:
-    """What a higher limit could give: on a CPU a limit is a person's word for all there is."""
+    """The bytes that a higher limit could use; on a CPU all memory."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else total

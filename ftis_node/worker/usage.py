@@ -1,4 +1,4 @@
-"""How much of the time from the end of one step to the end of the next the compute device had work."""
+"""Measures the compute device's work and idle time between the ends of two steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 from ftis_node.step_report import DeviceSeconds
 
-# What keeps the device busy. All else that the compute process does (scoring text, copying a checkpoint into main
-# memory, waiting for what it is asked next) leaves it idle.
+# The work that keeps the device busy. Everything else (scoring text, copying a checkpoint into main memory, waiting for
+# a request) leaves it idle.
 WORK = ("generate", "train", "evaluate")
 
 
 class Usage:
-    """A stopwatch for each kind of work. One thread uses it: the one that has the device."""
+    """A stopwatch for each kind of work. Only the thread that uses the device may call it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """
@@ -28,7 +28,7 @@ class Usage:
 
     @contextmanager
     def of(self, part: str) -> Iterator[None]:
-        """Counts the seconds spent in the context as those of `part`."""
+        """Count the seconds spent in the context for `part`."""
         began = self._clock()
         if self._since is None:
             self._since = began
@@ -38,7 +38,7 @@ class Usage:
             self._spent[part] += self._clock() - began
 
     def step_ended(self) -> DeviceSeconds:
-        """Seconds since the end of the step before."""
+        """Return the seconds since the end of the previous step, by kind of work, and restart."""
         now = self._clock()
         total = now - (now if self._since is None else self._since)
         parts = {part: self._spent[part] for part in (*WORK, "score")}

@@ -26,7 +26,7 @@ from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.handshake import MAX_ADDRESSES, fetch_run
 from ftis_node.swarm.limits import OWN as OWN_LIMITS
 from ftis_node.swarm.limits import Limits
-from ftis_node.swarm.membership import HEARD_SIZE, VIEW_SIZE, Membership
+from ftis_node.swarm.membership import CANDIDATES_MAX, VIEW_SIZE, Membership
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Known, Table, Target
 from ftis_node.swarm.traffic import Traffic
@@ -121,7 +121,7 @@ def shake_hands(data: bytes) -> None:
 
 
 def _check_membership(node: Membership) -> None:
-    require(len(node.view) <= VIEW_SIZE and len(node.strangers()) <= HEARD_SIZE, "too many peers")
+    require(len(node.view) <= VIEW_SIZE and len(node.strangers()) <= CANDIDATES_MAX, "too many peers")
     for peer, known in node.view.items():
         require(peer not in node.refused and node.limits(peer) is not None, "a peer is let in and left out")
         require(known.agent.isprintable() and len(known.agent) <= 64, "a peer's name does not print")

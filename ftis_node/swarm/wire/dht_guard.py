@@ -1,7 +1,7 @@
-"""What hivemind's DHT lets strangers do, and this node does not: it believes what requests and answers say.
+"""Checks on hivemind's DHT, which trusts the contents of requests and answers.
 
-Importing this module puts the checks in place, once, for every `DHTProtocol` of the process. hivemind keeps the routing
-table then; records are this project's own (`shelf`, `lookup`): hivemind's storage and caches stay empty.
+The import of this module installs the checks for every `DHTProtocol` of the process. hivemind keeps the routing table;
+this project keeps the records (`shelf`, `lookup`). hivemind's storage and caches stay empty.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ftis_node.swarm.wire.shelf import Shelf
 
 MAX_KEYS = 16
 NODES_MAX = 1024
-RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # each a list in a call to store
-NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node that is started anew has a new id in the DHT
-CALLS_A_SECOND, CALLS_AT_ONCE = 10.0, 100.0  # of one peer
+RECORD = ("keys", "subkeys", "values", "expiration_time", "in_cache")  # lists in a store call
+NEW_IDS_A_SECOND, NEW_IDS_AT_ONCE = 1 / 600, 4.0  # a node has a new DHT id after each start
+CALLS_A_SECOND, CALLS_AT_ONCE = 10.0, 100.0  # by one peer
 
 
 class _Callers:
-    """How often each peer may call, and which id in the DHT it has: one, or it would fill the routing table with those
-    that it makes up."""
+    """The call budget and the DHT id of each peer. A peer has one id; otherwise it could fill the routing table with
+    invented ones."""
 
     def __init__(self) -> None:
         self.calls = Budgets(time.monotonic, CALLS_A_SECOND, CALLS_AT_ONCE)
@@ -62,23 +62,23 @@ def _callers(dht: DHTProtocol) -> _Callers:
 
 
 def _shelf(dht: DHTProtocol) -> Shelf | None:
-    """Where this node keeps records; None until `swarm.wire.directory` has given it one."""
+    """This node's shelf of records; None until `swarm.wire.directory` has set one."""
     shelf: Shelf | None = dht.__dict__.get("shelf")
     return shelf
 
 
-# --- what peers ask ---------------------------------------------------------------------------------------------------
+# --- calls of peers ---------------------------------------------------------------------------------------------------
 
 
 def _check(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
-    """Raises ValueError for more keys than anybody needs."""
+    """Raise ValueError if a call has too many keys or malformed ones."""
     _check_caller(dht, request, context)
     if len(request.keys) > MAX_KEYS or any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
         raise ValueError(f"a DHT call has at most {MAX_KEYS} keys of {DHTID.HASH_NBYTES} bytes")
 
 
 def _check_caller(dht: DHTProtocol, request: Any, context: P2PContext) -> None:
-    """Raises ValueError if it calls too often; an id that is not believed is left out."""
+    """Raise ValueError if the peer calls too often; remove a DHT id that is not credible."""
     callers = _callers(dht)
     peer = context.remote_id.to_bytes()
     if not callers.calls.take(peer):
@@ -95,7 +95,7 @@ async def _rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2
 
 @functools.wraps(_find)
 async def _rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-    """The nearest nodes, as hivemind finds them, and the records that this node keeps under each key."""
+    """Answer with the nearest nodes, which hivemind finds, and the records that this node keeps under each key."""
     _check(self, request, context)
     response: dht_pb2.FindResponse = await _find(self, request, context)
     shelf = _shelf(self)
@@ -107,9 +107,9 @@ async def _rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2
 
 @functools.wraps(_store)
 async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
-    """Only a caller's own record is kept: keys are free, and through one connection come as many as one likes.
+    """Keep only the caller's own record: keys are free, and one connection can carry any number of records.
 
-    `store_ok` says of each whether its key had room.
+    `store_ok` says for each record whether its key had room.
     """
     _check(self, request, context)
     caller = context.remote_id.to_bytes()
@@ -126,11 +126,11 @@ async def _rpc_store(self: DHTProtocol, request: dht_pb2.StoreRequest, context: 
     return response
 
 
-# --- what this node asks ----------------------------------------------------------------------------------------------
+# --- calls to peers ---------------------------------------------------------------------------------------------------
 
 
 class _Asking:
-    """A peer's handlers, whose answers are cut down to what is believed before hivemind sees them."""
+    """A stub for calls to a peer that removes what is not credible from its answers before hivemind reads them."""
 
     def __init__(self, dht: DHTProtocol, peer: PeerID) -> None:
         self._dht = dht
@@ -169,9 +169,9 @@ def _get_stub(self: DHTProtocol, peer: PeerID) -> _Asking:
 
 
 async def ask(dht: DHTProtocol, peer: bytes, key: bytes) -> tuple[bytes, list[tuple[DHTID, bytes]]] | None:
-    """One peer's answer to a look-up; None if there was none.
+    """Look up a key at one peer; None without an answer.
 
-    Returns what it has under the key, in bytes that nobody has checked yet, and the nodes that it names as nearest.
+    Returns the unchecked bytes that it has under the key, and the nodes that it names as nearest.
     """
     request = dht_pb2.FindRequest(keys=[key], peer=dht.node_info)
     response = await _answer(dht, peer, _Asking(dht, PeerID(peer)).rpc_find(request, timeout=dht.wait_timeout))
@@ -183,7 +183,7 @@ async def ask(dht: DHTProtocol, peer: bytes, key: bytes) -> tuple[bytes, list[tu
 
 
 async def leave_record(dht: DHTProtocol, peer: bytes, record: DHTRecord) -> bool | None:
-    """Leaves this node's record with a peer. Returns whether the key has room there; None if there was no answer."""
+    """Store this node's record at a peer. Return whether the key has room there; None without an answer."""
     request = dht_pb2.StoreRequest(
         keys=[record.key],
         subkeys=[record.subkey],
@@ -197,7 +197,7 @@ async def leave_record(dht: DHTProtocol, peer: bytes, record: DHTRecord) -> bool
 
 
 async def _answer(dht: DHTProtocol, peer: bytes, calling: Any) -> Any:
-    """An answer, after which the routing table knows better; None if there was none."""
+    """Await an answer and update the routing table; None without an answer."""
     try:
         response = await calling
     except Exception:  # hivemind raises anything from a remote handler's repr to a socket error

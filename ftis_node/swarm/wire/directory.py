@@ -1,6 +1,6 @@
-"""The DHT: hints about where a run's nodes may be dialled, left and looked up. Nothing hangs on it.
+"""The DHT: publishes and looks up hints about the addresses of a run's nodes. A node works without it.
 
-Records of a run lie under its first key while there is room (64), else under shards of it: see docs/network.md.
+Records of a run lie under its first key while it has room (64), else under its shards: see docs/network.md.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ DHT_SECONDS = 10.0
 CALL_SECONDS = 3.0
 LEAVE_SECONDS = 1.0
 NEIGHBOURS = 3
-BUCKET, DEPTH_MODULO = 20, 5  # of the routing table, as hivemind's own nodes have them
+BUCKET, DEPTH_MODULO = 20, 5  # hivemind's defaults for the routing table
 
 logger = logging.getLogger(__name__)
 
 
 class Directory:
-    """This node in the DHT. Whatever goes wrong there is logged and goes no further."""
+    """This node in the DHT. Errors there are logged and not raised."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Directory:
     ) -> None:
         """
         Args:
-            p2p: returns hivemind's P2P of the moment; another p2pd may take its place.
-            known: whether a peer is in the view: its record outlasts strangers' here.
-            doubted: whether too many of those that a peer named did not answer: it does not count as a teller.
+            p2p: returns the present P2P of hivemind; a restart replaces it.
+            known: returns whether a peer is in the view; its record outlasts those of strangers here.
+            doubted: returns whether too many peers that this one named did not answer; it then counts as no teller.
         """
         self._p2p = p2p
         self._author = identity.author
@@ -64,12 +64,12 @@ class Directory:
         self._validator = OwnerSigned(identity, run_id)
         self._shelf = Shelf(self._validator, known)
         self._doubted = doubted
-        self._full: set[int] = set()  # depths at which this node's key had no room when it last published there
+        self._full: set[int] = set()  # depths at which this node's key had no room at the last publication
         self._dht: DHTProtocol | None = None
 
     async def join(self, peers: Collection[bytes]) -> None:
-        """Takes part, and makes sure that some living peers are among its neighbours there: a node that started alone,
-        or whose neighbours have all gone, would be in a DHT of its own otherwise."""
+        """Join the DHT and make some live peers its neighbours there. Otherwise a node that started alone, or lost all
+        its neighbours, would be in a DHT of its own."""
         try:
             if self._dht is None:
                 self._dht = await asyncio.wait_for(self._create(), DHT_SECONDS)
@@ -78,25 +78,25 @@ class Directory:
             logger.warning("The DHT cannot be used at present, peers are found without it: %r", error)
 
     async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:
-        """Leaves this node's addresses there, for four minutes.
+        """Publish this node's addresses for four minutes.
 
         Args:
-            settled: whether this node has peers enough. One that has not leaves them under every key on its way down,
-                however full it is said to be: else made-up records could keep it from being found.
+            settled: whether this node has enough peers. If not, it publishes under every key on its way down, even if
+                peers call the key full: otherwise invented records could hide it.
         """
         with suppress(Exception):
             await asyncio.wait_for(self._publish(addresses, settled), DHT_SECONDS * len(DEPTHS))
 
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
-        """Looks under the run's first key, and below full ones under random shards.
+        """Look up the run's first key, and random shards below full keys.
 
-        Every answer comes with its teller, and is a hint: a handshake decides who is met.
+        Every answer names its teller and is only a hint; a handshake must confirm each address.
 
         Args:
-            alone: whether this node has no peers: then it looks at each depth. Else it looks at one, which it draws of
-                those where it would publish, so that the first key's few replicas do not serve all newcomers.
+            alone: whether this node has no peers; it then looks up each depth. Otherwise it draws one of the depths
+                where it would publish, so that the first key's few replicas do not serve all newcomers.
         """
-        for owner, addresses in self._shelf.addresses().items():  # each left them itself
+        for owner, addresses in self._shelf.addresses().items():  # each owner stored them itself
             take(Answer(DHTID(0), owner, {owner: addresses}))
         deepest = min(1 + max(self._full, default=-1), DEPTHS[-1])
         for depth in DEPTHS if alone else [random.randint(0, deepest)]:
@@ -105,7 +105,7 @@ class Directory:
                 return
 
     async def _find_under(self, key: bytes, take: Callable[[Answer], None]) -> bool:
-        """Returns whether the key is full, by the answers of tellers that are not doubted."""
+        """Return whether the key is full, by the answers of tellers without doubt."""
         tellers, owners = set[bytes](), set[bytes]()
 
         def enough(answer: Answer) -> bool:
@@ -119,7 +119,7 @@ class Directory:
         return len(owners) >= MAX_RECORDS
 
     async def leave(self) -> None:
-        """Takes part no longer; a p2pd that is gone costs a second."""
+        """Leave the DHT; if p2pd is gone, this takes a second."""
         dht, self._dht = self._dht, None
         if dht is not None:
             with suppress(Exception):
@@ -155,12 +155,12 @@ class Directory:
                 return
 
     async def _leave(self, shard: str, addresses: Sequence[str]) -> bool:
-        """Leaves the record with the five nearest that answer; returns whether half of them had room or more."""
+        """Store the record at the five nearest nodes that answer; return whether at least half of them had room."""
         dht = self._dht
         if dht is None:
             return True
         record = self._validator.sign(shard, addresses, RECORD_LIFETIME)
-        beside = record.key[:-1] + bytes([record.key[-1] ^ 1])  # has the same neighbours, and no records to be sent
+        beside = record.key[:-1] + bytes([record.key[-1] ^ 1])  # same neighbours, no records, small answers
         answers: list[Answer] = []
 
         def all_of_them(answer: Answer) -> bool:

@@ -1,4 +1,4 @@
-"""Calls that come in, however the bytes travel: who is answered, how many streams there are, how fast they ask."""
+"""Limits on calls from peers, for every transport: refused callers, open streams, and the rate of requests."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ftis_node.swarm.wire.transport import Handlers
 
 Task = asyncio.Task[Any]
 
-STREAMS = 256  # in all, or a quarter of the files that may be open; p2pd has a file open for each too
+STREAMS = 256  # in all, or a quarter of the limit of open files; p2pd has a file open for each too
 STREAMS_OF_ONE_PEER = 4
-STRANGERS_PART = HALF_OPEN_PART = 4  # so many in one
+STRANGERS_PART = HALF_OPEN_PART = 4  # one stream in so many
 STALL_SECONDS = 30.0
-FIRST_SECONDS = 10.0  # a node asks as soon as its stream is open
-# Of one peer's requests in streams: ten full ones a second, forty at once. One more waits for its turn.
+FIRST_SECONDS = 10.0  # an honest node sends its request as soon as its stream is open
+# One peer's requests in streams: ten full ones a second, forty at once. A further one waits for its turn.
 LOOKUPS_A_SECOND, LOOKUPS_AT_ONCE = 800.0, 3200.0
-LOOKUPS_A_REQUEST = 16  # what a request costs beside its digests
+LOOKUPS_A_REQUEST = 16  # cost of a request beside its digests
 
 
 class Streams:
-    """The streams that are open, each by the task that answers it.
+    """The open streams by the task that answers each.
 
-    One peer has 4 at most, so the 64 of the view cannot fill the 256. All peers outside the view share a quarter. At
-    most a quarter are half-open, which means that no request has come: the oldest of those makes room for a new one.
+    One peer has at most 4, so a few peers cannot fill the 256. All peers outside the view share a quarter. At
+    most a quarter are half-open, which means that no request has come; the oldest of those makes room for a new one.
     """
 
     def __init__(self, most: int | None = None) -> None:
         """
         Args:
-            most: streams at a time; by default what the limit of open files has room for.
+            most: streams at a time; by default as many as the limit of open files allows.
         """
         self._most = max(STREAMS_OF_ONE_PEER, min(STREAMS, limit() // 4)) if most is None else most
-        self._open: dict[Task, tuple[bytes, bool]] = {}  # whose it is, and whether that is a stranger
+        self._open: dict[Task, tuple[bytes, bool]] = {}  # its peer, and whether that is a stranger
         self._half_open: dict[Task, None] = {}
         self._of_peers: Counter[bytes] = Counter()
         self._of_strangers = 0
@@ -49,11 +49,11 @@ class Streams:
         return len(self._open)
 
     def of(self, peer: bytes) -> int:
-        """How many this peer has open."""
+        """The number of streams that this peer has open."""
         return self._of_peers[peer]
 
     def enter(self, task: Task, peer: bytes, *, stranger: bool) -> bool:
-        """Takes the stream in, which has to `leave` in the end; False if there is no room for it."""
+        """Add a stream, which must `leave` in the end; False if there is no room for it."""
         full = len(self._open) >= self._most or self._of_peers[peer] >= STREAMS_OF_ONE_PEER
         if full or (stranger and self._of_strangers >= max(1, self._most // STRANGERS_PART)):
             return False
@@ -68,11 +68,11 @@ class Streams:
         return True
 
     def asked(self, task: Task) -> None:
-        """Its first request has come."""
+        """Note a stream's first request."""
         self._half_open.pop(task, None)
 
     def leave(self, task: Task) -> None:
-        """It has ended."""
+        """Remove a stream that has ended."""
         peer, stranger = self._open.pop(task)
         self._half_open.pop(task, None)
         self._of_strangers -= stranger
@@ -81,14 +81,14 @@ class Streams:
             del self._of_peers[peer]
 
     def end(self, peer: bytes | None = None) -> None:
-        """Ends all streams of a peer; by default all streams there are."""
+        """End all streams of a peer; by default all streams."""
         for task, (owner, _) in self._open.items():
             if peer is None or owner == peer:
                 task.cancel()
 
 
 class Inbound:
-    """Passes peers' calls on to the node, within limits. Every network puts it between itself and its handlers."""
+    """Passes peers' calls to the node within limits. Every transport puts it between itself and its handlers."""
 
     def __init__(self, handlers: Handlers) -> None:
         self._handlers = handlers
@@ -96,26 +96,26 @@ class Inbound:
         self._lookups = Budgets(boot_seconds, LOOKUPS_A_SECOND, LOOKUPS_AT_ONCE)
 
     def end_streams(self, peer: bytes | None = None) -> None:
-        """Ends the streams that this peer has opened; by default those of all."""
+        """End the streams that this peer has opened; by default those of all peers."""
         self._streams.end(peer)
 
     async def handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-        """Answers a caller. Raises PermissionError if it is not to be answered."""
+        """Answer a caller. Raises PermissionError if the node refuses it."""
         self._admit(peer)
         return await self._handlers.on_handshake(request, peer)
 
     async def exchange(self, request: ftis_pb2.ExchangeRequest, peer: bytes) -> ftis_pb2.ExchangeResponse:
-        """Answers a caller. Raises PermissionError if it is not to be answered."""
+        """Answer a caller. Raises PermissionError if the node refuses it."""
         self._admit(peer)
         return await self._handlers.on_exchange(request, peer)
 
     async def fetch(
         self, requests: AsyncIterator[ftis_pb2.FetchRequest], peer: bytes
     ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
-        """Answers a stream, which stays open until the caller ends its own side.
+        """Answer a stream, which stays open until the caller ends its own side.
 
-        A caller who does not read, or neither asks nor hangs up, is waited for up to a limit: then the task is
-        cancelled that this runs in.
+        The wait for a caller that does not read, or neither sends a request nor hangs up, has a limit. After it this
+        task is cancelled.
         """
         task = asyncio.current_task()
         if task is None or not self._handlers.admits(peer):
@@ -148,5 +148,5 @@ class Inbound:
 
 
 def _digests(request: ftis_pb2.FetchRequest) -> int:
-    """How many are looked up."""
+    """The number of digests that the node looks up."""
     return min(len(request.digests), OWN.digests)

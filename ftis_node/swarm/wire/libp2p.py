@@ -1,4 +1,4 @@
-"""libp2p through hivemind's p2pd, in this process's own event loop. Every wait here has a limit."""
+"""libp2p through hivemind's p2pd, in this process's own event loop. Every wait here has a time limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Handlers, Health, Listening, Unreachable
 
 DIAL_SECONDS = 5.0
-# A p2pd that hangs is noticed after 1 + 1.5 + 1 + 1.5 s at the latest; one that died at once.
+# The node detects a p2pd that hangs after at most 1 + 1.5 + 1 + 1.5 s, and one that died at once.
 PING_EVERY = 1.0
 PING_SECONDS = 1.5
 MISSED_PINGS = 2
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 class Libp2p:
-    """A p2pd with our identity. When it has died or hangs, `restart` puts another in its place."""
+    """A p2pd with our identity. When it has died or hangs, `restart` replaces it."""
 
     def __init__(self, listening: Listening, started: Callable[[int], None] | None = None) -> None:
         """
         Args:
-            started: told the process id of each p2pd.
+            started: called with the process id of each p2pd.
         """
         self.p2p: Any = None
         self._service: FtisSwarm | None = None
@@ -52,24 +52,24 @@ class Libp2p:
 
     @classmethod
     async def start(cls, listening: Listening, started: Callable[[int], None] | None = None, before: int = 0) -> Libp2p:
-        """A transport whose p2pd runs.
+        """Start p2pd and return its transport.
 
         Args:
-            before: where any port will do, this one if it is free: others may know it. 0: none.
+            before: the port to prefer if the settings name none, because peers may know it. 0: none.
 
         Raises:
             UserError: the port is taken, or p2pd does not start.
         """
         transport = cls(listening, started)
         if before and listening.port == 0:
-            with suppress(UserError):  # somebody else has it now
+            with suppress(UserError):  # another process has it now
                 check_port(listening.host, before)
                 transport.port = before
         await transport._launch()
         return transport
 
     async def restart(self) -> None:
-        """Ends what is left of p2pd and starts another, on the same port, so that it is found where it was.
+        """End what is left of p2pd and start another on the same port, so that peers find it there.
 
         Raises:
             UserError: p2pd does not start.
@@ -80,13 +80,13 @@ class Libp2p:
         await self._launch()
 
     async def trouble(self) -> str:
-        """Returns when p2pd has died or does not answer, saying which."""
+        """Wait until p2pd has died or does not answer; return which."""
         missed = 0
         control = self.p2p._client.control
         ended = asyncio.ensure_future(self.p2p._child.wait())
         try:
             while missed < MISSED_PINGS:
-                # Calls of peers, and answers to this node's own, come by one connection, which may end by itself.
+                # One connection carries the calls of peers and the answers to this node; it alone may end.
                 done, _ = await asyncio.wait(
                     {ended, control._read_task, control._write_task},
                     timeout=PING_EVERY,
@@ -101,30 +101,30 @@ class Libp2p:
             ended.cancel()
 
     def down_seconds(self) -> float:
-        """For how long p2pd has been gone; 0 while it is there."""
+        """Seconds since p2pd ended; 0 while it runs."""
         return time.monotonic() - self._down_since if self._down_since is not None else 0.0
 
     @property
     def pid(self) -> int:
-        """Process id of p2pd."""
+        """The process id of p2pd."""
         return int(self.p2p._child.pid)
 
     async def addresses(self) -> list[str]:
-        """Multiaddrs under which this node may be dialled, each ending in its peer id; none if it only dials."""
+        """The multiaddrs under which peers may dial this node, each ending in its peer id; none if it only dials."""
         found = await asyncio.wait_for(self.p2p._client.identify(), DIAL_SECONDS)
         return [f"{address}/p2p/{self.p2p.peer_id.to_base58()}" for address in found[1]]
 
     async def health(self) -> Health | None:
-        """How p2pd is, and what AutoNAT says of whether others can dial this node; None if p2pd does not answer."""
+        """The health of p2pd with AutoNAT's finding; None if p2pd does not answer."""
         return await health(self.p2p)
 
     async def disconnect(self, peer: bytes) -> None:
-        """Closes the connections to `peer`, if there are any and p2pd answers; it may dial again."""
+        """Close all connections to `peer` if p2pd answers; the peer may dial again."""
         with suppress(Exception):  # hivemind raises anything from a socket error to what its parser raises
             await asyncio.wait_for(self.p2p._client.disconnect(PeerID(peer)), DIAL_SECONDS)
 
     async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
-        """Makes sure that there is a connection to `peer`, dialling `addresses` if there is none.
+        """Dial `addresses` of `peer` unless there is a connection.
 
         Raises:
             Unreachable: no address answered.
@@ -134,29 +134,29 @@ class Libp2p:
             with suppress(Exception):  # an address from a peer may be anything; a bad one is skipped
                 maddrs.append(Multiaddr(text.rpartition("/p2p/")[0]))
         try:
-            # The one call that hivemind keeps private and a node cannot do without: dialling after the start.
+            # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {_in_words(error)}") from error
 
     async def connected(self) -> set[bytes]:
-        """Peer ids that p2pd has a connection to."""
+        """The ids of the peers that p2pd has a connection to."""
         peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
         return {info.peer_id.to_bytes() for info in peers}
 
     async def neighbours(self) -> dict[bytes, list[str]]:
-        """Multiaddrs, without peer ids, of the other ends of p2pd's connections, by peer."""
+        """The remote multiaddrs of p2pd's connections, without peer ids, by peer."""
         peers = await asyncio.wait_for(self.p2p.list_peers(), DIAL_SECONDS)
         return {info.peer_id.to_bytes(): [str(address) for address in info.addrs] for info in peers}
 
     async def serve(self, handlers: Handlers) -> None:
-        """Passes calls of peers on to these handlers from now on; once more after a restart."""
+        """Pass calls of peers to these handlers from now on; call it again after a restart."""
         if self._service is None:
             self._service = FtisSwarm(handlers)
         await asyncio.wait_for(self._service.add_p2p_handlers(self.p2p), DIAL_SECONDS)
 
     async def serve_no_more(self) -> None:
-        """Ends all streams of peers, and passes no call on any more."""
+        """End all streams of peers, and refuse further calls."""
         if self._service is None:
             return
         with suppress(Exception):  # p2pd may be gone
@@ -164,26 +164,26 @@ class Libp2p:
         self._service.end_streams()
 
     def end_streams(self, peer: bytes) -> None:
-        """Ends the streams that this peer has opened."""
+        """End the streams that this peer has opened."""
         if self._service is not None:
             self._service.end_streams(peer)
 
     async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
-        """Calls `peer`. hivemind raises anything from a remote handler's repr to a socket error."""
+        """Call `peer`. hivemind raises anything from a remote handler's repr to a socket error."""
         answer: ftis_pb2.Handshake = await self._stub(peer).rpc_handshake(hello, timeout=seconds)
         return answer
 
     async def exchange(
         self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
     ) -> ftis_pb2.ExchangeResponse:
-        """Calls `peer`. Raises as `handshake` does."""
+        """Call `peer`. Raises as `handshake` does."""
         answer: ftis_pb2.ExchangeResponse = await self._stub(peer).rpc_exchange(request, timeout=seconds)
         return answer
 
     async def fetch(
         self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
     ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
-        """Opens a stream to `peer`, whose answers end as soon as it ends. Raises as `handshake` does."""
+        """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
         chunks: AsyncGenerator[ftis_pb2.FetchChunk, None] = await self._stub(peer).rpc_fetch(requests)
         return chunks
 
@@ -197,7 +197,7 @@ class Libp2p:
         return FtisSwarm.get_stub(self.p2p, PeerID(peer))
 
     async def close(self) -> None:
-        """Ends p2pd, by force if it does not end when asked."""
+        """End p2pd, by force if it does not shut down in time."""
         self.up = False
         try:
             await asyncio.wait_for(self.p2p.shutdown(), DIAL_SECONDS)
@@ -213,7 +213,7 @@ class Libp2p:
             except UserError:
                 if last or self.listening.port != 0:
                     raise
-                self.port = 0  # somebody was faster, or took it while p2pd was down: any other will do
+                self.port = 0  # another process has taken the port: any other will do
         self.up = True
         self._down_since = None
         if self._started is not None:
@@ -223,12 +223,12 @@ class Libp2p:
         try:
             await asyncio.wait_for(self.p2p._client.identify(), PING_SECONDS)
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
-            return ran_out(error)  # of this process's own files: that says nothing of p2pd
+            return ran_out(error)  # this process has no file descriptors left: no evidence against p2pd
         return True
 
 
 def _in_words(error: Exception) -> str:
-    """What went wrong with a dial; libp2p tells it of each address, on several lines."""
+    """The reason of a failed dial in one line; libp2p reports each address on a line of its own."""
     text = " ".join(str(error).split())
     if found := re.search(r"remote key matches (\w+)", text):
         return f"another node answers there, {found[1]}"

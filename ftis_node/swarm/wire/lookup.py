@@ -1,4 +1,4 @@
-"""One walk through the DHT towards a key: a bounded number of calls, and each record with the peer that told of it."""
+"""One walk through the DHT towards a key: a bounded number of calls; each record comes with the peer that sent it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ftis_node.swarm.wire.records import OwnerSigned, unpack_answer
 from ftis_node.swarm.wire.shards import AT_ONCE, OWN_NODES
 from ftis_node.swarm.wire.transport import Answer
 
-NAMED_NODES = 12  # that others name, of which each names four at most
-NAMED_BY_ONE = 4
+NAMED_NODES = 12  # calls to nodes that other nodes named
+NAMED_BY_ONE = 4  # used from each answer
 
 
 async def walk(dht: Any, key: bytes, validator: OwnerSigned, take: Callable[[Answer], bool]) -> None:
-    """Asks the nodes nearest to a key, nearest first, at most 24.
+    """Ask the nodes nearest to a key, nearest first, at most 24.
 
-    Those of the own routing table come first: made-up nodes that a peer names keep none of them from being asked.
+    The nodes of the own routing table come first, so that a peer cannot displace them with nodes that do not exist.
 
     Args:
         dht: a `DHTProtocol`.
-        take: takes each answer; True: it is enough, and nobody more is asked.
+        take: takes each answer; True ends the walk.
     """
     target = DHTID.from_bytes(key)
     own = dht.routing_table.get_nearest_neighbors(target, OWN_NODES, exclude=dht.node_id)
@@ -39,9 +39,9 @@ async def walk(dht: Any, key: bytes, validator: OwnerSigned, take: Callable[[Ans
         asked.update(peer for _, peer in batch)
         left -= len(batch)
         enough = False
-        for told in await asyncio.gather(*(_ask(dht, node, peer, key, validator) for node, peer in batch)):
-            if told is not None:
-                answer, others = told
+        for found in await asyncio.gather(*(_ask(dht, node, peer, key, validator) for node, peer in batch)):
+            if found is not None:
+                answer, others = found
                 enough |= take(answer)
                 fresh = [(node, peer) for node, peer in others if peer not in asked]
                 named.update(sorted(fresh, key=lambda one: target.xor_distance(one[0]))[:NAMED_BY_ONE])
@@ -52,17 +52,17 @@ async def walk(dht: Any, key: bytes, validator: OwnerSigned, take: Callable[[Ans
 async def _ask(
     dht: Any, node: DHTID, peer: bytes, key: bytes, validator: OwnerSigned
 ) -> tuple[Answer, list[tuple[DHTID, bytes]]] | None:
-    told = await ask(dht, peer, key)
-    if told is None:
+    found = await ask(dht, peer, key)
+    if found is None:
         return None
-    value, others = told
-    # Sixty-four signatures take some 10 ms, and the loop has others to serve.
+    value, others = found
+    # Sixty-four signatures take some 10 ms, so check them outside the event loop.
     addresses = await asyncio.to_thread(check, key, value, validator) if value else {}
     return Answer(node, peer, addresses), others
 
 
 def check(key: bytes, value: bytes, validator: OwnerSigned) -> dict[bytes, list[str]]:
-    """The addresses in an answer, by owner: of records that their owners signed, and addresses that are theirs."""
+    """The owners' own addresses in the validly signed records of an answer, by owner."""
     found: dict[bytes, list[str]] = {}
     for record in unpack_answer(key, value):
         owner = validator.owner(record)

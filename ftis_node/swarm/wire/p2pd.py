@@ -1,4 +1,4 @@
-"""hivemind's libp2p daemon as this node needs it: in private, and with closed what hivemind leaves open."""
+"""hivemind's libp2p daemon p2pd with private sockets, and without the gaps that hivemind leaves open."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ HEALTH_SECONDS = 2.0
 MAX_MESSAGE_BYTES = MAX_PACKET_BYTES + 1024  # a packet in its chunk
 MAX_REQUEST_BYTES = 8 << 10  # the digests of a fetch
 MAX_ERROR_BYTES = 4 << 10
-MAX_CALL_BYTES = 512 << 10  # of a call that is no stream, and of its answer
-CALLS_OF_ONE_PEER = 8  # at once, of those that are no streams
+MAX_CALL_BYTES = 512 << 10  # a unary call or its answer
+CALLS_OF_ONE_PEER = 8  # unary calls at once
 _NO_KADEMLIA, _KADEMLIA_CLIENT = "none", "client"
-_HOP = "/libp2p/circuit/relay/0.2.0/hop"  # circuit v2: by this a node asks another to pass on what others send it
+_HOP = "/libp2p/circuit/relay/0.2.0/hop"  # circuit v2: the protocol by which a node asks for a relay
 
-# AutoNAT's finding is in p2pd's log and in its metrics. The latter come with Go's profiler, on a port that every local
-# user and, by DNS rebinding, any web page can read.
+# p2pd reports AutoNAT's finding in its log and in its metrics. The metrics come with Go's profiler, on a port that
+# every local user and, by DNS rebinding, any web page can read.
 _AUTONAT = "autonat"
 _FINDINGS: dict[str, Reachable] = {f"NAT status is {word}": word for word in ("unknown", "public", "private")}
 
-# With --set relay_for_others=true. p2pd has no limit on the rate, and none on all circuits together.
-_RELAY_RESERVATIONS, _RELAY_CIRCUITS = 16, 4  # nodes that may be reached through this one; circuits of each
-_RELAY_BYTES, _RELAY_TIME, _RELAY_BUFFER = 256 << 20, "30m", 64 << 10  # a circuit, in each direction
+# Limits with --set relay_for_others=true. p2pd has no limit on the rate, and none on all circuits together.
+_RELAY_RESERVATIONS, _RELAY_CIRCUITS = 16, 4  # relayed nodes; circuits of each
+_RELAY_BYTES, _RELAY_TIME, _RELAY_BUFFER = 256 << 20, "30m", 64 << 10  # per circuit and direction
 
 logger = logging.getLogger(__name__)
 
 
 def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
-    """As the settings say. Raises UsageError for addresses that are none."""
+    """The options of p2pd by the settings. Raises UsageError if an address is invalid."""
     raise_all(listening_mistakes(settings))
     return Listening(
         key,
@@ -69,7 +69,7 @@ def listening_of(settings: Settings, key: Path, sockets: Path) -> Listening:
 
 
 async def _receive_bounded(reader: asyncio.StreamReader, most: int = MAX_MESSAGE_BYTES) -> bytes:
-    """hivemind believes any length that a stream's sender writes, and buffers until memory is full."""
+    """Read a message with a bounded length. hivemind trusts the sender's length and buffers until memory is full."""
     length = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), "big")
     if length > most:
         raise ValueError(f"a message of {length} bytes; at most {most} are allowed")
@@ -77,7 +77,7 @@ async def _receive_bounded(reader: asyncio.StreamReader, most: int = MAX_MESSAGE
 
 
 async def _receive_message(kind: type[Message], reader: asyncio.StreamReader) -> tuple[Message | None, RPCError | None]:
-    """As hivemind's, with a limit by what is expected: who asks needs little room, only packets need much."""
+    """Replace hivemind's reader by one with a limit per message type: requests are small, only packets are large."""
     marker = await reader.readexactly(1)
     if marker == P2P.ERROR_MARKER:
         error = RPCError()
@@ -94,16 +94,16 @@ async def _receive_message(kind: type[Message], reader: asyncio.StreamReader) ->
 P2P.receive_raw_data = staticmethod(_receive_bounded)
 P2P.receive_protobuf = staticmethod(_receive_message)
 
-# hivemind writes a peer id within a multiaddr as a CID, which p2pd cannot read: no relayed address could be dialled. A
-# multihash, which is what the specification of multiaddr says, is what it writes for protocols that are not in here.
+# hivemind writes a peer id within a multiaddr as a CID, which p2pd cannot read, so no relayed address could be dialled.
+# The multiaddr specification requires a multihash, which hivemind writes for protocols that are not in this table.
 cid.PROTO_NAME_TO_CIDv1_CODEC.clear()
 
 
 class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
-    """Calls that still wait for their answer.
+    """Calls that wait for their answer.
 
-    hivemind asks whether a call is `in` here and then gives it its answer. If the call was given up in the same turn of
-    the loop, that raises, and ends the one task that reads all answers: the node would be deaf from then on.
+    hivemind checks whether a call is `in` here and then sets its answer. If the call was cancelled in the same turn of
+    the loop, this raises and ends the only task that reads answers: the node would receive nothing from then on.
     """
 
     over = False
@@ -118,7 +118,7 @@ class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
             future.set_exception(P2PDaemonError("p2pd has ended"))
 
     def fail(self) -> None:
-        """p2pd is gone: without this each call, now and later, would wait for its own time to run out."""
+        """Fail all calls, now and later, because p2pd is gone; otherwise each would wait for its timeout."""
         self.over = True
         for future in list(self.values()):
             if not future.done():
@@ -126,9 +126,9 @@ class PendingCalls(dict[Any, "asyncio.Future[Any]"]):
 
 
 class CallHandlers(dict[str, Callable[[bytes, PeerID], Awaitable[bytes]]]):
-    """Who answers calls that are no streams, the DHT's included, by name.
+    """Handlers of unary calls by name, the DHT's included.
 
-    One peer has so many at once that wait for something; what is beyond that is refused before its body is parsed.
+    Each peer has a limit of unfinished calls. A call beyond it is refused before its body is parsed.
     """
 
     def __init__(self) -> None:
@@ -151,16 +151,16 @@ class CallHandlers(dict[str, Callable[[bytes, PeerID], Awaitable[bytes]]]):
 
 
 class CallTasks(dict[Any, "asyncio.Task[None]"]):
-    """Calls that are being answered; hivemind keeps for good those that the caller gave up."""
+    """Tasks of running calls. hivemind keeps those that the caller cancelled for good; this removes them."""
 
     def __setitem__(self, call: Any, task: asyncio.Task[None]) -> None:
         super().__setitem__(call, task)
         task.add_done_callback(lambda _: self.pop(call, None))
 
 
-# What runs before p2pd in its process: a session of its own, for Ctrl-C in a terminal reaches the whole group and p2pd
-# must outlive it; and death together with this process, whatever kills it (PR_SET_PDEATHSIG, SIGKILL). hivemind has set
-# the level of its log.
+# The prelude of p2pd's process. It opens a session of its own, because Ctrl-C in a terminal reaches the whole group and
+# p2pd must outlive it. It makes p2pd die with this process, whatever kills that (PR_SET_PDEATHSIG, SIGKILL). hivemind
+# has set the log level.
 _PRELUDE = (
     "import ctypes, os, sys; os.setsid(); ctypes.CDLL(None).prctl(1, 9); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); "
@@ -169,7 +169,7 @@ _PRELUDE = (
 
 
 class _Child(P2P):  # type: ignore[misc]
-    """A p2pd that ends with this process, whose streams leave nothing behind, and whose log is read."""
+    """A p2pd that ends with this process, releases its streams, and has its log read."""
 
     _MORE: Sequence[str] = ()
 
@@ -186,12 +186,12 @@ class _Child(P2P):  # type: ignore[misc]
         await self.add_binary_stream_handler(name, functools.partial(answer_stream, self, name, handler, kind), **more)
 
     async def _read_outputs(self, ready: asyncio.Future[None]) -> None:
-        """p2pd's log, to its end: a full pipe would stop p2pd. `ready` is set once it has started."""
+        """Read p2pd's log to its end, because a full pipe would stop p2pd. Set `ready` once it has started."""
         last = "it said nothing"
         while True:
             try:
                 line = (await self._child.stdout.readline()).decode(errors="ignore")
-            except ValueError:  # a line longer than the reader takes, which has dropped it
+            except ValueError:  # the reader has dropped a line that was too long
                 continue
             if not line:
                 break
@@ -203,7 +203,7 @@ class _Child(P2P):  # type: ignore[misc]
             ready.set_exception(P2PDaemonError(f"Daemon failed to start: {last}"))
 
     def _take(self, line: str) -> None:
-        """One line of p2pd's log."""
+        """Process one line of p2pd's log."""
         with suppress(ValueError, AttributeError, TypeError):
             said = json.loads(line)
             if said.get("logger") == _AUTONAT:
@@ -213,11 +213,11 @@ class _Child(P2P):  # type: ignore[misc]
 
 
 def _private(sockets: Path, *more: str) -> Any:
-    """A P2P whose control sockets are private: hivemind puts them into /tmp, open to every local user.
+    """A P2P class with private control sockets: hivemind puts them into /tmp, open to every local user.
 
-    It takes no part in libp2p's own DHT, which would dial whatever address a connected peer's answer names. Who is
-    where is told by handshakes, exchanges and hivemind's DHT. With relays it is that DHT's client, for without p2pd
-    does not look for relays.
+    It does not join libp2p's own DHT, which would dial any address in a connected peer's answer. Handshakes, exchanges
+    and hivemind's DHT supply addresses instead. With relays it is a client of libp2p's DHT, because p2pd searches for
+    relays only then.
     """
     modes = {_NO_KADEMLIA: {}, _KADEMLIA_CLIENT: {"dhtClient": 1}}
     return type(
@@ -228,7 +228,7 @@ def _private(sockets: Path, *more: str) -> Any:
 
 
 def _relaying(how: Listening) -> list[str]:
-    """Whether p2pd passes on what others send one another, and within which limits, once AutoNAT calls it public."""
+    """The flags of p2pd's relay service, which starts once AutoNAT calls this node public."""
     if not how.relay_for_others:
         return ["-relayService=0"]
     return [
@@ -241,10 +241,10 @@ def _relaying(how: Listening) -> list[str]:
 
 
 async def _relay_for_nobody(p2p: Any) -> None:
-    """Takes the protocol away by which others ask for it.
+    """Remove the protocol by which peers ask for a relay.
 
-    p2pd speaks it whatever -relayService says, as long as -relay is on, without which no relayed node can be reached. A
-    handler of one's own replaces p2pd's, and none is left when that is removed.
+    p2pd speaks it despite -relayService=0 while -relay is on, and without -relay it cannot reach relayed nodes. An own
+    handler replaces p2pd's; its removal leaves none.
     """
 
     async def refuse(_: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -255,7 +255,7 @@ async def _relay_for_nobody(p2p: Any) -> None:
 
 
 async def launch(how: Listening, port: int) -> Any:
-    """A running p2pd. Raises UserError if the port is taken, or p2pd does not start."""
+    """Start p2pd. Raises UserError if the port is taken, or p2pd does not start."""
     if how.listen:
         check_port(how.host, port)
     p2p = None
@@ -286,18 +286,18 @@ async def launch(how: Listening, port: int) -> Any:
     control = p2p._client.control
     control._pending_calls, control._handler_tasks = PendingCalls(), CallTasks()
     control.unary_handlers = CallHandlers()
-    for task in (control._read_task, control._write_task):  # how they end is seen by `Transport.trouble`
+    for task in (control._read_task, control._write_task):  # `Transport.trouble` checks how they end
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return p2p
 
 
 async def kill(p2p: Any, sockets: Path) -> None:
-    """Whatever state p2pd is in, it is gone afterwards, and so are its sockets and whoever waits for an answer."""
+    """End p2pd in any state, remove its sockets, and fail all calls that wait for an answer."""
     with suppress(ProcessLookupError):
         p2p._child.kill()
     await p2p._child.wait()
     p2p._client.control._pending_calls.fail()
-    with suppress(Exception):  # hivemind's own clean-up, of a daemon that it need not end any more
+    with suppress(Exception):  # hivemind's own clean-up; the daemon has ended already
         await asyncio.wait_for(p2p.shutdown(), KILL_SECONDS)
     _remove_sockets(sockets)
 
@@ -308,7 +308,7 @@ def _remove_sockets(directory: Path) -> None:
 
 
 async def health(p2p: Any) -> Health | None:
-    """How p2pd is; None if it does not answer."""
+    """The health of p2pd; None if it does not answer."""
     try:
         connected = await asyncio.wait_for(p2p.list_peers(), HEALTH_SECONDS)
         process = psutil.Process(p2p._child.pid)

@@ -1,4 +1,4 @@
-"""DHT records: small, signed, short-lived hints about where a run's nodes may be dialled, and their keys."""
+"""DHT records: small, signed, short-lived hints about the addresses of a run's nodes, and their keys."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MAX_SUBKEY_BYTES = 128
 MAX_LIFETIME = 600.0
 MAX_ADDRESSES = 8
 MAX_NESTING = 4
-MAX_LIST = 4096  # of whatever hivemind decodes
+MAX_LIST = 4096  # longest list or map that hivemind may decode
 MAX_ANSWER_BYTES = MAX_RECORDS * (MAX_VALUE_BYTES + MAX_SUBKEY_BYTES + 32)
 _CONTEXT = b"ftis/record/1"
 _SIGNATURE_BYTES = 64
 
 
 def record_key(run_id: bytes, shard: str = "") -> str:
-    """The DHT key under which nodes of a run leave their addresses; the subkey is the peer id.
+    """The DHT key under which nodes of a run publish their addresses; the subkey is the peer id.
 
     Args:
-        shard: as many hexadecimal digits as it is deep.
+        shard: hexadecimal digits, as many as its depth.
     """
     return f"ftis/2/{run_id.hex()}/{shard}"
 
@@ -50,7 +50,7 @@ def shard_of(author: bytes, depth: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def keys_of(run_id: bytes, author: bytes) -> frozenset[bytes]:
-    """The keys under which a peer's record may lie, one of each depth."""
+    """The keys under which a peer's record may lie, one per depth."""
     return frozenset(key_bytes(run_id, shard_of(author, depth)) for depth in DEPTHS)
 
 
@@ -61,7 +61,7 @@ def pack_addresses(addresses: Sequence[str]) -> bytes:
 
 
 def unpack_addresses(value: object) -> list[str]:
-    """What `pack_addresses` packed; whatever else somebody stored gives an empty list."""
+    """Read the output of `pack_addresses`; any other value gives an empty list."""
     if not isinstance(value, bytes) or len(value) > MAX_VALUE_BYTES:
         return []
     try:
@@ -74,13 +74,13 @@ def unpack_addresses(value: object) -> list[str]:
 
 
 def pack_answer(records: Sequence[DHTRecord]) -> bytes:
-    """Records of one key as an answer to a look-up carries them."""
+    """Pack the records of one key for the answer to a look-up."""
     packed: bytes = msgpack.packb([[r.subkey, r.value, r.expiration_time] for r in records[:MAX_RECORDS]])
     return packed
 
 
 def unpack_answer(key: bytes, answer: bytes) -> list[DHTRecord]:
-    """What `pack_answer` packed, not validated; empty if it is anything else, or more than 64 records."""
+    """Read the output of `pack_answer` without validation; empty if it is malformed or has over 64 records."""
     if len(answer) > MAX_ANSWER_BYTES:
         return []
     try:
@@ -99,14 +99,14 @@ def _read(key: bytes, subkey: object, value: object, expiration: object) -> DHTR
 
 
 class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
-    """Accepts only records of this run, under a key of their owner's, signed by it, small and short-lived."""
+    """Accepts only small, short-lived records of this run that their owner signed under its own key."""
 
     def __init__(self, identity: Identity, run_id: bytes) -> None:
         self._identity = identity
         self._run_id = run_id
 
     def owner(self, record: DHTRecord) -> bytes | None:
-        """The 38-byte peer id of the node that left this record; None if nobody's signature or no such record."""
+        """The 38-byte peer id of the record's owner; None if the record or its signature is invalid."""
         if len(record.value) > MAX_VALUE_BYTES or len(record.subkey) > MAX_SUBKEY_BYTES:
             return None
         if not time.time() - 60 < record.expiration_time <= time.time() + MAX_LIFETIME:
@@ -124,14 +124,14 @@ class OwnerSigned(RecordValidatorBase):  # type: ignore[misc]
         return self.owner(record) is not None
 
     def sign(self, shard: str, addresses: Sequence[str], lifetime: float) -> DHTRecord:
-        """This node's own record, for so many seconds."""
+        """Sign this node's own record, valid for so many seconds."""
         key, subkey = key_bytes(self._run_id, shard), MSGPackSerializer.dumps(self._identity.peer_id)
         value = MSGPackSerializer.dumps(pack_addresses(addresses))
         unsigned = DHTRecord(key, subkey, value, time.time() + lifetime)
         return DHTRecord(key, subkey, self.sign_value(unsigned), unsigned.expiration_time)
 
     def addresses(self, record: DHTRecord) -> list[str]:
-        """The owner's own addresses in a record that was validated; others' in it are left out."""
+        """The owner's own addresses in a validated record; addresses of other peers are left out."""
         try:
             ends = f"/p2p/{msgpack.unpackb(record.subkey)}"
             found = unpack_addresses(MSGPackSerializer.loads(self.strip_value(record)))
@@ -151,7 +151,7 @@ def _message(record: DHTRecord, value: bytes) -> bytes:
 
 
 class _Depth:
-    """How deep hivemind's serialiser is in values within values right now; the DHT decodes in one thread only."""
+    """The present nesting depth of hivemind's serialiser; the DHT decodes in one thread only."""
 
     now = 0
 
@@ -161,8 +161,8 @@ _TUPLE = MSGPackSerializer._TUPLE_EXT_TYPE_CODE
 
 
 def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -> object:
-    """hivemind decodes a DHT dictionary before anybody validates it, and each level within takes C stack: one message
-    of 1 KB, nested 200 deep, would end the process. A record of ours nests two deep."""
+    """Decode with bounded nesting. hivemind decodes a DHT dictionary before validation, and each level takes C stack.
+    One message of 1 KB, nested 200 deep, would end the process. Our records nest two deep."""
     if _Depth.now >= MAX_NESTING:
         raise ValueError(f"a DHT value nests more than {MAX_NESTING} deep")
     _Depth.now += 1
@@ -173,8 +173,8 @@ def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -
 
 
 def _loads_bounded(cls: type[MSGPackSerializer], data: bytes) -> object:
-    """msgpack makes a list as long as its header says before it reads it, up to the bytes of the message, and a
-    thousand of them within one another: 16 KB took a quarter of a second and 200 MB."""
+    """Decode with bounded lists. msgpack allocates a list of the length in its header before it reads it, up to the
+    bytes of the message, and a thousand may nest: 16 KB took a quarter of a second and 200 MB."""
     most = min(len(data), MAX_LIST)
     return msgpack.unpackb(data, ext_hook=cls._decode_ext_types, raw=False, max_array_len=most, max_map_len=most)
 

@@ -1,4 +1,4 @@
-"""The three RPCs as hivemind wants them; what they do stands elsewhere."""
+"""The three RPCs in the form that hivemind requires; `inbound` and the node implement them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftis_node.swarm.wire.inbound import Inbound
 
 
 class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
-    """Handlers under the names ``FtisSwarm.rpc_…``, the same for every run: a stranger gets an answer, not silence."""
+    """Handlers named ``FtisSwarm.rpc_…`` in every run, so that a stranger gets an answer instead of silence."""
 
     async def rpc_handshake(self, request: ftis_pb2.Handshake, context: P2PContext) -> ftis_pb2.Handshake:
         return await self.handshake(request, context.remote_id.to_bytes())
@@ -23,10 +23,10 @@ class FtisSwarm(Inbound, ServicerBase):  # type: ignore[misc]
     async def rpc_fetch(
         self, requests: AsyncIterator[ftis_pb2.FetchRequest], context: P2PContext
     ) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        """The stream stays open until the caller ends its own side.
+        """Answer a fetch stream, which stays open until the caller ends its own side.
 
         If this side closed first, p2pd would reset the stream, and a reset overtakes chunks that are still under way.
-        When the task is cancelled that this runs in, `streams.answer_stream` lets go of all that the stream holds.
+        If this task is cancelled, `streams.answer_stream` releases everything that the stream holds.
         """
         async with aclosing(self.fetch(requests, context.remote_id.to_bytes())) as chunks:
             async for chunk in chunks:

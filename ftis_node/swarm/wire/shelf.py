@@ -1,4 +1,4 @@
-"""The records that this node keeps as a part of the DHT: a few under each key, of which strangers' make room first."""
+"""The records that this node keeps for the DHT: a few under each key; those of strangers make room first."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MAX_KEYS = 128  # 64 records of at most 1.2 KB each: at most 10 MB
 class Shelf:
     """Valid records by key and owner, until they expire.
 
-    Keys are free, so anybody can fill a key with records of peers that do nothing. A record of a peer in this node's
-    view displaces one of a stranger, and a stranger's displaces none of the view.
+    Keys are free, so an attacker can fill a key with records of useless peers. A record of a peer in this node's view
+    displaces a stranger's; a stranger's displaces none of the view.
     """
 
     def __init__(self, validator: OwnerSigned, known: Callable[[bytes], bool]) -> None:
         """
         Args:
-            known: whether this 38-byte peer id shook hands with this node and is in its view.
+            known: returns whether this 38-byte peer id is in the node's view.
         """
         self._validator = validator
         self._known = known
         self._shelves: dict[bytes, dict[bytes, DHTRecord]] = {}
 
     def keep(self, record: DHTRecord, caller: bytes) -> bool:
-        """Takes a caller's own record. Returns whether the key had room: a full one may have taken it all the same."""
+        """Keep a caller's own record. Return whether the key had room; a full one may have kept it nevertheless."""
         if self._validator.owner(record) != caller:
             return False
         if not self._has_shelf(record.key, caller):
@@ -44,7 +44,7 @@ class Shelf:
         return len(shelf) < MAX_RECORDS
 
     def records(self, key: bytes) -> list[DHTRecord]:
-        """At most 64."""
+        """The records of a key, at most 64."""
         shelf = self._shelves.get(key)
         if shelf is None:
             return []
@@ -54,13 +54,13 @@ class Shelf:
         return list(shelf.values())
 
     def addresses(self) -> dict[bytes, list[str]]:
-        """Where those who left records here may be dialled, by their 38-byte peer ids."""
+        """The addresses in all records here, by the 38-byte peer ids of their owners."""
         kept = {owner: record for shelf in self._shelves.values() for owner, record in shelf.items()}
         return {owner: self._validator.addresses(record) for owner, record in kept.items()}
 
     def _has_shelf(self, key: bytes, caller: bytes) -> bool:
-        """Whether there is a shelf for this key, or room for one. Keys are free too: a shelf of strangers makes room,
-        one with a record of the view only for a peer of the view."""
+        """Whether there is a shelf for this key, or room for one. Keys are free, so a shelf of strangers makes room.
+        One with a record of the view makes room only for a peer of the view."""
         if key in self._shelves or len(self._shelves) < MAX_KEYS:
             return True
         for shelf in self._shelves.values():

@@ -1,6 +1,6 @@
-"""Streams that peers open: nothing is left of one when it ends.
+"""Streams that peers open; each releases everything when it ends.
 
-hivemind's own handler waits without limit to hand over a request that nobody takes any more. Its socket and task then
+hivemind's own handler waits without limit to hand over a request that has no reader any more. Its socket and task then
 stay for good, and so do p2pd's.
 """
 
@@ -19,7 +19,7 @@ from hivemind.proto.p2pd_pb2 import RPCError
 
 from ftis_node.errors import brief
 
-PREFETCHED = 5  # requests of a stream that wait for their turn
+PREFETCHED = 5  # waiting requests of a stream
 LINGER_SECONDS = 2.0
 DISCONNECT_SECONDS = 5.0
 
@@ -38,12 +38,12 @@ async def answer_stream(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Answers one stream until the caller or the handler ends it.
+    """Answer one stream until the caller or the handler ends it.
 
-    The handler runs in a task of its own, and may cancel that to end the stream.
+    The handler runs in a task of its own, and may cancel that task to end the stream.
 
     Args:
-        kind: of the requests.
+        kind: the message type of the requests.
     """
     context = P2PContext(handle_name=name, local_id=p2p.peer_id, remote_id=info.peer_id)
     waiting: asyncio.Queue[Any] = asyncio.Queue(PREFETCHED)
@@ -63,7 +63,7 @@ async def answer_stream(
 
 
 async def _end(tasks: set[Task]) -> None:
-    """Again and again: a cancellation can be lost in a wait that has just ended."""
+    """Cancel tasks repeatedly: a cancellation can be lost in a wait that has just ended."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()
@@ -71,9 +71,9 @@ async def _end(tasks: set[Task]) -> None:
 
 
 async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyncio.Queue[Any]) -> bool:
-    """Hands requests over, and None when the caller has said that there are no more.
+    """Queue the requests of a stream.
 
-    Returns True when the caller has hung up, False when it has sent something else than a request.
+    Returns True when the caller has hung up, False when it has sent something other than a request.
     """
     try:
         while True:
@@ -82,7 +82,7 @@ async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyn
     except (asyncio.IncompleteReadError, ConnectionError):
         return True
     except Exception as error:  # a parser may raise anything
-        logger.debug("A stream ends that is none: %s", brief(error))
+        logger.debug("A stream ends because of an invalid request: %s", brief(error))
         return False
 
 
@@ -92,7 +92,7 @@ async def _requests(waiting: asyncio.Queue[Any]) -> AsyncIterator[Any]:
 
 
 async def _answer(answers: AsyncIterator[Message], writer: asyncio.StreamWriter) -> None:
-    """Sends what the handler yields, and what it raises in the end."""
+    """Send the handler's answers, and its error if it raises."""
     try:
         async for answer in answers:
             await P2P.send_protobuf(answer, writer)
@@ -108,7 +108,7 @@ async def _answer(answers: AsyncIterator[Message], writer: asyncio.StreamWriter)
 
 
 async def _p2pd_lets_go(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether p2pd closes its end once this side has ended. It does not while it waits for a caller to read."""
+    """Whether p2pd closes its end once this side has ended. It does not while it waits for the caller to read."""
     if writer.transport.get_write_buffer_size():
         return False
     try:

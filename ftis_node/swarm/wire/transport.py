@@ -1,4 +1,4 @@
-"""Connections to peers, and the three RPCs over them: what the swarm needs of a network."""
+"""The network interface of the swarm: connections to peers, and three RPCs over them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Unreachable(FtisError):
 
 @dataclass(frozen=True)
 class Listening:
-    """How p2pd is started.
+    """The options of p2pd.
 
     key: the identity. sockets: a directory of mode 0700 for its control sockets. host, port: where to listen, TCP and
-    (with `quic`) UDP; port 0 means any. listen: False dials only. announce: multiaddrs to name in place of those that
-    p2pd sees itself. relays: nodes to be reached through where nobody can dial this one. relay_for_others: whether
-    others are reached through this one.
+    (with `quic`) UDP; port 0 means any. listen: False dials only. announce: multiaddrs to announce instead of those
+    that p2pd finds. relays: nodes that relay to this one if no peer can dial it. relay_for_others: whether this node
+    relays to others.
     """
 
     key: Path
@@ -41,7 +41,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class Health:
-    """How p2pd is. reachability: AutoNAT's finding. connections: that are open, whoever opened them."""
+    """The health of p2pd. reachability: AutoNAT's finding. connections: the open ones of both directions."""
 
     reachability: Reachable
     connections: int
@@ -51,7 +51,7 @@ class Health:
 
 
 class Handlers(Protocol):
-    """The node that answers. `peer` is the caller's 38-byte peer id, proven by the connection."""
+    """The node's answers to calls. `peer` is the caller's 38-byte peer id, authenticated by the connection."""
 
     def admits(self, peer: bytes) -> bool: ...
 
@@ -66,9 +66,9 @@ class Handlers(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one peer said of a key. node, teller: its id in the DHT and its 38-byte peer id.
+    """One peer's answer about a DHT key. node, teller: its id in the DHT and its 38-byte peer id.
 
-    addresses: by the 38-byte peer id of the record's owner, who signed them and whose they are.
+    addresses: by the 38-byte peer id of the record's owner, who signed them; they are the owner's own.
     """
 
     node: int
@@ -77,75 +77,75 @@ class Answer:
 
 
 class PeerDirectory(Protocol):
-    """This node's place in a directory of all peers of its run. What goes wrong there is logged and goes no further."""
+    """This node's access to a directory of all peers of its run. Errors there are logged and not raised."""
 
     async def join(self, peers: Collection[bytes]) -> None:
-        """Takes part, and makes sure that some of these peers are among its neighbours there."""
+        """Join the directory, and make some of these peers its neighbours there."""
 
     async def publish(self, addresses: Sequence[str], *, settled: bool) -> None:
-        """Leaves this node's addresses for others, for some minutes."""
+        """Publish this node's addresses for some minutes."""
 
     async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None:
-        """Hands over what others left, answer by answer."""
+        """Pass the published addresses of others to `take`, answer by answer."""
 
     async def leave(self) -> None:
-        """Takes part no more, until it joins again."""
+        """Leave the directory until the next `join`."""
 
 
 class Transport(Protocol):
-    """A network with an identity of its own. Peers are named by their 38-byte peer ids.
+    """A network with an identity of its own. A 38-byte peer id names each peer.
 
-    listening: how it was started. up: False while it cannot be used.
+    listening: its options. up: False while it cannot be used.
     """
 
     listening: Listening
     up: bool
 
     async def restart(self) -> None:
-        """Starts the network anew where it was. Nobody is connected then, and no call is passed on."""
+        """Restart the network on the same port. It then has no connections and no handlers."""
 
     async def trouble(self) -> str:
-        """Returns when the network has ended or does not answer, saying which."""
+        """Wait until the network has ended or does not answer; return which."""
 
     async def addresses(self) -> list[str]:
-        """Multiaddrs under which this node may be dialled, each ending in its peer id; none if it only dials."""
+        """The multiaddrs under which peers may dial this node, each ending in its peer id; none if it only dials."""
 
     async def health(self) -> Health | None:
-        """How the network is; None if it does not answer."""
+        """The health of the network; None if it does not answer."""
 
     async def connect(self, peer: bytes, addresses: Sequence[str]) -> None:
-        """Makes sure that there is a connection, dialling `addresses` if there is none. Raises Unreachable."""
+        """Dial `addresses` unless there is a connection. Raises Unreachable."""
 
     async def disconnect(self, peer: bytes) -> None:
-        """Closes the connections to `peer`, if there are any; it may dial again."""
+        """Close all connections to `peer`; it may dial again."""
 
     async def connected(self) -> set[bytes]:
-        """Peers that there is a connection to."""
+        """The connected peers."""
 
     async def neighbours(self) -> dict[bytes, list[str]]:
-        """Multiaddrs, without peer ids, of the other ends of all connections, by peer."""
+        """The remote multiaddrs of all connections, without peer ids, by peer."""
 
     async def serve(self, handlers: Handlers) -> None:
-        """Passes calls of peers on to these handlers from now on; once more after a restart."""
+        """Pass calls of peers to these handlers from now on; call it again after a restart."""
 
     async def serve_no_more(self) -> None:
-        """Ends all streams of peers, and passes no call on any more."""
+        """End all streams of peers, and refuse further calls."""
 
     def end_streams(self, peer: bytes) -> None:
-        """Ends the streams that this peer has opened."""
+        """End the streams that this peer has opened."""
 
     async def handshake(self, peer: bytes, hello: ftis_pb2.Handshake, seconds: float) -> ftis_pb2.Handshake:
-        """Calls `peer`. Raises what the network raises: a timeout, an error of the other side, or anything else."""
+        """Call `peer`. Raises what the network raises: a timeout, an error of the other side, or anything else."""
 
     async def exchange(
         self, peer: bytes, request: ftis_pb2.ExchangeRequest, seconds: float
     ) -> ftis_pb2.ExchangeResponse:
-        """Calls `peer`. Raises as `handshake` does."""
+        """Call `peer`. Raises as `handshake` does."""
 
     async def fetch(
         self, peer: bytes, requests: AsyncIterator[ftis_pb2.FetchRequest]
     ) -> AsyncGenerator[ftis_pb2.FetchChunk, None]:
-        """Opens a stream to `peer`, whose answers end as soon as it ends. Raises as `handshake` does."""
+        """Open a stream to `peer`; the answers end when the stream ends. Raises as `handshake` does."""
 
     def directory(
         self, identity: Identity, run_id: bytes, known: Callable[[bytes], bool], doubted: Callable[[bytes], bool]
@@ -153,6 +153,6 @@ class Transport(Protocol):
         """The directory of a run.
 
         Args:
-            known: whether a peer is in the view: its record outlasts strangers' here.
-            doubted: whether too many of those that a peer named did not answer: it does not count as a teller.
+            known: returns whether a peer is in the view; its record outlasts those of strangers here.
+            doubted: returns whether too many peers that this one named did not answer; it then counts as no teller.
         """
