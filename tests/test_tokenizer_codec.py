@@ -271,6 +271,14 @@ def test_the_first_token_without_text_ends_a_text() -> None:
     assert (finished.text, finished.pieces.tolist(), finished.end) == (b"8", [1], -0.25)
 
 
+def test_an_end_that_is_an_ordinary_word_of_the_backend_is_an_end() -> None:
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"8": 0, "end": 1, "</s>": 2})))
+    words.eos_token = "end"
+    own = Codec(words)
+    sent = own.to_text(completion([0, 1]))
+    assert (own.end, sent.text, sent.pieces.tolist(), sent.end) == (1, b"8", [1], -0.25)
+
+
 def test_a_token_longer_than_a_packet_holds_aborts() -> None:
     longest, longer = "é" * 127 + "e", "e" * 256
     words = Tokenizer(WordLevel({longest: 0, longer: 1, "</s>": 2}))
@@ -283,7 +291,7 @@ def test_a_token_longer_than_a_packet_holds_aborts() -> None:
 
 
 def test_a_prompt_begins_as_its_tokenizer_wants_it() -> None:
-    for kind in ("prepending", "metaspace", "unigram"):
+    for kind in ("prepending", "metaspace", "unigram", "byte-level"):
         vocabulary = tokenizer(kind).get_vocab()
         ids = codec(kind).prompt_ids("8</s>")
         assert ids == [vocabulary["<s>"], *codec(kind)._prompts.encode("8</s>", add_special_tokens=False).ids]

@@ -28,7 +28,7 @@ SPACE = "▁"
 
 def _wrapped(backend: Tokenizer) -> Any:
     backend.add_special_tokens(SPECIALS)
-    backend.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    backend.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))])
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
@@ -74,6 +74,17 @@ def sentencepiece_unigram() -> Any:
 
 
 @cache
+def byte_level() -> Any:
+    """As GPT-2 and Llama 3, with the space before a text that RoBERTa puts there."""
+    made = Tokenizer(BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(CORPUS, BpeTrainer(vocab_size=340, show_progress=False, initial_alphabet=letters))
+    made.decoder = decoders.ByteLevel()
+    return _wrapped(made)
+
+
+@cache
 def unigram_without_decoder() -> Any:
     """A unigram over plain text: letters of a small alphabet and a few words of them."""
     words = [*SPECIALS, *"abcdefghijklmnopqrstuvwxyz0123456789 .,=+-/<>\n", "the ", "ing", "answer", "12", " = "]
@@ -94,6 +105,7 @@ SMALL = {
     "prepending": lambda: sentencepiece_bpe(normalizing=True),
     "metaspace": lambda: sentencepiece_bpe(normalizing=False),
     "unigram": sentencepiece_unigram,
+    "byte-level": byte_level,
     "no decoder": unigram_without_decoder,
 }
 REAL = {
