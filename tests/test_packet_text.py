@@ -203,12 +203,27 @@ def test_a_length_in_a_longer_form_is_refused() -> None:
         ({"pieces": np.zeros(3, np.int64)}, "pieces must be"),
         ({"logprobs": np.zeros(3)}, "logprobs must be"),
         ({"text": b"no"}, "bytes of text"),
+        ({"text": "<think>4</think>é"}, "bytes of text"),
         ({"finished": (True,)}, "logprobs must be"),
     ],
 )
 def test_parts_that_do_not_fit_cannot_be_encoded(changes: dict[str, object], said: str) -> None:
     with pytest.raises(PacketError, match=said):
         encode(replace(packet(*PLAIN), **changes))
+
+
+def test_sizes_and_claims_cannot_move_between_completions() -> None:
+    """Three log-probs for two pieces beside two for three would add up."""
+    one, other = completion(b"1", b"22"), completion(b"1", b"2", b"3")
+    with pytest.raises(PacketError, match="one size and one log-prob"):
+        packet(replace(one, logprobs=np.zeros(3, np.float32)), replace(other, logprobs=np.zeros(2, np.float32)))
+    with pytest.raises(PacketError, match="are not its text"):
+        packet(replace(one, text=b"1"), replace(other, text=b"12345"))
+
+
+def test_a_prompt_that_is_no_text_has_no_digest() -> None:
+    with pytest.raises(PacketError, match="no character"):
+        prompt_digest("\ud800")
 
 
 def test_no_completions_and_too_many_bytes_cannot_be_encoded() -> None:

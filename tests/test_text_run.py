@@ -227,7 +227,9 @@ def written(*pieces: bytes, end: float | None = -1.0, claim: float = -1.0) -> Te
         (written(b"1", b"2345678", end=None), None),
         (written(b"1", b"", end=None), None),
         (written(b"1", b"2", end=None), Reason.CUT_SHORT),
-        (written(b"1", b"2", b"3", b"4", b"5"), Reason.TOO_LONG),
+        (written(b"1", b"2", b"3"), None),
+        (written(b"1", b"2", b"3", b"4"), Reason.TOO_LONG),
+        (written(b"1", b"2", b"3", b"4", b"5", end=None), Reason.TOO_LONG),
         (written(b"1", b"23456"), Reason.TOO_LONG),
         (written(b"123456", b"7", end=None), Reason.TOO_LONG),
         (written(b"1", b"", b"2", end=None), Reason.EMPTY_PIECE),
@@ -246,11 +248,7 @@ def test_packets_of_the_other_kind_are_refused(chars: tuple[Engine, AdmissionCon
     tokens, token_context = opened("tiny-a", any_tokenizer=False, completion_tokens=64)
     for one, other in ((engine, token_context), (tokens, context)):
         (group,) = one.generate([0], AUTHOR, 7, 1).groups
-        packet = replace(
-            decode(group.packet),
-            run_id=other.run_id,
-            prompt_digest=other.digest_of_row(other.row_of(AUTHOR, 7, 0)),
-        )
+        packet = replace(decode(group.packet), run_id=other.run_id)
         found = admit(other, AUTHOR, encode(packet))
         assert isinstance(found, Rejection) and found.reason is Reason.OTHER_VERSION
     with pytest.raises(PacketError, match="token ids"):

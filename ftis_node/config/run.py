@@ -93,7 +93,7 @@ class Run(BaseModel):
     completion_tokens: int = Field(ge=1, le=TOKENS_MAX)
     temperature: float = Field(ge=TEMPERATURE_MIN, le=TEMPERATURE_MAX, allow_inf_nan=False)
     eos: tuple[StrictInt, ...] = Field(default=(), strict=False, min_length=1, max_length=64)
-    tokenizer: _Sha256 | Literal["any"]
+    tokenizer: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64}|any)$")]
     vocabulary: int = Field(default=0, ge=2, le=1 << 32)
     prompt_bytes: int = Field(default=0, ge=1, le=BYTES_MAX)
     completion_bytes: int = Field(default=0, ge=1, le=BYTES_MAX)
@@ -131,7 +131,7 @@ class Run(BaseModel):
             if not getattr(self, name):
                 raise ValueError(f"{name} is missing: a run {kind} needs it")
         for name in other:
-            if getattr(self, name) != type(self).model_fields[name].default:
+            if name in self.model_fields_set:
                 raise ValueError(f"{name} does not belong in a run {kind}")
         if self.text and self.parts > 1:
             raise ValueError("a run of any tokenizer is vertical")

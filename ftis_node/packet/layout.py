@@ -82,12 +82,12 @@ def packet_digest(data: bytes) -> bytes:
 def prompt_digest(prompt: Sequence[int] | str) -> bytes:
     """The first 8 bytes of the sha256 of the prompt: of its ids as u32le, or in a text run of its UTF-8.
 
-    Raises PacketError if an id is not a u32.
+    Raises PacketError if an id is not a u32, or the text has no UTF-8.
     """
-    if isinstance(prompt, str):
-        return hashlib.sha256(prompt.encode()).digest()[:SHORT_DIGEST_BYTES]
     try:
-        packed = struct.pack(f"<{len(prompt)}I", *prompt)
+        packed = prompt.encode() if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}I", *prompt)
+    except UnicodeEncodeError as error:
+        raise PacketError(f"a prompt holds something that is no character: {error}") from error
     except struct.error as error:
         raise PacketError(f"a prompt holds something that is not a token id: {error}") from error
     return hashlib.sha256(packed).digest()[:SHORT_DIGEST_BYTES]

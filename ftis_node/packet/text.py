@@ -85,10 +85,15 @@ def pack_text_group(
 ) -> TextPacket:
     """Build a packet from completions. `author` is the 38-byte peer id.
 
-    Raises PacketError if there are no completions; `encode` judges the rest.
+    Raises PacketError if there are no completions, or one's pieces, text and log-probs do not fit together.
     """
     if not completions:
         raise PacketError("a group needs at least one completion")
+    for completion in completions:
+        if np.shape(completion.pieces) != np.shape(completion.logprobs) or np.ndim(completion.pieces) != 1:
+            raise PacketError("every piece of a completion needs one size and one log-prob")
+        if int(np.sum(completion.pieces, dtype=np.int64)) != len(completion.text):
+            raise PacketError("the pieces of a completion are not its text")
     claims = [
         np.append(completion.logprobs, [] if completion.end is None else [completion.end]) for completion in completions
     ]
@@ -117,7 +122,7 @@ def encode_text(packet: TextPacket) -> bytes:
         if array.dtype != dtype or array.shape != (size,):
             raise PacketError(f"{name} must be {np.dtype(dtype)} [{size}], not {array.dtype} {list(array.shape)}")
     _check_lengths(packet.lengths, packet.finished)
-    if len(packet.text) != int(packet.pieces.sum(dtype=np.int64)):
+    if type(packet.text) is not bytes or len(packet.text) != int(packet.pieces.sum(dtype=np.int64)):
         raise PacketError(f"{len(packet.text)} bytes of text are not those of the pieces")
     raw = [packet.pieces.tobytes(), packet.text, packet.logprobs.astype("<f4").tobytes()]
     return packet.encoded(TEXT_PACKET_VERSION, raw)

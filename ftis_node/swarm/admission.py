@@ -139,7 +139,7 @@ def admit(
     rejection = (
         _check_origin(context, author, packet, announced)
         or _check_prompt(context, packet, row)
-        or _check_content(context, packet)
+        or _check_content(context.run, packet)
         or _check_logprobs(context, packet)
     )
     return rejection or Group(author, row, packet, actual, data)
@@ -154,6 +154,8 @@ def _check_origin(
 ) -> Rejection | None:
     if packet.run_id != context.run_id:
         return _refuse(Reason.OTHER_RUN, f"it belongs to run {packet.run_id.hex()}")
+    if isinstance(packet, TextPacket) != context.run.text:
+        return _refuse(Reason.OTHER_VERSION, f"this run has packets of version {context.run.packet}")
     if packet.author_digest != author_digest(author):
         return _refuse(Reason.OTHER_AUTHOR, "it names another author than the one who announced it")
     if announced is not None and (packet.round, packet.slot) != announced:
@@ -173,13 +175,10 @@ def _check_prompt(context: AdmissionContext, packet: Packet | TextPacket, row: i
     return None
 
 
-def _check_content(context: AdmissionContext, packet: Packet | TextPacket) -> Rejection | None:
-    match packet:
-        case Packet() if not context.run.text:
-            return _check_lengths(context.run, packet) or _check_tokens(context.run, packet)
-        case TextPacket() if context.run.text:
-            return _check_pieces(context.run, packet)
-    return _refuse(Reason.OTHER_VERSION, f"this run has packets of version {context.run.packet}")
+def _check_content(run: Run, packet: Packet | TextPacket) -> Rejection | None:
+    if isinstance(packet, TextPacket):
+        return _check_pieces(run, packet)
+    return _check_lengths(run, packet) or _check_tokens(run, packet)
 
 
 def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
@@ -200,8 +199,8 @@ def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
         aborted = len(pieces) > 0 and last == 0
         if np.count_nonzero(pieces) != len(pieces) - aborted or (aborted and completion.finished):
             return _refuse(Reason.EMPTY_PIECE, "a piece without text, which is not the end of an unfinished completion")
-        if len(pieces) > cap:
-            return _refuse(Reason.TOO_LONG, f"a completion of {len(pieces)} pieces; the cap is {cap}")
+        if len(completion) > cap:
+            return _refuse(Reason.TOO_LONG, f"a completion of {len(completion)} tokens; the cap is {cap}")
         if size - last >= most or (completion.finished and size >= most):
             return _refuse(Reason.TOO_LONG, f"a completion of {size} bytes goes on after the cap of {most}")
         if not (completion.finished or aborted or len(pieces) == cap or size >= most):

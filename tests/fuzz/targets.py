@@ -90,7 +90,7 @@ def _check_text(run: Run, packet: TextPacket, data: bytes) -> None:
     require(len(logprobs) == sum(packet.lengths) + sum(packet.finished), "a wrong number of log-probs")
     for length, finished in zip(packet.lengths, packet.finished, strict=True):
         pieces, sizes = sizes[:length], sizes[length:]
-        require(length <= run.completion_tokens, "too long")
+        require(length + finished <= run.completion_tokens, "too long")
         require(all(pieces[:-1]) and (all(pieces) or not finished), "an empty piece")
         require(sum(pieces[:-1]) < run.completion_bytes, "it goes on after the cap in bytes")
         full = length == run.completion_tokens or sum(pieces) >= run.completion_bytes

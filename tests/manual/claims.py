@@ -2,9 +2,10 @@
 
     python -m tests.manual.claims --models DIR [--groups 24]
 
-DIR holds the warm-ups of `ftis-node lab run tokenizers` (its `models`). Each model writes groups, and a model with another
-tokenizer reads them, in both directions. A liar lowers the claim of each of its tokens by δ nats. x = min(W^s, 2) − 1 of a
-sample; an author is disproved when its mean is above 0.02 and three standard errors. Expected before the first run: no
+DIR holds the warm-ups of `ftis-node lab run tokenizers` (its `models`). Each model writes groups, and a model with
+another tokenizer reads them, in both directions. A liar lowers the claim of each of its tokens by δ nats. x = min(W^s,
+another tokenizer reads them, in both directions. A liar lowers the claim of each of its tokens by δ nats. A sample has
+x = min(W^s, 2) − 1; an author is disproved when its mean is above 0.02 and three standard errors. Expected before the
 honest pair is disproved at any s; δ = 0.2 is disproved at every s up to 1; s = 1/2 sees δ = 0.1.
 """
 
@@ -65,8 +66,10 @@ def main() -> None:
     seeds: dict[str, dict[str, Path]] = {}
     for folder in sorted(path.parent for path in asked.models.glob("*/start.json")):
         facts = json.loads((folder / "start.json").read_text())
+        words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
         kind = folder.name.rsplit("-", 1)[0]
-        seeds.setdefault(facts["seed"].split("/")[0], {}).setdefault(kind, folder)
+        if (kind == "tiny-numbers") == ("think" in words):  # a seed's third model has the first one's tokenizer
+            seeds.setdefault(facts["seed"].split("/")[0], {})[kind] = folder
     weights = []
     for seed, models in sorted(seeds.items()):
         a, b = opened(models["tiny-numbers"]), opened(models["tiny-bpe"])
