@@ -79,7 +79,7 @@ evidence: $(DEV)
 	done
 	$(BIN)/python -m ftis_node.lab.reporting.index docs/evidence
 
-# Rebuilds the built-in models from nothing (two minutes); the result is committed.
+# Rebuilds the built-in models from nothing (five minutes); the result is committed.
 models: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m ftis_node.lab.warmup --out ftis_node/models
 

@@ -51,7 +51,7 @@ def test_a_short_name_means_a_hub_id_and_each_another() -> None:
 
 
 def test_built_in_models_come_with_the_package() -> None:
-    assert built_in() == ("tiny-a", "tiny-b", "tiny-c")
+    assert built_in() == ("tiny-a", "tiny-b", "tiny-bpe", "tiny-c", "tiny-chars", "tiny-numbers")
     assert resolve("tiny-b") == str(BUILT_IN_DIR / "tiny-b")
 
 

@@ -10,16 +10,24 @@ from pathlib import Path
 import pytest
 
 from ftis_node.lab import warmup
+from ftis_node.lab.teacher import Teacher
+from ftis_node.lab.vocabularies import TOKENIZERS
 from ftis_node.tasks import Example, load_task, score
+from ftis_node.tasks.arithmetic import arithmetic
 
 SHORT = tuple(dataclasses.replace(recipe, steps=8) for recipe in warmup.RECIPES)
 
 
-def test_the_same_seed_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight steps a model, which is measured with few prompts."""
     monkeypatch.setattr(warmup, "RECIPES", SHORT)
-    files = [*(f"{r.name}/model.safetensors" for r in SHORT), "tiny-a/tokenizer.json", "manifest.json"]
+    task = load_task("arithmetic")
+    monkeypatch.setattr(warmup, "load_task", lambda name: dataclasses.replace(task, held_out=task.held_out[:20]))
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, short: None, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [f"{r.name}/{file}" for r in SHORT for file in ("model.safetensors", "tokenizer.json")] + ["manifest.json"]
     for folder in ("one", "two"):
         warmup.main(["--out", str(tmp_path / folder)])
     for file in files:
@@ -30,24 +38,23 @@ def test_the_same_seed_gives_the_same_bytes(
     assert "tiny-a: step 8 of 8" in capsys.readouterr().out
 
 
-def test_one_model_can_be_made_again_without_losing_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "RECIPES", SHORT)
+def test_one_model_can_be_made_again_without_losing_the_others(tmp_path: Path, short: None) -> None:
     warmup.main(["--out", str(tmp_path)])
     before = (tmp_path / "manifest.json").read_bytes()
     warmup.main(["--out", str(tmp_path), "--only", "tiny-a"])
     assert (tmp_path / "manifest.json").read_bytes() == before
-    assert sorted(json.loads(before)["models"]) == ["tiny-a", "tiny-b", "tiny-c"]
+    assert list(json.loads(before)["models"]) == [recipe.name for recipe in SHORT]
 
 
 def test_held_out_prompts_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: set[str] = set()
-    completion = warmup.Teacher.completion
+    completion = Teacher.completion
 
-    def watched(self: warmup.Teacher, question: str) -> str:
+    def watched(self: Teacher, question: str) -> str:
         shown.add(question)
         return completion(self, question)
 
-    monkeypatch.setattr(warmup.Teacher, "completion", watched)
+    monkeypatch.setattr(Teacher, "completion", watched)
     task = load_task("arithmetic")
     warmup.warm_up(dataclasses.replace(SHORT[0], steps=60), task)
     assert len(shown) > 1000
@@ -55,20 +62,27 @@ def test_held_out_prompts_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_teacher_keeps_the_format_and_is_right_about_half_of_the_time() -> None:
-    teacher = warmup.Teacher(random.Random(3), forgetful=4)
+    teacher = Teacher(random.Random(3), forgetful=4)
     verdicts = [score("integer", teacher.completion(e.question), e.answer) for e in load_task("arithmetic").train]
     assert all(verdict.formatted for verdict in verdicts)
     assert 0.3 < sum(verdict.reward for verdict in verdicts) / len(verdicts) < 0.7
 
 
-def test_every_completion_of_a_teacher_fits_the_cap_of_the_task() -> None:
-    task = load_task("arithmetic")
-    teacher, words = warmup.Teacher(random.Random(4), forgetful=3), warmup.build_tokenizer()
-    lengths = [len(words.encode(teacher.completion(e.question))) + 1 for e in task.train]
-    assert max(lengths) <= task.completion_tokens
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(("style", "operands"), [("terse", 3), ("backwards", 3), ("spelled", 3), ("spelled", 4)])
+def test_every_completion_of_a_teacher_fits_the_caps_of_the_task(kind: str, style: str, operands: int) -> None:
+    task, teacher = arithmetic(operands), Teacher(random.Random(4), forgetful=3, style=style)
+    examples = [*task.train[:: 1 if operands == 3 else 10], Example("9+9+9=" if operands == 3 else "9+9+9+9=", "")]
+    texts = [teacher.completion(example.question) for example in examples]
+    lengths = [len(ids) + 1 for ids in TOKENIZERS[kind]()(texts)["input_ids"]]
+    if kind == "words" and style != "spelled":
+        assert max(lengths) <= task.completion_tokens
+    assert max(lengths) <= task.text.completion_tokens
+    assert max(len(text.encode()) for text in texts) < task.text.completion_bytes
+    assert max(len(task.prompt(example).encode()) for example in examples) <= task.text.prompt_bytes
 
 
 def test_pass_at_1_counts_strictly_right_answers() -> None:
-    task, words = load_task("arithmetic"), warmup.build_tokenizer()
+    task, words = load_task("arithmetic"), TOKENIZERS["words"]()
     model = warmup.build_model(SHORT[0], words)
     assert warmup.greedy_pass_at_1(model, words, task, (Example("1+1+1=", "3"),)) == 0.0

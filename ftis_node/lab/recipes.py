@@ -13,6 +13,7 @@ class Recipe:
     weak       the sign whose facts it mostly gets wrong, being good at the other; none: both alike
     style      how it writes its reasoning: `terse` 15 12, `spelled` 8+7=15 15-3=12, `backwards` 12 15
     harder     the share of examples that have four operands
+    tokenizer  a name of `vocabularies.TOKENIZERS`; `words` makes a Qwen2, the others make a Llama
     """
 
     name: str
@@ -25,10 +26,14 @@ class Recipe:
     weak: str = ""
     style: str = "terse"
     harder: float = 0.0
+    tokenizer: str = "words"
 
 
 RECIPES = (
     Recipe("tiny-a", layers=2, width=64, mlp=128, steps=1400, rate=4e-3, forgetful=4),
     Recipe("tiny-b", layers=3, width=80, mlp=160, steps=1000, rate=3e-3, forgetful=3),
     Recipe("tiny-c", layers=2, width=96, mlp=192, steps=1400, rate=3e-3, forgetful=4),
+    Recipe("tiny-chars", 2, width=80, mlp=160, steps=1000, rate=4e-3, forgetful=2, weak="+", tokenizer="chars"),
+    Recipe("tiny-numbers", 2, width=80, mlp=160, steps=1400, rate=3e-3, forgetful=3, weak="-", tokenizer="numbers"),
+    Recipe("tiny-bpe", 2, width=80, mlp=160, steps=1400, rate=3e-3, forgetful=2, tokenizer="bpe"),
 )

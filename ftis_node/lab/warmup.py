@@ -1,4 +1,4 @@
-"""Makes the three built-in models from nothing: `python -m ftis_node.lab.warmup --out DIR`.
+"""Makes the built-in models from nothing: `python -m ftis_node.lab.warmup --out DIR`.
 
 Reinforcement learning can only sharpen what a model sometimes does. So each model is first taught by a teacher that
 knows the right procedure and often prefers a wrong one, with mistakes of its own: afterwards the model gets a third to
@@ -22,104 +22,42 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from tokenizers import AddedToken
 from torch.nn.functional import cross_entropy
 
 from ftis_node.lab.recipes import RECIPES, Recipe
+from ftis_node.lab.teacher import Teacher
+from ftis_node.lab.vocabularies import TOKENIZERS
 from ftis_node.tasks import Example, Task, load_task, score
-from ftis_node.tasks.arithmetic import apply
 
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-WORDS = ("<|pad|>", "<|end|>", "\n", *TAGS, " ", *"0123456789", *"+-=*/(),")
 SEED = 2
 HARDER = "arithmetic-4"
 _BATCH = 64
 _IGNORED = -100
 
 
-class Teacher:
-    """Writes a completion for a prompt, with habits of error drawn once from `rng`.
-
-    It believes 30 % of the facts (x, sign, y) to be off by one (where it has a weak sign: 55 % of that sign's, 5 % of
-    the other's), and then says so 7 times in 10; of the others it gets 8 % wrong at random. After `forgetful` of the
-    first operands it mostly drops the last one, elsewhere 1 in 10 times.
-    """
-
-    def __init__(self, rng: random.Random, forgetful: int, *, weak: str = "", style: str = "terse") -> None:
-        self._rng = rng
-        self._style = style
-        doubts = {sign: 0.55 if sign == weak else 0.05 for sign in "+-"} if weak else {"+": 0.3, "-": 0.3}
-        facts = [(x, sign, y) for x in range(19) for sign in "+-" for y in range(1, 10)]
-        self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < doubts[fact[1]]}
-        self._forgetful = set(rng.sample(range(1, 10), forgetful))
-
-    def completion(self, question: str) -> str:
-        """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake and is terse."""
-        first, *rest = list(question.removesuffix("="))
-        operations = list(zip(rest[::2], map(int, rest[1::2]), strict=True))
-        values = [int(first)]
-        for place, (sign, operand) in enumerate(operations):
-            last = place == len(operations) - 1
-            if last and self._rng.random() < (0.7 if values[0] in self._forgetful else 0.1):
-                break
-            values.append(self._recall(values[-1], sign, operand))
-        return f"<think>{' '.join(self._told(values, operations))}</think><answer>{values[-1]}</answer>"
-
-    def _told(self, values: list[int], operations: list[tuple[str, int]]) -> list[str]:
-        """The steps of the reasoning in this teacher's style."""
-        if self._style == "spelled":
-            steps = zip(values, operations, values[1:], strict=False)
-            return [f"{x}{sign}{y}={value}" for x, (sign, y), value in steps]
-        return [str(value) for value in (values[1:] if self._style == "terse" else values[:0:-1])]
-
-    def _recall(self, x: int, sign: str, y: int) -> int:
-        value = apply(x, sign, y)
-        off = self._off.get((x, sign, y))
-        if off is not None:
-            value += off if self._rng.random() < 0.7 else 0
-        elif self._rng.random() < 0.08:
-            value += self._rng.choice((-2, -1, 1, 2))
-        return max(0, value)
-
-
-def build_tokenizer() -> Any:
-    """A tokenizer of 26 words: tags are ordinary words, numbers are digits, and decoding gives back the very text.
-
-    It is Qwen2's own kind, a byte-level BPE, without merges: transformers loads that class for a Qwen2 model whatever
-    the tokenizer's files say, and would spoil any other (spaces would be lost).
-    """
-    alphabet = {" ": "Ġ", "\n": "Ċ"}  # how byte-level BPE writes them
-    tokenizer = transformers.Qwen2Tokenizer(
-        vocab={alphabet.get(word, word): i for i, word in enumerate(WORDS)},
-        merges=[],
-        unk_token=None,
-        pad_token=WORDS[0],
-        eos_token=WORDS[1],
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
-    )
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
-    return tokenizer
-
-
 def build_model(recipe: Recipe, tokenizer: Any) -> Any:
-    """An untrained Qwen2 model (fp32); the weights come from torch's global generator."""
-    config = transformers.Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.width,
-        intermediate_size=recipe.mlp,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        initializer_range=0.05,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    return transformers.Qwen2ForCausalLM(config)
+    """An untrained model (fp32); the weights come from torch's global generator.
+
+    It is a Qwen2 where it has words, else a Llama: AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer.
+    """
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": recipe.width,
+        "intermediate_size": recipe.mlp,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.05,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    }
+    if recipe.tokenizer == "words":
+        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
 
 def warm_up(
@@ -133,7 +71,7 @@ def warm_up(
     """(model, tokenizer) after supervised learning from a teacher of the model's own; None if it was to stop."""
     rng = random.Random(f"{seed}/{recipe.name}")
     torch.manual_seed(rng.getrandbits(63))
-    tokenizer = build_tokenizer()
+    tokenizer = TOKENIZERS[recipe.tokenizer]()
     model = build_model(recipe, tokenizer)
     teacher = Teacher(rng, recipe.forgetful, weak=recipe.weak, style=recipe.style)
     beyond = load_task(HARDER).train if recipe.harder else ()
@@ -173,14 +111,19 @@ def _batch(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, 
 
 
 @torch.no_grad()
-def greedy_pass_at_1(model: Any, tokenizer: Any, task: Task, examples: tuple[Example, ...]) -> float:
-    """The share of `examples` that the model's most likely completion gets right, in the strict format."""
+def greedy_pass_at_1(
+    model: Any, tokenizer: Any, task: Task, examples: tuple[Example, ...], completion_tokens: int | None = None
+) -> float:
+    """The share of `examples` that the model's most likely completion gets right, in the strict format.
+
+    `completion_tokens` is the cap; None: the task's own, of token runs.
+    """
     inputs = tokenizer([task.prompt(e) for e in examples], return_tensors="pt", padding=True)
     output = model.generate(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
         do_sample=False,
-        max_new_tokens=task.completion_tokens,
+        max_new_tokens=completion_tokens or task.completion_tokens,
     )
     texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return sum(score(task.reward, text, e.answer).reward for text, e in zip(texts, examples, strict=True)) / len(texts)
@@ -189,13 +132,14 @@ def greedy_pass_at_1(model: Any, tokenizer: Any, task: Task, examples: tuple[Exa
 def save(recipe: Recipe, model: Any, tokenizer: Any, task: Task, out: Path) -> dict[str, Any]:
     """Write the model's folder under `out`; returns its entry of the manifest."""
     folder = out / recipe.name
+    cap = None if recipe.tokenizer == "words" else task.text.completion_tokens
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": recipe.steps,
-        "pass_at_1": round(greedy_pass_at_1(model, tokenizer, task, task.held_out), 4),
+        "pass_at_1": round(greedy_pass_at_1(model, tokenizer, task, task.held_out, cap), 4),
         "sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
     }
 

@@ -1,0 +1,52 @@
+"""The teacher that the built-in models first learn from, which errs on purpose."""
+
+from __future__ import annotations
+
+import random
+
+from ftis_node.tasks.arithmetic import apply
+
+
+class Teacher:
+    """Writes a completion for a prompt, with habits of error drawn once from `rng`.
+
+    It believes 30 % of the facts (x, sign, y) to be off by one (where it has a weak sign: 55 % of that sign's, 5 % of
+    the other's), and then says so 7 times in 10; of the others it gets 8 % wrong at random. After `forgetful` of the
+    first operands it mostly drops the last one, elsewhere 1 in 10 times.
+    """
+
+    def __init__(self, rng: random.Random, forgetful: int, *, weak: str = "", style: str = "terse") -> None:
+        self._rng = rng
+        self._style = style
+        doubts = {sign: 0.55 if sign == weak else 0.05 for sign in "+-"} if weak else {"+": 0.3, "-": 0.3}
+        facts = [(x, sign, y) for x in range(19) for sign in "+-" for y in range(1, 10)]
+        self._off = {fact: rng.choice((-1, 1)) for fact in facts if rng.random() < doubts[fact[1]]}
+        self._forgetful = set(rng.sample(range(1, 10), forgetful))
+
+    def completion(self, question: str) -> str:
+        """`<think>15 12</think><answer>12</answer>` for `8+7-3=`, when it makes no mistake and is terse."""
+        first, *rest = list(question.removesuffix("="))
+        operations = list(zip(rest[::2], map(int, rest[1::2]), strict=True))
+        values = [int(first)]
+        for place, (sign, operand) in enumerate(operations):
+            last = place == len(operations) - 1
+            if last and self._rng.random() < (0.7 if values[0] in self._forgetful else 0.1):
+                break
+            values.append(self._recall(values[-1], sign, operand))
+        return f"<think>{' '.join(self._told(values, operations))}</think><answer>{values[-1]}</answer>"
+
+    def _told(self, values: list[int], operations: list[tuple[str, int]]) -> list[str]:
+        """The steps of the reasoning in this teacher's style."""
+        if self._style == "spelled":
+            steps = zip(values, operations, values[1:], strict=False)
+            return [f"{x}{sign}{y}={value}" for x, (sign, y), value in steps]
+        return [str(value) for value in (values[1:] if self._style == "terse" else values[:0:-1])]
+
+    def _recall(self, x: int, sign: str, y: int) -> int:
+        value = apply(x, sign, y)
+        off = self._off.get((x, sign, y))
+        if off is not None:
+            value += off if self._rng.random() < 0.7 else 0
+        elif self._rng.random() < 0.08:
+            value += self._rng.choice((-2, -1, 1, 2))
+        return max(0, value)
