@@ -3,10 +3,10 @@
     python -m tests.manual.claims --models DIR [--groups 24]
 
 DIR holds the warm-ups of `ftis-node lab run tokenizers` (its `models`). Each model writes groups, and a model with
-another tokenizer reads them, in both directions. A liar lowers the claim of each of its tokens by δ nats. x = min(W^s,
 another tokenizer reads them, in both directions. A liar lowers the claim of each of its tokens by δ nats. A sample has
 x = min(W^s, 2) − 1; an author is disproved when its mean is above 0.02 and three standard errors. Expected before the
-honest pair is disproved at any s; δ = 0.2 is disproved at every s up to 1; s = 1/2 sees δ = 0.1.
+first run: no honest pair is disproved at any s; δ = 0.2 is disproved at every s up to 1; s = 1/2 sees δ = 0.1. Of these
+only the first came out: docs/security.md has the figures.
 """
 
 from __future__ import annotations
