@@ -204,5 +204,6 @@ def test_a_new_run_for_models_of_any_tokenizer(cli: Cli, tmp_path: Path) -> None
     assert run.text and (run.prompt_bytes, run.completion_bytes, run.completion_tokens) == (16, 64, 40)
     code, _, err = cli(*new, "--model", "tiny-a")
     assert code == 2 and "contradict" in err
-    code, _, err = cli("run", "new", "--task", "gsm8k", "-o", str(tmp_path / "run.toml"))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": {n}}}\n' for n in range(20)))
+    code, _, err = cli("run", "new", "--task", str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "run.toml"))
     assert code == 2 and "--any-tokenizer" in err

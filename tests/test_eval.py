@@ -183,8 +183,7 @@ def test_mathematics_is_evaluated_too(tmp_path: Path) -> None:
 
 def test_nothing_is_trained_on_a_test(tmp_path: Path) -> None:
     """Neither by a run that is made for it, nor by a daemon's compute process."""
-    new = ("run", "new", "--any-tokenizer", "--task", "math500", "-o", tmp_path / "run.toml")
-    assert "nothing to train on" in refused(*new).what
+    assert "nothing to train on" in refused("run", "new", "--task", "math500", "-o", tmp_path / "run.toml").what
     with pytest.raises(UsageError, match="nothing to train on"):
         Engine().load(arithmetic_settings(), "math500")
 

@@ -56,6 +56,8 @@ def new(
     from ftis_node.tasks import load_task
     from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 
+    hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
+    chosen = load_task(task, data=data, eval_data=eval_data, reward=reward, code=True)
     if any_tokenizer and model is not None:
         raise UsageError("--any-tokenizer and --model contradict one another.", "Leave out --model.")
     if not any_tokenizer and model is None and task != "arithmetic":
@@ -63,8 +65,6 @@ def new(
             "A run is for one tokenizer, and no --model says which.",
             "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer.",
         )
-    hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
-    chosen = load_task(task, data=data, eval_data=eval_data, reward=reward, code=True)
     names = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "text")
     facts = {"task": chosen.name} | {name: getattr(chosen, name) for name in names}
     if not any_tokenizer:

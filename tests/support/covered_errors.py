@@ -461,6 +461,15 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_tokenizer.py::test_a_tokenizer_without_an_end_is_refused": {
         "tokenizer/fingerprint.py": ("This tokenizer has no end-of-sequence token.",),
     },
+    "test_config.py::test_a_new_run_for_models_of_any_tokenizer": {
+        "cli/run.py": ("--any-tokenizer and --model contradict one another.",),
+    },
+    "test_text_run.py::test_a_tokenizer_that_cannot_write_the_task_is_told": {
+        "config/run.py": ("… can take no part in a run of any tokenizer: ….",),
+    },
+    "test_text_run.py::test_a_prompt_longer_than_the_run_allows_is_refused": {
+        "fit/context.py": ("Row … of … is a prompt of … bytes, and the run allows ….",),
+    },
     "test_tokenizer_codec.py::test_a_tokenizer_without_an_end_of_its_own_has_no_codec": {
         "tokenizer/codec.py": ("This tokenizer names no end-of-sequence token as its own.",),
     },

@@ -9,7 +9,17 @@ import numpy as np
 
 from ftis_node.config.run import Run
 from ftis_node.draw import draw
-from ftis_node.packet import Completion, Group, Packet, encode, pack_group, prompt_digests
+from ftis_node.packet import (
+    Completion,
+    Group,
+    Packet,
+    TextCompletion,
+    TextPacket,
+    encode,
+    pack_group,
+    pack_text_group,
+    prompt_digests,
+)
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef
@@ -35,6 +45,29 @@ def make_run(tokens: int) -> Run:
         eos=EOS,
         tokenizer="0" * 64,
         vocabulary=VOCABULARY,
+    )
+
+
+def make_text_run(tokens: int) -> Run:
+    """The same for models of any tokenizer."""
+    shared = make_run(tokens).model_dump(
+        include={"task", "data", "template", "reward", "group", "slots", "temperature"}
+    )
+    caps = {"prompt_bytes": 5 * 512, "completion_bytes": 5 * tokens, "completion_tokens": tokens}
+    return Run(**shared | caps | {"packet": 2, "tokenizer": "any"})
+
+
+def make_text_packet(run: Run, author: bytes, round: int, slot: int, random: np.random.Generator) -> TextPacket:
+    """Pieces as long as Qwen2.5's of GSM8K's solutions: 2.6 bytes on average; every second completion is finished."""
+    completions = []
+    for index in range(GROUP):
+        finished = index % 2 == 0
+        pieces = np.minimum(random.geometric(1 / 2.6, run.completion_tokens - finished), 40).astype(np.uint8)
+        claims = -random.exponential(0.4, len(pieces)).astype(np.float32)
+        text = b"x" * int(pieces.sum(dtype=np.int64))
+        completions.append(TextCompletion(text, pieces, claims, -0.1 if finished else None))
+    return pack_text_group(
+        run_id=run.id, author=author, round=round, slot=slot, policy_step=round, prompt="", completions=completions
     )
 
 

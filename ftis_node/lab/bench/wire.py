@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ftis_node.lab.bench.packets import make_context, make_packet, make_run
-from ftis_node.packet import Group, decode, encode, packet_digest
-from ftis_node.swarm.admission import admit
+from ftis_node.lab.bench.packets import ROWS, make_context, make_packet, make_run, make_text_packet, make_text_run
+from ftis_node.packet import Group, decode, encode, packet_digest, prompt_digests
+from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.identity import Identity
 
@@ -22,8 +22,9 @@ ROUND, SLOT = 1_000, 3
 def bench_wire(repeats: int = 200) -> dict[str, float]:
     """Sizes in bytes, times in microseconds of CPU (median over `repeats`).
 
-    bytes_per_token and header_bytes are of a group of 12 completions of 256 tokens each; announcement_bytes is of a
-    round of 8 packets; refuse_us is of a packet whose last log-prob is none, which is seen after all else.
+    bytes_per_token and header_bytes are of a group of 12 completions of 256 tokens each; text_… are of packet version
+    2, with 2.6 bytes of text a token. announcement_bytes is of a round of 8 packets. refuse_us is of a packet whose last
+    log-prob is none, which is seen after all else.
 
     Raises:
         RuntimeError: admission refuses the group or takes the other, which would make its time meaningless.
@@ -43,7 +44,7 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     if isinstance(admit(context, identity.author, garbage), Group):
         raise RuntimeError("a packet without a last log-prob was admitted")
     tokens = sum(packet.lengths)
-    return {
+    return _bench_text(repeats) | {
         "bytes_per_token": len(data) / tokens,
         "header_bytes": len(data) - 8 * tokens,
         "encode_us": _median_us(lambda: encode(packet), repeats),
@@ -51,6 +52,23 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
         "admit_us": _median_us(lambda: admit(context, identity.author, data), repeats),
         "refuse_us": _median_us(lambda: admit(context, identity.author, garbage), repeats),
         "announcement_bytes": len(announcement.encode()),
+    }
+
+
+def _bench_text(repeats: int) -> dict[str, float]:
+    """The same of a text run's packet: `text_…`."""
+    run, identity = make_text_run(TOKENS), Identity(bytes(32))
+    context = AdmissionContext(run, prompt_digests([""] * ROWS))
+    packet = make_text_packet(run, identity.author, ROUND, SLOT, np.random.default_rng(0))
+    data = encode(packet)
+    outcome = admit(context, identity.author, data)
+    if not isinstance(outcome, Group):
+        raise RuntimeError(f"the benchmark's own group was refused: {outcome.detail}")
+    return {
+        "text_bytes_per_token": len(data) / (sum(packet.lengths) + sum(packet.finished)),
+        "text_encode_us": _median_us(lambda: encode(packet), repeats),
+        "text_decode_us": _median_us(lambda: decode(data), repeats),
+        "text_admit_us": _median_us(lambda: admit(context, identity.author, data), repeats),
     }
 
 
