@@ -23,8 +23,8 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     """Sizes in bytes, times in microseconds of CPU (median over `repeats`).
 
     bytes_per_token and header_bytes are of a group of 12 completions of 256 tokens each; text_… are of packet version
-    2, with 2.6 bytes of text a token. announcement_bytes is of a round of 8 packets. refuse_us is of a packet whose last
-    log-prob is none, which is seen after all else.
+    2, with 2.6 bytes of text a token. announcement_bytes is of a round of 8 packets. refuse_us is of a packet whose
+    last log-prob is none, which is seen after all else.
 
     Raises:
         RuntimeError: admission refuses the group or takes the other, which would make its time meaningless.
