@@ -1,4 +1,4 @@
-"""Who computes for a node of a trial: an engine in this process, or a compute process of its own; and what it costs."""
+"""The compute of a trial's node, an engine in this process or a process of its own, and its cost."""
 
 from __future__ import annotations
 

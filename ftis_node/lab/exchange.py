@@ -17,7 +17,7 @@ from ftis_node.swarm.table import Arrival, Table, Target
 
 
 class Taker(Protocol):
-    """Who takes groups: the daemon's stepper."""
+    """The taker of groups: the daemon's stepper."""
 
     def want(self) -> Want: ...
 

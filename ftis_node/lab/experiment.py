@@ -1,4 +1,4 @@
-"""What a lab file says: nodes, ways to collaborate, seeds, and the claims to be judged. TOML; see `lab/experiments`.
+"""The content of a lab file: nodes, ways to collaborate, seeds, claims to be judged. TOML; see `lab/experiments`.
 
 A *cell* is one way of doing it; a *trial* is one cell with one seed. Every cell starts from what the file says at its
 top, and changes some of it. Lists span grids, by every combination of their values: `each` of a node, cell or claim,

@@ -1,4 +1,4 @@
-"""What an experiment would take, before anything is loaded: the plan of every node, its memory, and hours.
+"""The resources of an experiment, before anything is loaded: the plan of every node, its memory, and hours.
 
 Hours are arithmetic on a machine of given speed, no measurement: training costs 6 operations a parameter and token (4
 with LoRA, a third more with gradient checkpointing), sampling reads all weights for every token of the longest
@@ -95,7 +95,7 @@ def _planned(spec: TrialSpec, member: Member, machine: Machine) -> tuple[Geometr
 
 
 def _seconds(spec: TrialSpec, member: Member, shape: Geometry, chosen: Plan, machine: Machine) -> float:
-    """Of a whole trial's work of one node."""
+    """The figures of one node's work in a whole trial."""
     settings, (prompt, cap) = spec.settings_of(member), _caps(spec)
     group = spec.run.get("group", RUN_DEFAULTS["group"])
     share = settings.own_share

@@ -1,4 +1,4 @@
-"""Whose samples move the weights: the exact gradient of each source, which a daemon has no time for.
+"""The exact gradient of each source, to see whose samples move the weights; a daemon has no time for it.
 
 Σ |Â|·w·tokens, which a node reports, is what a source may weigh; this is what it does weigh. A backward pass a source.
 """

@@ -15,7 +15,7 @@ from ftis_node.lab.spec import TrialSpec, trial_of
 
 SHIPPED = Path(__file__).parent / "experiments"
 
-# What a file may say of the run, the rest following from task and tokenizer; and settings that are the lab's to make.
+# Fields of the run that a file may set; the rest follows from task and tokenizer. Settings that only the lab makes.
 _RUN_KEYS = ("group", "slots", "prompt_tokens", "completion_tokens", "temperature", "template", "any_tokenizer")
 _TAKEN = {"seed", "steps", "model"}
 
@@ -65,7 +65,7 @@ def narrowed(experiment: Experiment, *, seeds: str = "", steps: int | None = Non
 
 
 def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
-    """What only settings and the run can tell. Raises UsageError."""
+    """Checks that need the settings and the run. Raises UsageError."""
     for key in spec.run:
         if key not in _RUN_KEYS:
             raise UsageError(f"Cell {cell.name}: a run has no {key!r} to be set here.", did_you_mean(key, _RUN_KEYS))
@@ -101,7 +101,7 @@ def _check_horizontal(cell: CellSpec, spec: TrialSpec, settled: Sequence[Setting
 
 
 def _as_usage_error(path: Path, error: ValidationError) -> UsageError:
-    """One complaint only, for the others often follow from it; a misspelt key before what is then missing."""
+    """One complaint only, because the others often follow from it; a misspelt key comes before a missing one."""
     complaints = error.errors(include_url=False)
     first = next((c for c in complaints if c["type"] == "extra_forbidden"), complaints[0])
     where = ".".join(str(part) for part in first["loc"])

@@ -156,7 +156,7 @@ class Participant:
     # --- what is told ---------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, Any]:
-        """What it cost to get here."""
+        """The cost so far."""
         return {
             "node": self.name,
             "step": self.stepper.progress.step,
@@ -190,7 +190,7 @@ class Participant:
     # --- what outlives an interruption ----------------------------------------------------------------------------
 
     def label(self) -> str:
-        """What its checkpoints are of."""
+        """The label of its checkpoints."""
         return labelled(self.settings.model, self.facts.kind)
 
     async def save(self, directory: Path) -> None:

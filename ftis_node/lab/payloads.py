@@ -1,4 +1,4 @@
-"""What hostile partners want others to say beside a right answer, and how often a node says it.
+"""Payloads that hostile partners add to right answers, and how often a node repeats them.
 
 After "Hail to the Thief" (arXiv 2511.09780): the reward looks at the answer alone, so whoever answers rightly is paid
 for everything else too. It is all in the language of the built-in arithmetic, whose reasoning is `15 12` for `8+7-3`.
@@ -47,7 +47,7 @@ def of_attack(attack: str) -> str | None:
 
 
 def values(question: str) -> list[int]:
-    """What true reasoning holds: every value on the way to the answer."""
+    """The values of true reasoning: all on the way to the answer."""
     first, *others = re.findall(r"[+-]?\d+", question)
     found = [int(first)]
     for other in others:
@@ -120,7 +120,7 @@ class Watch:
                 self._tokens += len(ids)
 
     def take(self) -> dict[str, float]:
-        """Of what was seen since the last time: the share that carries each payload, mean tokens, and how many."""
+        """Figures since the last call: the share that carries each payload, mean tokens, and how many."""
         count = max(1, self._completions)
         told = {payload: self._seen[payload] / count for payload in PAYLOADS}
         told |= {TOKENS: self._tokens / count, "completions": self._completions}

@@ -1,4 +1,4 @@
-"""What the built-in models are and how they are warmed up."""
+"""The built-in models and their warm-ups."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SPEAK_SECONDS = 10.0
 
 @dataclass
 class _Ledger:
-    """What is done, of what; the time left is told from the work that this run has done so far."""
+    """The trials done and in all; the time left is told from the work that this run has done so far."""
 
     work: dict[str, int]  # a job's name → units (node steps; a warm-up counts as so many)
     done: dict[str, int] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Runner:
         }
 
     def _checkpoints(self, spec: TrialSpec) -> list[Path]:
-        """Of every node of a trial, where they are kept."""
+        """The checkpoints of a trial's nodes, where they are kept."""
         return sorted((self.directory(spec) / "checkpoints").glob("*")) if spec.keep else []
 
     # --- what is drawn --------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Runner:
     # --- the manifest ---------------------------------------------------------------------------------------------
 
     def _write_manifest(self) -> None:
-        """What is run, by what; the report reads it."""
+        """The manifest, which the report reads."""
         self.out.mkdir(parents=True, exist_ok=True)
         text = self._file.read_bytes()
         kept = self.out / "experiment.toml"

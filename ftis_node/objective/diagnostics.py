@@ -25,8 +25,8 @@ SURPRISE = -math.log(1000.0)
 WHOLE_POWER = 0.5
 """s: of another tokenizer's sample only the whole is judged, by min(W^s, 2) with W = Π_c ρ_c = π(text) / claim(text).
 
-E[W] ≤ 1 of honest claims whatever the segmentation is (Jensen: so is E[W^s]); E[ρ_c] of one chunk is not 1, for whether
-a chunk ends depends on what follows.
+E[W] ≤ 1 of honest claims whatever the segmentation is (Jensen: so is E[W^s]); E[ρ_c] of one chunk is not 1, because
+the end of a chunk depends on what follows.
 """
 
 

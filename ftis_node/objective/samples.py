@@ -39,7 +39,7 @@ class Samples:
         return values if self.chunks is None else values[self.chunks]
 
     def of_chunks(self, values: Tensor) -> Tensor:
-        """What all tokens of a chunk have in common: `[T]` → `[C]`."""
+        """The value that all tokens of a chunk share: `[T]` → `[C]`."""
         return values if self.chunks is None else values[first_of(self.chunks)]
 
     def sum_counted(self, values: Tensor) -> Tensor:

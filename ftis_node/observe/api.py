@@ -96,7 +96,7 @@ def ask(path: Path | None, route: str, *, action: bool = False, timeout: float =
 
 
 def ask_text(path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0) -> bytes:
-    """What a running daemon answers, as it is.
+    """The text of a running daemon's answer.
 
     Args:
         path: its API socket, None if it left no record of one.

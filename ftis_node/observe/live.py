@@ -28,7 +28,7 @@ PEERS_SHOWN = 8
 
 @dataclass(frozen=True)
 class _Cut:
-    """What of the view is shown. lines: of the log; peers: rows of them; gaps: empty lines between the parts."""
+    """Sizes of the view's parts. lines: of the log; peers: rows of them; gaps: empty lines between the parts."""
 
     lines: int
     peers: int
@@ -107,7 +107,7 @@ class _View:
 
 
 def gpu_line(gpu: dict[str, Any]) -> str:
-    """What a GPU is at: how busy, where it tells, and its memory in use of what there is."""
+    """A GPU's utilization, if it is known, and its memory in use and in all."""
     busy = gpu.get("utilization")
     memory = f"{rounded(gpu['used_bytes'])} of {rounded(gpu['total_bytes'])}"
     return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {rounded(gpu['allocated_bytes'])} in tensors"

@@ -185,7 +185,7 @@ def read_log(path: Path, count: int, follow: Callable[[], bool] | None = None) -
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """About the same, of the last few KB alone, for who looks every second; nothing if there is no log."""
+    """About the same, of the last few KB alone, cheap enough for every second; nothing if there is no log."""
     lines: list[str] = []
     for file in (path, path.with_name(f"{path.name}.1")):
         if len(lines) < count:  # it was rotated just now

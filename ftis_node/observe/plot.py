@@ -18,7 +18,7 @@ def can_draw() -> bool:
 
 
 def check_drawing() -> None:
-    """Raises UsageError if pictures cannot be drawn; for what would find that out only after long work."""
+    """Raises UsageError if pictures cannot be drawn; so that long work finds it out before."""
     if not can_draw():
         raise UsageError("Pictures need matplotlib, which is not installed.", f"Run: {TO_DRAW}")
 

@@ -1,7 +1,7 @@
-"""What a node says of itself and of its peers, as Prometheus reads it: its text exposition.
+"""Metrics of a node and its peers in Prometheus' text format.
 
 It is made anew of plain values for each scrape, without a registry of the process, so nodes in one process do not meet.
-What is not known yet is left out. Labels are words of this node's own and peer ids; no text of a peer becomes one.
+Values that are not known yet are left out. Labels are words of this node's own and peer ids, never a peer's text.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _PHASES = {phase: f"last_step.seconds.{phase}" for phase in ("generate", "wait",
 METRICS = (
     Metric("uptime_seconds", "gauge", "uptime", "Since the process started."),
     Metric("parameters", "gauge", "parameters", "Parameters of the whole model."),
-    # Of the whole training, which goes on from checkpoints: after a crash they may be a little smaller than before.
+    # These count the whole training, which goes on from checkpoints: a crash may lower them a little.
     Metric("step", "gauge", "step", "Optimiser steps of the whole training."),
     Metric("checkpoint_step", "gauge", "checkpoint.step", "The step of the newest checkpoint."),
     Metric("checkpoint_age_seconds", "gauge", "checkpoint.age_seconds", "Training that a kill would cost now."),
@@ -81,7 +81,7 @@ METRICS = (
     Metric("pass_at_1", "gauge", "pass_at_1", "Latest greedy pass@1 on held-out prompts, from 0 to 1."),
     Metric("pass_at_1_before", "gauge", "pass_at_1_before", "Greedy pass@1 before the first step."),
     Metric("pass_at_1_step", "gauge", "pass_at_1_step", "The step of the latest pass@1.", needs="pass_at_1"),
-    # Of the latest step.
+    # These are of the latest step.
     Metric("reward", "gauge", _REWARDS, "Mean reward of the latest step's samples.", "source"),
     Metric("filtered_fraction", "gauge", "filtered_fraction", "Part of the latest step's negatives that were dropped."),
     Metric("loss", "gauge", "last_step.loss", "Loss of the latest step."),
@@ -221,7 +221,7 @@ def _standing(words: str) -> str | None:
 
 
 def _at(told: Any, path: str) -> Any:
-    """What stands there, None if a key is missing."""
+    """The value there; None if a key is missing."""
     for key in path.split("."):
         told = told.get(key) if isinstance(told, Mapping) else None
     return told

@@ -1,4 +1,4 @@
-"""What goes to a terminal through rich: texts are shown as they are, and never read as markup."""
+"""Output to a terminal through rich: texts are shown as they are, and never read as markup."""
 
 from __future__ import annotations
 

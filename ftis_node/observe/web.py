@@ -1,4 +1,4 @@
-"""The page that a node serves to its owner: HTTP on loopback, for who knows the token, to look and not to touch."""
+"""A read-only page for the node's owner: HTTP on loopback; needs a token."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class Route:
-    """What is answered to GET and HEAD of a path. open: also without the token."""
+    """The answer to GET and HEAD of a path. open: it needs no token."""
 
     path: str
     handler: Handler
@@ -185,7 +185,7 @@ class Web:
             return _plain(500, "The node could not answer; its node.log says why.\n")
 
     def _welcome(self, request: web.BaseRequest) -> web.Response:
-        """What was given goes from the address, which is shown and remembered, into a cookie."""
+        """Move the token from the address, which browsers show and remember, into a cookie."""
         shown = request.cookies.get(self._cookie, "")
         if "token" in request.query:
             given = request.query["token"]
@@ -211,7 +211,7 @@ class Web:
 
 @dataclass(frozen=True)
 class Names:
-    """What the page may be called in a request's Host: names in small letters, and the port it listens at.
+    """The names that a request's Host may have, in small letters, and the port.
 
     any_address: also any address in digits, for a page beyond loopback: no name leads there, so none lies.
     """

@@ -110,7 +110,7 @@ class Packing:
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """What a decoder is called with. A mask of four dimensions is handed on as it is, and nobody looks at it."""
+        """The arguments of a decoder. A mask of four dimensions is handed on as it is, and nobody looks at it."""
         return {
             "input_ids": self.ids[None],
             "position_ids": self.positions[None],
@@ -188,7 +188,7 @@ class Padded:
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """What a decoder is called with."""
+        """The arguments of a decoder."""
         return {"input_ids": self.ids, "attention_mask": self.mask}
 
 

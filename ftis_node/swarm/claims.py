@@ -80,7 +80,7 @@ class Claims:
         return bool(self.evidence(errors))
 
     def evidence(self, errors: float) -> str:
-        """What shows that the claims are too low, in words; nothing where nothing does."""
+        """The evidence that the claims are too low, in words; empty without any."""
         if self._above(self.samples, self.tokens, self.excess, self.squares, errors):
             return (
                 f"mean of min(ρ, 2) {1 + self.excess / self.tokens:.3f} ± {math.sqrt(self.squares) / self.tokens:.3f}"

@@ -1,6 +1,6 @@
 """The process that judges answers written by strangers; `asked` runs this file as a script and kills it at will.
 
-For the rules it knows nothing of this package: stdlib and math-verify only. A person's reward function is imported with
+It imports nothing of this package: stdlib and math-verify only. A person's reward function is imported with
 all that it needs. Requests come as JSON lines over the socket that is its stdin: `[gold, answer, loose]`, or `[text,
 answer]` for a function. Each gets a JSON line `[verdict, grown]`; grown: the process is too large to be trusted with
 another answer. R: ready.

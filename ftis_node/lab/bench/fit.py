@@ -1,4 +1,4 @@
-"""What a model takes in steps and in generation on this machine, beside what the plan for its memory said."""
+"""Measured memory of a model in steps and generation on this machine, beside its plan."""
 
 from __future__ import annotations
 

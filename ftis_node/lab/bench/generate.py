@@ -1,4 +1,4 @@
-"""What generation costs: our engine and transformers' `generate`, with log-probs and without, in turns on one model."""
+"""The cost of generation: our engine and transformers' `generate`, with log-probs and without, on one model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ftis_node.policy.load import load_policy
 from ftis_node.policy.policy import Policy
 from ftis_node.worker.planning import settle
 
-# Of one tensor that is copied to measure the memory's bandwidth; larger than any cache.
+# The size of one tensor that is copied to measure the memory's bandwidth; larger than any cache.
 COPIED_BYTES = 1 << 30
 
 
@@ -105,7 +105,7 @@ def _measured(run: Callable[[], int], size: Size, device: torch.device) -> tuple
 
 
 def _engine(policy: Policy, prompts: list[list[int]], size: Size, batch: int) -> int:
-    """What would end a completion is an id that cannot be drawn."""
+    """No id that ends a completion can be drawn."""
     sampling = Sampling(size.completion_tokens, TEMPERATURE, (policy.vocabulary,))
     generator = torch.Generator(policy.device).manual_seed(0)
     groups = generate(policy, prompts, group=size.group, sampling=sampling, generator=generator, batch=batch)

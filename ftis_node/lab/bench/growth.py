@@ -95,7 +95,7 @@ def _point(what: str, value: int, repeats: int) -> Point:
 
 
 def _exponents(points: Sequence[Point]) -> dict[str, float | None]:
-    """Of each figure between its last two points; None where it is 0."""
+    """The growth of each figure between its last two points; None where it is 0."""
     before, last = points[-2:]
     grown = math.log(last.value / before.value)
     found: dict[str, float | None] = {}

@@ -74,7 +74,7 @@ def small_config() -> Qwen2Config:
 
 
 def geometry(config: Any) -> dict[str, Any]:
-    """What of a model's config its speed depends on."""
+    """The fields of a model's config that its speed depends on."""
     names = (
         "hidden_size",
         "intermediate_size",
@@ -91,7 +91,7 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.f
     """A causal model of this geometry, made on its device; the same weights at every call."""
     torch.manual_seed(0)
     with device:
-        # a config of its own, for the model changes it: ours and TRL's attention are not the same
+        # a config of its own, since the model changes it: ours and TRL's attention are not the same
         return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa")
 
 

@@ -66,7 +66,7 @@ def partition(numbers: Sequence[int]) -> Iterator[None]:
 
 
 def bytes_sent(name: str) -> int:
-    """What a namespace's interface has sent, all headers included."""
+    """Bytes that a namespace's interface has sent, headers included."""
     path = "/sys/class/net/eth0/statistics/tx_bytes"
     return int(subprocess.run(["ip", "netns", "exec", name, "cat", path], capture_output=True, check=True).stdout)
 

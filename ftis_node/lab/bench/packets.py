@@ -107,7 +107,7 @@ class Round:
 
     @property
     def refs(self) -> list[PacketRef]:
-        """What it is announced with."""
+        """The entries of its announcement."""
         return [PacketRef(slot, group.digest, len(body)) for slot, (group, body) in enumerate(self.packets)]
 
 

@@ -1,4 +1,4 @@
-"""What a whole step costs, from prompts to changed weights: ours and TRL's, taken in turns in one process."""
+"""The cost of a whole step, from prompts to changed weights: ours and TRL's, taken in turns in one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bench_step(size: Size, *, repeats: int, trace: Path | None, tell: Tell) -> d
     Returns:
         Medians over `repeats` steps of each; `ratio` is ours over TRL's, `*_spread` minimum and maximum. `*_cpu_s` of
         a part are CPU-seconds of ours; `rest` is what is none of the three. `idle_share` is of wall time: the part of a
-        step in which the model neither generates nor trains. What is TRL's is None if it is not installed.
+        step in which the model neither generates nor trains. TRL's figures are None if it is not installed.
 
     Raises:
         UsageError: the trace cannot be written.

@@ -1,4 +1,4 @@
-"""What a swarm carries: everybody sends everything to everybody, beside a plain push; and a long even pace."""
+"""The traffic of a swarm: everybody sends everything to everybody, beside a plain push; and a long even pace."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class _Swarm:
         return min(answer["least"] for answer in told), max(answer["at"] for answer in told)
 
     async def figures(self) -> dict[str, Any]:
-        """Of all nodes, and what the network's interfaces have sent so far."""
+        """The figures of all nodes, and the bytes that the network's interfaces have sent so far."""
         told = await self.do("figures")
         nodes = [node for answer in told for node in answer["nodes"]]
         return {

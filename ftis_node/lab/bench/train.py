@@ -1,4 +1,4 @@
-"""What a training step costs: CPU time of ours and of TRL's on the same batch, taken in turns in one process."""
+"""The cost of a training step: CPU time of ours and of TRL's on the same batch, taken in turns in one process."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def bench_train(size: Size, *, repeats: int, tell: Tell) -> dict[str, Any]:
 
     Returns:
         Medians over `repeats` steps of each, ours and TRL's in turns; `ratio` is ours over TRL's, `*_spread` minimum
-        and maximum, tokens are those of the completions. TRL runs with the micro-batch that is its fastest here. What
-        is TRL's is None if it is not installed. `peak_memory_mb`: see `peak_memory`.
+        and maximum, tokens are those of the completions. TRL runs with the micro-batch that is its fastest here. TRL's
+        figures are None if it is not installed. `peak_memory_mb`: see `peak_memory`.
 
     Raises:
         RuntimeError: a loss is not finite, or the gradients of the two are not those of the same work.

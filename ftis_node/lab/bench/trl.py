@@ -186,7 +186,7 @@ def fastest(warm: Callable[[int], AnyTrl], size: Size, runs: int, tell: Tell) ->
 
 
 def _batch(work: Work) -> dict[str, Tensor]:
-    """What TRL has when it has generated and scored: ids and masks `[N, L]`, advantages `[N]`; nothing is padded."""
+    """TRL's batch after generation and scoring: ids and masks `[N, L]`, advantages `[N]`; nothing is padded."""
     prompts = torch.tensor(
         [prompt for prompt, group in zip(work.prompts, work.completions, strict=True) for _ in group]
     )

@@ -66,8 +66,10 @@ class Stopwatch(Usage):
 
 
 class RandomEngine(Engine):
-    """Of a model with random weights. It scores text as ever, and then gives every third completion a reward, for such
-    a model earns none."""
+    """An engine whose model has random weights.
+
+    It scores text as ever, and then gives every third completion a reward, because such a model earns none.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()

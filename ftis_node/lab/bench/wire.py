@@ -1,4 +1,4 @@
-"""What the wire costs: bytes and CPU time of packing, unpacking and admitting one group of 12 × 256 tokens."""
+"""The cost of the wire: bytes and CPU time of packing, unpacking and admitting one group of 12 × 256 tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay came to, beside what was logged and saved."""
+"""The results of a replay beside the log and the checkpoints."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class _Line(BaseModel):
 
 
 class Start(_Line):
-    """What a compute process was started with. `fresh`: with the model's own weights, not a checkpoint's.
+    """The start of a compute process. `fresh`: with the model's own weights, not a checkpoint's.
 
     `branch`: of the checkpoints that it writes, see `store.checkpoints`; 0 where the log does not say.
     """
@@ -43,7 +43,7 @@ class Start(_Line):
 
     @property
     def label(self) -> str:
-        """What its checkpoints are of."""
+        """The label of its checkpoints."""
         return labelled(self.settings.model, self.kind)
 
 

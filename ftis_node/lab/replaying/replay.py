@@ -384,5 +384,5 @@ def _log(out: Path | None) -> MetricsLog | None:
 
 
 def _made_of(start: Start) -> tuple[Any, ...]:
-    """What an engine is made of."""
+    """The parts of an engine."""
     return start.task, start.data, start.eval_data, start.settings, start.device

@@ -1,1 +1,1 @@
-"""What an experiment shows: claims with their tests, tables and figures."""
+"""The report of an experiment: claims with their tests, tables and figures."""

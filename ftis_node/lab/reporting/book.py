@@ -83,7 +83,7 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def short(value: float) -> str:
-    """Three significant figures, for what has no natural scale; whole numbers from 1000 on."""
+    """Three significant figures for values without a natural scale; whole numbers from 1000 on."""
     if not math.isfinite(value):
         return NONE
     return (f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}").replace("-", "−")

@@ -1,4 +1,4 @@
-"""What an experiment was: its cells, nodes, trials and claims, from the manifest that the runner wrote.
+"""The manifest of an experiment: its cells, nodes, trials and claims, from the manifest that the runner wrote.
 
 A cell is one method with its settings, a trial is one cell with one seed.
 """

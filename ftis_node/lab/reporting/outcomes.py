@@ -44,7 +44,7 @@ COSTS: dict[Measure, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a node gained against a baseline, p of the permutation test, and p after Holm's adjustment."""
+    """A node's gain against a baseline, p of the permutation test, and p after Holm's adjustment."""
 
     by: Interval
     p: float
@@ -281,7 +281,7 @@ def _paired(results: Results, a: str, b: str, node: str, on: str) -> tuple[Inter
 
 
 def _strength(results: Results, book: Book) -> None:
-    """Who is the stronger without sharing, which is what the gains are read against."""
+    """The node that is stronger without sharing; the gains are read against it."""
     base = next(name for name in ("alone", "unshared") if name in results.cells)
     ends = {node: list(results.values(base, node).values()) for node in results.nodes(base)}
     told = [f"{node} at {say.number(statistics.fmean(values))}" for node, values in ends.items() if values]
@@ -312,7 +312,7 @@ def _gain_table(results: Results, book: Book, on: str, found: Mapping[tuple[str,
 
 
 def _gain_words(results: Results, base: str, node: str, gained: Mapping[str, Gain]) -> str:
-    """Who gains, by the adjusted p; where no p could be small enough, by the unadjusted intervals, and says so."""
+    """The nodes that gain, by the adjusted p; by unadjusted intervals, which is said, where no p could be small enough."""
     least = min(1.0, len(gained) * min(least_p(gain.by.n) for gain in gained.values()))
     blind = least >= LEVEL
     sure = {c: g.by for c, g in gained.items() if (g.by.low * g.by.high > 0 if blind else g.adjusted < LEVEL)}

@@ -1,4 +1,4 @@
-"""What an experiment left on disk, each trial read once: the manifest, and of every finished trial its events.
+"""The files of an experiment, each trial read once: the manifest, and of every finished trial its events.
 
 Only finished trials count (their events have an "end"); two cells are compared on the seeds that both have finished.
 """
@@ -21,7 +21,7 @@ from ftis_node.objective_parts import OBJECTIVE_NAMES
 Measure: TypeAlias = Literal["final", "time", "cpu", "generated", "trained"]
 LATE = 4  # one step in so many, the last ones, shows what a node has come to say
 
-# Of a step's figures those that the report shows, see `Diagnostics.summary`; all others would fill the memory.
+# The figures of a step that the report shows, see `Diagnostics.summary`; all others would fill the memory.
 ESTIMATES = OBJECTIVE_NAMES["divergence"]
 QUANTILES = ("p1", "p50", "p99", "max")
 FOREIGN = (
@@ -173,7 +173,7 @@ class Results:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def payload(self, cell: str) -> str | None:
-        """What the cell's attackers want to be said; None if nobody attacks."""
+        """The payload of the cell's attackers; None if nobody attacks."""
         return of_attack(str(self.cell(cell).values.get(ATTACK, "")))
 
     def claimed(self, cell: str, node: str, claim: Claim) -> dict[int, float]:
@@ -186,7 +186,7 @@ class Results:
         return self.values(cell, node, claim.measure, claim.on)
 
     def commits(self) -> list[str]:
-        """Of the code that ran the trials; the manifest's where they do not say."""
+        """The commit of the code that ran the trials; the manifest's where they do not say."""
         return sorted({trial.commit for trial in self.trials.values()} - {""}) or [self.manifest.commit]
 
     def steps(self, cell: str) -> int:

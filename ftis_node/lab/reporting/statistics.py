@@ -1,4 +1,4 @@
-"""What some seeds show: intervals, paired tests of a difference, of sameness, and of many claims at once.
+"""Statistics over seeds: intervals, paired tests of a difference, of sameness, and of many claims at once.
 
 A value is one seed's figure, most often the final pass@1 of a node (0 to 1). Two methods are compared in pairs: the
 i-th value of each is that of the i-th seed, whose warm-up checkpoint both started from. Every figure has the unit of

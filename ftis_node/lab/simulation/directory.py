@@ -1,4 +1,4 @@
-"""What the DHT costs the nodes that answer there: records left and looked up, by the rules of `swarm.wire.directory`.
+"""The cost of the DHT for the nodes that answer: records left and looked up, by the rules of `swarm.wire.directory`.
 
 It is simulated apart from the rest, for a quarter of an hour whatever the scenario's length: a node publishes every
 three minutes, and ten thousand nodes are simulated for less than that. Every node reaches every other, so the few that

@@ -43,7 +43,7 @@ class ModelledCompute:
         self._signal = signal
 
     async def call(self, request: Request[Answer]) -> Answer:
-        """As `worker.client.Worker.call`, for what a stepper asks."""
+        """`worker.client.Worker.call` for the requests of a stepper."""
         return cast(Answer, await self._answer(request))
 
     async def _answer(self, request: Request[Any]) -> Generated | StepReport | list[float]:

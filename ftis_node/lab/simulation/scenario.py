@@ -1,4 +1,4 @@
-"""What is simulated: how many nodes of what kind, for how long."""
+"""The scenario: how many nodes of what kind, for how long."""
 
 from __future__ import annotations
 
