@@ -312,7 +312,7 @@ def _gain_table(results: Results, book: Book, on: str, found: Mapping[tuple[str,
 
 
 def _gain_words(results: Results, base: str, node: str, gained: Mapping[str, Gain]) -> str:
-    """The nodes that gain, by the adjusted p; by unadjusted intervals, which is said, where no p could be small enough."""
+    """The nodes that gain, by the adjusted p; by unadjusted intervals, and said so, where no p can be small."""
     least = min(1.0, len(gained) * min(least_p(gain.by.n) for gain in gained.values()))
     blind = least >= LEVEL
     sure = {c: g.by for c, g in gained.items() if (g.by.low * g.by.high > 0 if blind else g.adjusted < LEVEL)}
