@@ -15,7 +15,13 @@ def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
         "admit_us",
         "refuse_us",
         "announcement_bytes",
+        "text_bytes_per_token",
+        "text_encode_us",
+        "text_decode_us",
+        "text_admit_us",
     }
+    assert 7 < result["text_bytes_per_token"] <= 8.06
+    assert 0 < result["text_admit_us"] < 5_000
     assert 8 < result["bytes_per_token"] <= 8.06
     assert result["header_bytes"] <= 160
     assert result["announcement_bytes"] <= 150 + 8 * 41
