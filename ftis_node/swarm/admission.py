@@ -139,8 +139,8 @@ def admit(
     rejection = (
         _check_origin(context, author, packet, announced)
         or _check_prompt(context, packet, row)
-        or _check_content(context.run, packet)
         or _check_logprobs(context, packet)
+        or _check_content(context.run, packet)
     )
     return rejection or Group(author, row, packet, actual, data)
 
