@@ -32,8 +32,8 @@ LINES = 6
 VIEW_SECONDS = 1.0
 HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pause, resume, peers, top%s."
 NOTICE = (
-    "First start in %s. What leaves this machine, for anyone to read: its network address, and the token ids and "
-    "log-probs that its model samples for the run's public prompts. Never the model, its gradients or your files."
+    "First start in %s. What leaves this machine, for anyone to read: its network address, and the texts that its "
+    "model samples for the run's public prompts, with log-probs. Never the model, its gradients or your files."
 )
 
 
@@ -72,7 +72,7 @@ def join(
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 
-    This leaves your machine: its address, and the token ids and log-probs that its model samples. Never the model.
+    This leaves your machine: its address, and the texts that its model samples, with log-probs. Never the model.
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")

@@ -38,7 +38,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     with suppress(UserError):  # wrong settings are among the problems
         report["network"] = _network(case)
         if whole:
-            report |= {"settings": _chosen(case), "leaves": _leaves(case.settings)}
+            report |= {"settings": _chosen(case), "leaves": _leaves(case)}
     return report
 
 
@@ -54,6 +54,7 @@ def in_words(case: Case) -> list[str]:
     if run is not None:
         found, origin = run
         sizes = f"{found.group} completions of {found.completion_tokens} tokens a prompt"
+        sizes += ", for models of any tokenizer" if found.text else ""
         lines += [f"run       {found.id.hex()} (from {origin}): {found.task}, {sizes}"]
     if case.task_known:
         rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
@@ -69,7 +70,7 @@ def in_words(case: Case) -> list[str]:
     network["listens"] = network["listens"] or ["nowhere: it only dials"]
     for key, word in {"listens": "listens", "announces": "tells", "relays": "relay", "dials": "dials"}.items():
         lines += [f"{word:9} {text}" for text in network[key]]
-    return [*lines, f"leaves    {_leaves(case.settings)}"]
+    return [*lines, f"leaves    {_leaves(case)}"]
 
 
 def _run(case: Case) -> tuple[Run, str] | None:
@@ -110,9 +111,11 @@ def _network(case: Case) -> dict[str, list[str]]:
     return {"listens": listens, **told, "dials": list(case.options.peers)}
 
 
-def _leaves(settings: Settings) -> str:
+def _leaves(case: Case) -> str:
+    settings = case.settings
     limit = f"up to {settings.upload_mbit:g} Mbit/s" if settings.upload_mbit else "without a limit"
-    what = "the token ids and log-probs that the model samples for the run's public prompts"
+    sampled = "text" if case.run_file is not None and case.run_file.run.text else "token ids"
+    what = f"the {sampled} and log-probs that the model samples for the run's public prompts"
     if settings.own_share == 0:
         what = "what other nodes sampled, passed on (this node samples nothing of its own)"
     return f"Its network address, and {what}, {limit}. Never the model, its gradients or files."
