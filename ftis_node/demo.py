@@ -73,6 +73,8 @@ class _Member:
 class NodeSummary(msgspec.Struct, frozen=True):
     """One node's results. pass_at_1_…: greedy, 0 to 1. foreign_weight_share: foreign samples' part of the loss.
 
+    rows_needed: rows on which all own samples of a group failed. rows_learned: of these, learned from others' groups.
+    rows_now: of the learned ones, those that it can do now.
     tokenizer: its fingerprint. foreign_tokenizers: how many others the authors had whose groups it used.
     """
 
@@ -88,6 +90,9 @@ class NodeSummary(msgspec.Struct, frozen=True):
     foreign_groups_used: int
     foreign_groups_by_author: dict[str, int]
     foreign_weight_share: float
+    rows_needed: int
+    rows_learned: int
+    rows_now: int
     bytes_in: int
     bytes_out: int
 
@@ -268,7 +273,7 @@ class Demo:
         """authors: the tokenizer of each, by peer id."""
         evaluations = read_events(member.home.metrics, "evaluation")
         status = member.status
-        by_author = status.get("foreign_groups_used", {})
+        by_author, needs = status.get("foreign_groups_used", {}), evaluations[-1]["needs"] if evaluations else {}
         others = {authors[author] for author, groups in by_author.items() if groups and author in authors}
         return NodeSummary(
             name=member.name,
@@ -283,6 +288,9 @@ class Demo:
             foreign_groups_used=sum(by_author.values()),
             foreign_groups_by_author=by_author,
             foreign_weight_share=status.get("foreign_weight_share", 0.0),
+            rows_needed=needs.get("tried", 0),
+            rows_learned=needs.get("learned", 0),
+            rows_now=needs.get("done", 0),
             bytes_in=status.get("bytes_in", 0),
             bytes_out=status.get("bytes_out", 0),
         )
@@ -304,7 +312,8 @@ def _in_words(node: NodeSummary) -> str:
         f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
         f"{node.pass_at_1_after:.2f} in {node.steps} steps, with {node.foreign_groups_used} groups of "
         f"{len(node.foreign_groups_by_author)} others{tokenizers}, which had "
-        f"{node.foreign_weight_share:.0%} of the weight in its training"
+        f"{node.foreign_weight_share:.0%} of the weight in its training; of {node.rows_needed} rows that it could "
+        f"not do it learned {node.rows_learned} from others, and can do {node.rows_now} of these now"
     )
 
 

@@ -71,11 +71,15 @@ class Digests(msgspec.Struct, frozen=True):
 
 
 class BatchReport(msgspec.Struct, frozen=True):
-    """The groups of a step: how many, of which authors (groups by peer id), their mean rewards, their packets."""
+    """The groups of a step: how many, of which authors (groups by peer id), their mean rewards, their packets.
+
+    replaced_groups: own groups of equal rewards that are not trained on; own_reward includes them.
+    """
 
     own_groups: int
     foreign_groups: int
     authors: dict[str, int]
+    replaced_groups: int
     own_reward: float | None
     foreign_reward: float | None
     batch: Digests

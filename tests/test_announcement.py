@@ -28,7 +28,11 @@ IDENTITY = Identity(bytes(range(32)))
 U64 = st.integers(0, 2**64 - 1)
 REFS = st.lists(
     st.builds(
-        PacketRef, st.integers(0, 2**32 - 1), st.binary(min_size=32, max_size=32), st.integers(1, MAX_PACKET_BYTES)
+        PacketRef,
+        st.integers(0, 2**32 - 1),
+        st.binary(min_size=32, max_size=32),
+        st.integers(1, MAX_PACKET_BYTES),
+        st.integers(0, 2**16 - 1),
     ),
     min_size=1,
     max_size=8,
@@ -42,7 +46,7 @@ def sample(**changes: Any) -> Announcement:
         "round": 5,
         "policy_step": 12,
         "issued_at": 1_760_000_000,
-        "packets": [PacketRef(0, bytes(32), 24_000), PacketRef(3, b"\x01" * 32, 200)],
+        "packets": [PacketRef(0, bytes(32), 24_000, 1), PacketRef(3, b"\x01" * 32, 200, 1)],
     }
     return announce(IDENTITY, **(fields | changes))
 
@@ -55,7 +59,9 @@ def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
         round=vector["round"],
         policy_step=vector["policy_step"],
         issued_at=vector["issued_at"],
-        packets=[PacketRef(ref["slot"], bytes.fromhex(ref["sha256"]), ref["size"]) for ref in vector["packets"]],
+        packets=[
+            PacketRef(ref["slot"], bytes.fromhex(ref["sha256"]), ref["size"], ref["right"]) for ref in vector["packets"]
+        ],
     )
     assert made.author.hex() == vector["author"]
     assert made.signed_bytes().hex() == vector["signed_bytes"]
@@ -83,10 +89,10 @@ def test_every_announcement_survives_the_round_trip_and_verifies(
     assert back == made and back.verify()
 
 
-def test_its_size_is_about_150_bytes_and_40_a_packet() -> None:
-    refs = [PacketRef(slot, bytes(32), 24_667) for slot in range(12)]
+def test_its_size_is_about_150_bytes_and_42_a_packet() -> None:
+    refs = [PacketRef(slot, bytes(32), 24_667, 1) for slot in range(12)]
     assert len(sample(packets=refs[:1]).encode()) <= 180
-    assert len(sample(packets=refs).encode()) <= 150 + 12 * 41
+    assert len(sample(packets=refs).encode()) <= 150 + 12 * 42
 
 
 @pytest.mark.parametrize(
@@ -97,10 +103,11 @@ def test_its_size_is_about_150_bytes_and_40_a_packet() -> None:
         {"round": 6},
         {"policy_step": 13},
         {"issued_at": 1_760_000_001},
-        {"packets": (PacketRef(0, bytes(32), 24_000),)},
-        {"packets": (PacketRef(0, bytes(32), 24_000), PacketRef(3, b"\x02" * 32, 200))},
-        {"packets": (PacketRef(0, bytes(32), 24_000), PacketRef(4, b"\x01" * 32, 200))},
-        {"packets": (PacketRef(0, bytes(32), 24_001), PacketRef(3, b"\x01" * 32, 200))},
+        {"packets": (PacketRef(0, bytes(32), 24_000, 1),)},
+        {"packets": (PacketRef(0, bytes(32), 24_000, 1), PacketRef(3, b"\x02" * 32, 200, 1))},
+        {"packets": (PacketRef(0, bytes(32), 24_000, 1), PacketRef(4, b"\x01" * 32, 200, 1))},
+        {"packets": (PacketRef(0, bytes(32), 24_000, 2), PacketRef(3, b"\x01" * 32, 200, 1))},
+        {"packets": (PacketRef(0, bytes(32), 24_001, 1), PacketRef(3, b"\x01" * 32, 200, 1))},
         {"signature": bytes(64)},
     ],
     ids=lambda change: next(iter(change)),
@@ -113,10 +120,10 @@ def test_a_changed_announcement_does_not_verify(change: dict[str, Any]) -> None:
 
 
 def test_what_is_signed_is_the_specified_fixed_width_layout() -> None:
-    head = b"ftis/announce/1" + bytes(16) + IDENTITY.author
+    head = b"ftis/announce/2" + bytes(16) + IDENTITY.author
     numbers = (5).to_bytes(8, "big") + (12).to_bytes(8, "big") + (1_760_000_000).to_bytes(8, "big")
-    first = (0).to_bytes(4, "big") + bytes(32) + (24_000).to_bytes(4, "big")
-    second = (3).to_bytes(4, "big") + b"\x01" * 32 + (200).to_bytes(4, "big")
+    first = (0).to_bytes(4, "big") + bytes(32) + (24_000).to_bytes(4, "big") + (1).to_bytes(2, "big")
+    second = (3).to_bytes(4, "big") + b"\x01" * 32 + (200).to_bytes(4, "big") + (1).to_bytes(2, "big")
     assert sample().signed_bytes() == head + numbers + first + second
 
 
@@ -128,12 +135,14 @@ def test_what_is_signed_is_the_specified_fixed_width_layout() -> None:
         {"policy_step": 2**64},
         {"issued_at": 1.5},
         {"packets": []},
-        {"packets": [PacketRef(1, bytes(32), 5), PacketRef(1, bytes(32), 5)]},
-        {"packets": [PacketRef(2, bytes(32), 5), PacketRef(1, bytes(32), 5)]},
-        {"packets": [PacketRef(2**32, bytes(32), 5)]},
-        {"packets": [PacketRef(0, bytes(31), 5)]},
-        {"packets": [PacketRef(0, bytes(32), 0)]},
-        {"packets": [PacketRef(0, bytes(32), MAX_PACKET_BYTES + 1)]},
+        {"packets": [PacketRef(1, bytes(32), 5, 1), PacketRef(1, bytes(32), 5, 1)]},
+        {"packets": [PacketRef(2, bytes(32), 5, 1), PacketRef(1, bytes(32), 5, 1)]},
+        {"packets": [PacketRef(2**32, bytes(32), 5, 1)]},
+        {"packets": [PacketRef(0, bytes(31), 5, 1)]},
+        {"packets": [PacketRef(0, bytes(32), 0, 1)]},
+        {"packets": [PacketRef(0, bytes(32), MAX_PACKET_BYTES + 1, 1)]},
+        {"packets": [PacketRef(0, bytes(32), 5, -1)]},
+        {"packets": [PacketRef(0, bytes(32), 5, 2**16)]},
     ],
     ids=str,
 )
@@ -150,7 +159,8 @@ def fields() -> list[Any]:
 @pytest.mark.parametrize(
     ("position", "value"),
     [
-        (0, 2),
+        (0, 3),
+        (0, 1),
         (0, True),
         (1, bytes(17)),
         (1, "x" * 16),
@@ -164,16 +174,18 @@ def fields() -> list[Any]:
         (6, []),
         (6, {}),
         (6, None),
-        (6, [[0, bytes(32)]]),
-        (6, [[0, bytes(32), 5, 5]]),
-        (6, [0, bytes(32), 5]),
-        (6, [[0, "x" * 32, 5]]),
-        (6, [[True, bytes(32), 5]]),
-        (6, [[0, bytes(32), 5.0]]),
-        (6, [[1, bytes(32), 5], [0, bytes(32), 5]]),
-        (6, [[0, bytes(32), 5], [0, bytes(32), 5]]),
-        (6, [[0, bytes(32), MAX_PACKET_BYTES + 1]]),
-        (6, [[slot, bytes(32), 5] for slot in range(9)]),
+        (6, [[0, bytes(32), 5]]),
+        (6, [[0, bytes(32), 5, 1, 1]]),
+        (6, [0, bytes(32), 5, 1]),
+        (6, [[0, "x" * 32, 5, 1]]),
+        (6, [[True, bytes(32), 5, 1]]),
+        (6, [[0, bytes(32), 5.0, 1]]),
+        (6, [[0, bytes(32), 5, True]]),
+        (6, [[0, bytes(32), 5, 2**16]]),
+        (6, [[1, bytes(32), 5, 1], [0, bytes(32), 5, 1]]),
+        (6, [[0, bytes(32), 5, 1], [0, bytes(32), 5, 1]]),
+        (6, [[0, bytes(32), MAX_PACKET_BYTES + 1, 1]]),
+        (6, [[slot, bytes(32), 5, 1] for slot in range(9)]),
         (7, bytes(63)),
         (7, bytes(65)),
     ],
@@ -218,7 +230,7 @@ def test_more_packets_than_the_receiver_allows_are_refused() -> None:
     decode_announcement(data, max_packets=2)
     with pytest.raises(AnnouncementError):
         decode_announcement(data, max_packets=1)
-    short = sample(packets=[PacketRef(slot, bytes(32), 5) for slot in range(3)]).encode()
+    short = sample(packets=[PacketRef(slot, bytes(32), 5, 1) for slot in range(3)]).encode()
     with pytest.raises(AnnouncementError, match="at most 2"):
         decode_announcement(short, max_packets=2)
 

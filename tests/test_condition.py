@@ -82,13 +82,13 @@ def test_evaluations_take_no_more_than_their_share_of_the_time() -> None:
         prompts=4, correct=2, formatted=3, lenient=3, finished=4, tokens=40, seconds=50.0, batch=4
     ).figures()
     assert exams.due(), "the first is taken in any case"
-    exams.taken(0, found)  # before any training, so not counted
+    exams.taken(0, found, found.seconds)  # before any training, so not counted
     assert not exams.due()
     now = 499.0
     assert not exams.due()
     now = 500.0
     assert exams.due()
-    exams.taken(0, found)
+    exams.taken(0, found, found.seconds)
     now = 999.0
     assert not exams.due()
     now = 1000.0
@@ -104,7 +104,7 @@ def test_a_model_that_never_writes_the_form_is_told_of_once(
         64, correct=0, formatted=formatted, lenient=1, finished=4, tokens=40, seconds=50.0, batch=4
     ).figures()
     for step in range(3):
-        exams.taken(step, found, code=code)
+        exams.taken(step, found, found.seconds, code=code)
     assert len([record for record in caplog.records if "None of 64 answers" in record.message]) == told
 
 

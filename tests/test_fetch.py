@@ -38,7 +38,7 @@ def bodies(count: int, size: int = 1300) -> list[bytes]:
 
 
 def targets(contents: list[bytes]) -> list[Target]:
-    refs = [PacketRef(slot, packet_digest(body), len(body)) for slot, body in enumerate(contents)]
+    refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(contents)]
     made = announce(ALICE, run_id=RUN.id, round=0, policy_step=0, issued_at=0, packets=refs)
     known = Known(made, made.encode(), 0.0, 0.0, None)
     return [Target(known, index) for index in range(len(contents))]

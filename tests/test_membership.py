@@ -154,7 +154,7 @@ async def test_an_old_peer_that_greets_is_told_to_upgrade_and_let_in_when_it_has
     async with node(ALICE, tmp_path) as (alice, me), node(BOB, tmp_path) as (bob, network):
         await me.connect(BOB.author, await network.addresses())
         answer = await stub(me, BOB).rpc_handshake(hello(ALICE, major=1), timeout=PATIENCE)
-        assert answer.refusal == "this node speaks protocol 2, you speak 1: upgrade ftis-node"
+        assert answer.refusal == "this node speaks protocol 3, you speak 1: upgrade ftis-node"
         assert not answer.run_file and not answer.peers and not bob.view
         assert "it speaks protocol 1" in bob.refused[ALICE.author]
         alice.hear(await network.addresses())

@@ -36,7 +36,7 @@ def key(number: int) -> bytes:
 
 def bare(author: bytes, round: int, slots: int = 3) -> Announcement:
     """Unsigned, for tables that check nothing."""
-    refs = PacketRefs.of([PacketRef(slot, bytes(32), 1000) for slot in range(slots)])
+    refs = PacketRefs.of([PacketRef(slot, bytes(32), 1000, 1) for slot in range(slots)])
     return Announcement(RUN.id, author, round, 0, 0, refs, bytes(64))
 
 
@@ -325,7 +325,7 @@ def test_row_35_the_newcomer_nearest_to_a_record_is_preferred_and_others_are_tri
 
 
 def test_row_44_an_announcement_takes_a_few_bytes_a_packet_in_memory() -> None:
-    refs = [PacketRef(slot, bytes([slot]) * 32, 4000 + slot) for slot in range(RUN.slots)]
+    refs = [PacketRef(slot, bytes([slot]) * 32, 4000 + slot, 1) for slot in range(RUN.slots)]
     made = announce(ALICE, run_id=RUN.id, round=1, policy_step=0, issued_at=int(time.time()), packets=refs)
     read = decode_announcement(made.encode(), max_packets=RUN.slots)
     assert sys.getsizeof(read.packets.packed) < 100 + 40 * RUN.slots
@@ -353,4 +353,4 @@ def test_row_44_what_a_mention_says_is_held_is_kept_for_the_runs_slots_only() ->
 
 def test_known_announcements_agree_on_their_size() -> None:
     made = bare(key(1), 0)
-    assert Known(made, b"x" * 10, 0.0, 0.0, None).size == 10 + 40 * 3
+    assert Known(made, b"x" * 10, 0.0, 0.0, None).size == 10 + 42 * 3

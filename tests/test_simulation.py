@@ -182,7 +182,7 @@ def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None
 def test_a_forged_announcement_is_read_and_not_sound() -> None:
     who, other = Identity(bytes(32)), Identity(bytes(31) + b"1")
     _, body = make_packet(who.author, 7, 0, 1, signal=True)
-    packets = [PacketRef(0, packet_digest(body), len(body))]
+    packets = [PacketRef(0, packet_digest(body), len(body), 1)]
     made = announce(who, run_id=RUN.id, round=7, policy_step=1, issued_at=0, packets=packets)
     forged = made.encode().replace(who.author, other.author)
     read = Reader()

@@ -6,41 +6,18 @@ import asyncio
 import itertools
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import OWN_SHARE_FLOOR, Stepper
 from ftis_node.step_report import DeviceSeconds
-from ftis_node.store.packets import PacketStore
-from ftis_node.swarm.admission import AdmissionContext
-from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.standing import Standing
-from ftis_node.worker.client import Worker
 from tests.support.scored_groups import scored
-from tests.support.swarm import RUN
+from tests.support.steppers import BATCH, stepper
 
-BATCH = 24
 _NUMBERS = itertools.count()
-
-
-def stepper(path: Path, others: int, *, own_only: bool = False, **settings: Any) -> Stepper:
-    """A stepper that hears of so many other authors."""
-    made = Stepper(
-        context=AdmissionContext(run=RUN, prompt_digests=bytes(80)),
-        own_only=own_only,
-        identity=Identity.load_or_create(path / "key"),
-        settings=Settings(batch_groups=BATCH, **settings),
-        store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
-        worker=Worker(),
-        standing=Standing(boot_seconds),
-    )
-    made.swarm = SimpleNamespace(recent_authors=lambda seconds: set(range(others)))  # type: ignore[assignment]
-    return made
 
 
 @pytest.mark.parametrize(("others", "own"), [(0, 24), (1, 12), (2, 8), (3, 6), (4, 6), (50, 6)])

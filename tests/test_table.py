@@ -31,7 +31,8 @@ def author(number: int) -> Identity:
 @cache
 def signed(number: int, round: int, packets: int = 3, content: int = 0) -> Announcement:
     refs = [
-        PacketRef(slot, packet_digest(b"%d %d %d %d" % (number, round, slot, content)), 100) for slot in range(packets)
+        PacketRef(slot, packet_digest(b"%d %d %d %d" % (number, round, slot, content)), 100, 1)
+        for slot in range(packets)
     ]
     return announce(author(number), run_id=RUN.id, round=round, policy_step=0, issued_at=0, packets=refs)
 

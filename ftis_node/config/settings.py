@@ -193,6 +193,11 @@ class Settings(BaseModel):
     """[s] For which the compute process may owe an answer; then it is stalled, and watchdogs act."""
     max_age: float = Field(600.0, gt=0)
     """[s] After which a foreign group is too old to train on."""
+    by_need: bool = True
+    """Whether groups of rows on which all own samples failed are pulled first; each replaces an own group of equal
+    rewards."""
+    dead_groups: Literal["count", "drop"] = "count"
+    """Own groups of equal rewards that nothing replaces: they count in the loss's denominator, or are left out."""
     packet_quota_mb: int = Field(1024, ge=1)
     """[MB] Of packets on disk; the oldest go first."""
 

@@ -122,5 +122,5 @@ class MemorySwarm:
             verdict = admit(self._context, author, data, announced=(round, slot), digest=target.ref.digest)
             if isinstance(verdict, Rejection):
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
-            arrived.append(Arrival(verdict, data, target.known.born))
+            arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))
         await self.taker.on_groups(arrived)

@@ -20,7 +20,8 @@ from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.payloads import Watch
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.node.progress import Progress
-from ftis_node.node.stepper import OwnGroup, Stepper
+from ftis_node.node.step_batch import OwnGroup
+from ftis_node.node.stepper import Stepper
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.step_report import TakenStep
 from ftis_node.store.checkpoints import Checkpoints, labelled

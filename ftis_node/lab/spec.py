@@ -78,11 +78,11 @@ class TrialSpec:
         }
 
     def settings_of(self, member: Member) -> Settings:
-        """The member's settings: the daemon's, without its defences unless they are named.
+        """The member's settings: the daemon's, without its defences and pulling by need unless they are named.
 
         Raises UsageError for unknown keys and wrong values.
         """
-        return collect(task=self.task, flags={"defences": (), **member.settings}, environment={})[0]
+        return collect(task=self.task, flags={"defences": (), "by_need": False, **member.settings}, environment={})[0]
 
 
 def trials(experiment: Experiment) -> list[TrialSpec]:

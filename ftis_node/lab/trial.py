@@ -24,7 +24,7 @@ from ftis_node.lab.participant import Participant, kept, number, run_of
 from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.lab.starts import model_of
-from ftis_node.node.stepper import OwnGroup
+from ftis_node.node.step_batch import OwnGroup
 from ftis_node.observe.provenance import commit, versions
 from ftis_node.swarm.pool import Scored
 

@@ -11,9 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
-from msgspec.structs import asdict
-
-from ftis_node.config.run import CODE, RunFile, check_fit, dump_run_file, in_short, run_for
+from ftis_node.config.run import RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.host.clocks import boot_seconds
@@ -36,7 +34,7 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
-from ftis_node.worker.messages import Evaluate, Open
+from ftis_node.worker.messages import Open
 
 logger = logging.getLogger(__name__)
 
@@ -335,11 +333,8 @@ class Node:
             await self._evaluate(rooms)
 
     async def _evaluate(self, rooms: Rooms) -> None:
-        result = await self._compute.worker.call(Evaluate())
-        progress, since = rooms.stepper.progress, boot_seconds() - self._started
-        progress.evaluated(result.pass_at_1)
-        self._evaluations.taken(progress.step, result, code=rooms.run_file.run.reward.startswith(CODE))
-        rooms.metrics.write("evaluation", step=progress.step, since_start=since, **asdict(result))
+        since = boot_seconds() - self._started
+        await self._evaluations.evaluate(self._compute.worker, rooms.stepper, rooms.metrics, since)
 
     async def _rest(self, rooms: Rooms) -> None:
         """Pause: end the compute process, which frees its memory, and only serve peers until a request comes."""

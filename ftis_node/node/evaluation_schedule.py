@@ -8,8 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import asdict
+
+from ftis_node.config.run import CODE
 from ftis_node.evaluate.evaluation import Evaluation
-from ftis_node.observe.metrics import read_events
+from ftis_node.node.status import needs_status
+from ftis_node.node.stepper import Compute, Stepper
+from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.worker.messages import Evaluate
 
 CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations in the status, and bytes at the end of the log to read them from
 FORMLESS = (
@@ -46,10 +52,21 @@ class EvaluationSchedule:
         """Drop the evaluations after this step, because the training continues from its checkpoint."""
         self.curve = deque((one for one in self.curve if one[0] <= step), maxlen=CURVE)
 
-    def taken(self, step: int, found: Evaluation, *, code: bool = False) -> None:
+    async def evaluate(self, worker: Compute, stepper: Stepper, metrics: MetricsLog, since_start: float) -> None:
+        """Evaluate, try the rows that were learned from others, and log the results."""
+        found = await worker.call(Evaluate())
+        seconds = found.seconds + await stepper.try_learned()
+        progress = stepper.progress
+        progress.evaluated(found.pass_at_1)
+        self.taken(progress.step, found, seconds, code=stepper.run.reward.startswith(CODE))
+        needs = asdict(needs_status(progress.needs, stepper.pool))
+        metrics.write("evaluation", step=progress.step, since_start=since_start, needs=needs, **asdict(found))
+
+    def taken(self, step: int, found: Evaluation, seconds: float, *, code: bool = False) -> None:
         """Note an evaluation. The first one, before any training, does not count towards the time.
 
         Args:
+            seconds: its duration, with that of the rows tried.
             code: whether the task's own code scored it, which may reward other forms and parts of an answer.
         """
         logger.info("Step %d: pass@1 %.3f (format %.3f)", step, found.pass_at_1, found.formatted)
@@ -60,8 +77,8 @@ class EvaluationSchedule:
         if self._began is None:
             self._began = self._clock()
         else:
-            self._spent += found.seconds
-        self._latest = found.seconds
+            self._spent += seconds
+        self._latest = seconds
 
     def due(self) -> bool:
         """Whether another evaluation as long as the latest fits into the share."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from ftis_node.packet import Group
 from ftis_node.step_report import StepReport, TakenStep
+from ftis_node.swarm.needs import Needs
 from ftis_node.worker.messages import OWN
 from ftis_node.worker.usage import WORK
 
@@ -28,6 +29,7 @@ class Progress:
     pass_at_1_before: float | None = None
     pass_at_1: float | None = None
     pass_at_1_step: int = 0
+    needs: Needs = field(default_factory=Needs)
 
     @property
     def foreign_weight_share(self) -> float:
@@ -66,11 +68,13 @@ class Progress:
             used[OTHERS] += sum(used.pop(author) for author in small)
 
     def facts(self) -> dict[str, Any]:
-        return {**vars(self), "foreign_groups_used": dict(self.foreign_groups_used)}
+        used, needs = dict(self.foreign_groups_used), self.needs.facts()
+        return {**vars(self), "foreign_groups_used": used, "needs": needs}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Progress:
-        return cls(**{**facts, "foreign_groups_used": Counter(facts["foreign_groups_used"])})
+        used, needs = Counter(facts["foreign_groups_used"]), Needs.from_facts(facts.get("needs", ()))
+        return cls(**{**facts, "foreign_groups_used": used, "needs": needs})
 
 
 @dataclass

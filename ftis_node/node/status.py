@@ -20,7 +20,9 @@ from ftis_node.observe.api import Answer
 from ftis_node.observe.view import number
 from ftis_node.step_report import DeviceSeconds, StepSeconds, TakenStep
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.needs import Needs, RowState
 from ftis_node.swarm.peer_clocks import ClockDifference
+from ftis_node.swarm.pool import Pool
 from ftis_node.swarm.standing import PeerStanding
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.transport import Health
@@ -48,6 +50,19 @@ class PoolStatus(msgspec.Struct, frozen=True):
     waiting: int
     no_signal: int
     expired: int
+
+
+class NeedsStatus(msgspec.Struct, frozen=True):
+    """The rows on which all own samples of a group failed. tried: all of them. needed: still. found: answers wait.
+
+    learned: trained on another node's group there. done: of the learned ones, those that the node can do now.
+    """
+
+    tried: int
+    needed: int
+    found: int
+    learned: int
+    done: int
 
 
 class NetworkStatus(msgspec.Struct, frozen=True):
@@ -108,6 +123,7 @@ class TrainingStatus(msgspec.Struct, frozen=True):
     totals: Totals
     waiting_for: str | None
     pool: PoolStatus
+    needs: NeedsStatus
     peers: int
     bytes_in: int
     bytes_out: int
@@ -230,6 +246,7 @@ def training_status(stepper: Stepper, swarm: Swarm, checkpoint: CheckpointStatus
         totals=stepper.totals,
         waiting_for=stepper.waiting_for or None,
         pool=PoolStatus(len(pool), pool.no_signal, pool.expired),
+        needs=needs_status(progress.needs, pool),
         peers=len(swarm.membership.view),
         bytes_in=swarm.traffic.bytes_in,
         bytes_out=swarm.traffic.bytes_out,
@@ -239,6 +256,14 @@ def training_status(stepper: Stepper, swarm: Swarm, checkpoint: CheckpointStatus
         announcements=dict(swarm.gossip.counts),
         own_groups_refused=stepper.own_refused,
     )
+
+
+def needs_status(needs: Needs, pool: Pool) -> NeedsStatus:
+    """The row counts of a node's needs."""
+    found = sum(row in needs for row in pool.rows())
+    needed, done = needs.count(RowState.NEEDED), needs.count(RowState.DONE)
+    learned = needs.count(RowState.LEARNED) + done
+    return NeedsStatus(needed + learned, needed, found, learned, done)
 
 
 def last_step(last: TakenStep) -> LastStep:

@@ -9,44 +9,39 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.progress import Progress, Totals
-from ftis_node.observe.recent import KEPT, Recent, Shown
+from ftis_node.node.step_batch import OwnGroup, describe, mean, step_groups, to_show, without_dead
+from ftis_node.observe.recent import Recent
 from ftis_node.packet import Group
-from ftis_node.step_report import BatchReport, DeviceSeconds, Digests, StepReport, StepSeconds, TakenStep
+from ftis_node.step_report import DeviceSeconds, StepReport, StepSeconds, TakenStep
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.needs import right_of
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival
+from ftis_node.tasks.rewards import PURE_RULES
 from ftis_node.worker.client import WorkerDied, WorkerFault
-from ftis_node.worker.messages import OWN, Answer, Generate, GroupPart, Request, ScoreGroup, Step, StepGroup
+from ftis_node.worker.messages import Answer, Generate, Request, ScoreGroup, Step, TryRows
 
 # A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
 RECENT_SECONDS = 30.0
 PREFETCH_SECONDS = 10.0
 WAIT_SECONDS = 0.25
+TRIED_ROWS = 64  # at an evaluation, of those learned from others
 SUPPLY_MEMORY = 0.2  # weight of the latest step in the mean of foreign groups per step
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, eq=False)
-class OwnGroup:
-    """An own group with its rewards [G]."""
-
-    group: Group
-    rewards: Sequence[float]
 
 
 class Exchange(Protocol):
@@ -111,6 +106,8 @@ class Stepper:
         self.waiting_for = ""
         self.last: TakenStep | None = None
         self.recent = Recent()  # groups to show to people
+        self.by_need = settings.by_need and not own_only and context.run.parts == 1
+        self._dead = 0  # own groups without a signal in the latest batch
         self.swarm: Exchange
         self.own_only = own_only  # the objective trains on own samples only
         self.own_refused = 0
@@ -143,13 +140,16 @@ class Stepper:
         batch, step_seconds = self._settings.batch_groups, self.step_seconds()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
         newcomers, waiting = self._newcomers(), self.pool.waiting()
-        usable = sum(waiting.values()) + len(self._scoring)
+        part, answered = batch - self._own_part(), {row for row in self.pool.rows() if row in self.progress.needs}
+        usable = sum(waiting.values()) + len(self._scoring) - len(answered)
         if newcomers.room is not None:
             theirs = self._of_newcomers(waiting)
             most = math.ceil(newcomers.room * ahead)
             usable -= max(0, theirs - most)  # groups that no batch has room for must not block other pulls
             newcomers.room = max(0, most - theirs)
-        return Want(math.ceil((batch - self._own_part()) * ahead) - usable, newcomers, 2 * batch)
+        answers = min(self._dead, part) - len(answered)  # at most half of what is pulled
+        rows = (row for row in self.progress.needs if row not in answered)
+        return Want(math.ceil(part * ahead) - usable, newcomers, 2 * batch, answers, rows)
 
     def take(self, count: int) -> list[Scored]:
         """Take groups for one batch from the pool."""
@@ -167,10 +167,11 @@ class Stepper:
         """Store admitted groups and have them scored; each enters the pool when its rewards are known."""
         self._store.add([(one.group, one.body) for one in arrived], own=False)
         for one in arrived:
-            self.score_later(one.group, one.born)
+            self.score_later(one.group, one.born, one.right)
 
-    def score_later(self, group: Group, born: float) -> None:
-        task = asyncio.create_task(self._score(group, born))
+    def score_later(self, group: Group, born: float, right: int | None = None) -> None:
+        """Score a group and put it into the pool if it may teach. right: its author's hint, if known."""
+        task = asyncio.create_task(self._score(group, born, right))
         self._scoring.add(task)
         task.add_done_callback(self._scoring.discard)
 
@@ -179,7 +180,7 @@ class Stepper:
         while self._scoring:
             await asyncio.gather(*self._scoring)
 
-    async def _score(self, group: Group, born: float) -> None:
+    async def _score(self, group: Group, born: float, right: int | None) -> None:
         try:
             rewards = await self.worker.call(ScoreGroup(group.row, group.data))
         except WorkerDied:
@@ -190,6 +191,8 @@ class Stepper:
             return
         scored = Scored(group, tuple(rewards), born)
         self.standing.scored(group.author, rewards, signal=scored.has_signal)
+        if right is not None and right != right_of(rewards) and self.run.reward in PURE_RULES:
+            self.standing.refused(group.author, "wrong hint")
         if self.standing.banned(group.author) is not None:
             return
         if self.pool.add(scored):
@@ -242,28 +245,64 @@ class Stepper:
         """Take one step and return its report. None if `stopping` was set before the batch was complete, or if `hurry`
         left nothing to train on."""
         began = self._clock()
+        newcomers = self._newcomers()
         own = await self.generate(self.own_quota())
         generated = self._clock()
-        foreign = await self._gather(self._settings.batch_groups - len(own), stopping)
+        answers = self._answers(own, newcomers)
+        foreign = await self._gather(self._settings.batch_groups - len(own), stopping, newcomers)
         waited = self._clock() - generated
         if stopping.is_set():
-            self.pool.put_back(foreign)
+            self.pool.put_back([*answers, *foreign])
             return None
         self.note_supply()
         try:
             own += await self.generate(0 if self.hurry.is_set() else self._missing(len(own) + len(foreign)))
         except FtisError:
-            self.pool.put_back(foreign)  # a new compute process will repeat the step
+            self.pool.put_back([*answers, *foreign])  # a new compute process will repeat the step
             raise
         if not own and not foreign:
             return None
+        answers += self._answers(own, newcomers, answers)
         self.swarm.poke()
-        return await self.train(own, foreign, began=began, wait=waited)
+        kept, replaced = without_dead(own, answers, drop=self._settings.dead_groups == "drop")
+        return await self.train(kept, [*answers, *foreign], replaced=replaced, began=began, wait=waited)
+
+    def _answers(self, own: Sequence[OwnGroup], newcomers: Newcomers, already: Sequence[Scored] = ()) -> list[Scored]:
+        """Take groups that answer needed rows from the pool, one for each own group without a signal.
+
+        Args:
+            already: the answers that the batch has.
+        """
+        if not self.by_need:
+            return []
+        dead = {one.group.row for one in own if not one.has_signal}
+        self._dead = sum(not one.has_signal for one in own)
+        needed = {row for row in self.pool.rows() if row in self.progress.needs} - {one.group.row for one in already}
+        return self.pool.answers(dead, needed, self._dead - len(already), newcomers)
+
+    async def try_learned(self) -> float:
+        """Let the model answer the latest rows that it learned from others; note those it can do. Returns seconds."""
+        began, needs = self._clock(), self.progress.needs
+        if rows := needs.learned(TRIED_ROWS):
+            verdicts = await self.worker.call(TryRows(rows))
+            for row in (row for row, right in zip(rows, verdicts, strict=True) if right):
+                needs.could(row)
+        return self._clock() - began
 
     async def train(
-        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], *, began: float, wait: float = 0.0
+        self,
+        own: Sequence[OwnGroup],
+        foreign: Sequence[Scored],
+        *,
+        replaced: Sequence[OwnGroup] = (),
+        began: float,
+        wait: float = 0.0,
     ) -> TakenStep:
-        """Take the step on these groups and return its report. began: start of their generation, by the clock."""
+        """Take the step on these groups and return its report.
+
+        Args:
+            replaced: own groups that are not trained on. began: start of the generation, by the clock.
+        """
         trained = self._clock()
         weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
         groups = step_groups(own, foreign, weights, horizontal=self.run.parts > 1)
@@ -274,6 +313,7 @@ class Stepper:
             lambda: self._store.settle([scored.group.key for scored in foreign], "trained"),
         )
         ended = self._clock()
+        self.progress.needs.trained(one.group.row for one in foreign)
         self._judge(foreign, report)
         self._step_seconds.append(ended - began)
         self._device.append(report.device)
@@ -281,8 +321,8 @@ class Stepper:
         spent = StepSeconds(trained - began - wait, wait, ended - trained, ended - began)
         unequal = any(weight != 1.0 for weight in weights.values())
         unequal_weights = {peer_id(author): weight for author, weight in weights.items()} if unequal else None
-        last = self._account(own, foreign, report, spent, unequal_weights)
-        self.recent.add(_to_show(last.step, own, foreign))
+        last = self._account(own, foreign, replaced, report, spent, unequal_weights)
+        self.recent.add(to_show(last.step, own, foreign))
         return last
 
     async def _beside(self, call: Coroutine[None, None, Result], write: Callable[[], None]) -> Result:
@@ -305,12 +345,11 @@ class Stepper:
     def _missing(self, have: int) -> int:
         return 0 if self._settings.own_share == 0 else max(0, self._settings.batch_groups - have)
 
-    async def _gather(self, count: int, stopping: asyncio.Event) -> list[Scored]:
+    async def _gather(self, count: int, stopping: asyncio.Event, newcomers: Newcomers) -> list[Scored]:
         """Take groups from the pool; wait for more at most as long as the node would need to generate them.
 
         This costs at most twice the best choice (the ski-rental rule). A node that generates nothing has no limit.
         """
-        newcomers = self._newcomers()
         taken = self.pool.take(count, newcomers)
         self.swarm.poke()
         deadline = self._clock() + self._patience(count - len(taken))
@@ -356,13 +395,17 @@ class Stepper:
                 logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
                 continue
             groups.append(OwnGroup(verdict, made.rewards))
+            if self.by_need:
+                self.progress.needs.tried(verdict.row, made.rewards)
         self.own_unsound = len(groups) < len(answer.groups)
         if not groups:
             raise WorkerFault("Every group that this node generated is unsound; its model may have diverged.")
-        sound = [one.group for one in groups]
-        self.totals.add_round(sound)
-        self._store.add([(group, group.data) for group in sound], own=True)
-        refs = [PacketRef(slot=group.packet.slot, digest=group.digest, size=len(group.data)) for group in sound]
+        self.totals.add_round([one.group for one in groups])
+        self._store.add([(one.group, one.group.data) for one in groups], own=True)
+        refs = [
+            PacketRef(one.group.packet.slot, one.group.digest, len(one.group.data), right_of(one.rewards))
+            for one in groups
+        ]
         self.swarm.announce(number, self.progress.step, refs)
         return groups
 
@@ -370,66 +413,18 @@ class Stepper:
         self,
         own: Sequence[OwnGroup],
         foreign: Sequence[Scored],
+        replaced: Sequence[OwnGroup],
         report: StepReport,
         seconds: StepSeconds,
         weights: dict[str, float] | None,
     ) -> TakenStep:
-        batch, now = describe(own, foreign), self._age_clock()
+        batch, now = describe(own, foreign, replaced), self._age_clock()
         self.progress.add_step(len(own), batch.authors, report)
         self.idle_steps = 0 if report.skipped is None else self.idle_steps + 1
-        age = _mean([now - scored.born for scored in foreign])
+        age = mean([now - scored.born for scored in foreign])
         self.last = TakenStep(self.progress.step, batch, age, report, seconds, weights)
         self.totals.add_step(self.last)
         return self.last
-
-
-def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> BatchReport:
-    """The groups of a step with their packet digests in order, so that a replay can repeat it."""
-    return BatchReport(
-        own_groups=len(own),
-        foreign_groups=len(foreign),
-        authors=dict(Counter(peer_id(scored.group.author) for scored in foreign)),
-        own_reward=_mean([r for group in own for r in group.rewards]),
-        foreign_reward=_mean([r for scored in foreign for r in scored.rewards]),
-        batch=Digests(
-            own=[group.group.digest.hex() for group in own],
-            foreign=[scored.group.digest.hex() for scored in foreign],
-        ),
-    )
-
-
-def step_groups(
-    own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], *, horizontal: bool
-) -> list[StepGroup]:
-    """Groups in the engine's form. In a horizontal run the parts of one round and slot form one group."""
-    parts = [(one.group, GroupPart(OWN, one.group.data, one.rewards)) for one in own]
-    for scored in foreign:
-        group = scored.group
-        part = GroupPart(peer_id(group.author), group.data, scored.rewards, weights[group.author])
-        parts.append((group, part))
-    groups: dict[tuple[bytes | int, ...], tuple[int, list[GroupPart]]] = {}
-    for group, part in parts:
-        groups.setdefault(group.key[1:] if horizontal else group.key, (group.row, []))[1].append(part)
-    return [StepGroup(row, together) for row, together in groups.values()]
-
-
-def _to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:
-    """A few groups of a step to show. Own groups with differing rewards come first, because only they teach."""
-    mine = sorted(own, key=lambda one: min(one.rewards) == max(one.rewards))[:KEPT]
-    shown = [Shown.of(step, None, one.group, one.rewards) for one in mine]
-    turns: Counter[bytes] = Counter()
-
-    def turn(scored: Scored) -> int:
-        turns[scored.group.author] += 1
-        return turns[scored.group.author]
-
-    for scored in sorted(foreign, key=turn)[:KEPT]:  # from as many authors as possible
-        shown.append(Shown.of(step, peer_id(scored.group.author), scored.group, scored.rewards))
-    return shown
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 async def _first(*events: asyncio.Event, seconds: float) -> None:

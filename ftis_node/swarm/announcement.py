@@ -1,4 +1,5 @@
-"""An announcement: "in this round I made these packets". Its author signs it; any peer may pass it on.
+"""An announcement: "in this round I made these packets, and so many completions are right". Its author signs it; any
+peer may pass it on.
 
 proto/PACKET.md specifies the bytes and the signed part. Structure and signature have separate checks, so that a
 receiver can budget the costlier one, the signature's.
@@ -17,16 +18,17 @@ from ftis_node.errors import FtisError
 from ftis_node.packet import MAX_PACKET_BYTES, MSGPACK_ERRORS, RUN_ID_BYTES
 from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, is_author, verify
 
-ANNOUNCEMENT_VERSION = 1
-SIGNATURE_CONTEXT = b"ftis/announce/1"
+ANNOUNCEMENT_VERSION = 2
+SIGNATURE_CONTEXT = b"ftis/announce/2"
 
+_U16 = 1 << 16
 _U32 = 1 << 32
 _U64 = 1 << 64
 _HEAD = struct.Struct(">QQQ")
-_REF = struct.Struct(">I32sI")
+_REF = struct.Struct(">I32sIH")
 # Upper bounds of the encoding: three u64, the bytes with their prefixes and an array prefix; a packet reference.
 _FIXED_BYTES_MAX = 160
-_REF_BYTES_MAX = 45
+_REF_BYTES_MAX = 48
 
 
 class AnnouncementError(FtisError):
@@ -35,15 +37,20 @@ class AnnouncementError(FtisError):
 
 @dataclass(frozen=True, slots=True)
 class PacketRef:
-    """A reference to a packet. slot: u32. digest: sha256 of its bytes. size: in bytes, 1 … MAX_PACKET_BYTES."""
+    """A reference to a packet. slot: u32. digest: sha256 of its bytes. size: in bytes, 1 … MAX_PACKET_BYTES.
+
+    right: u16, the hint: the completions with the packet's highest reward by its author's own rule; 0 if none is above
+    0. Other nodes reward for themselves, and use it only to choose what to pull.
+    """
 
     slot: int
     digest: bytes
     size: int
+    right: int
 
 
 class PacketRefs(Sequence[PacketRef]):
-    """The packet references of an announcement, kept as the signed 40 bytes each; objects would take 270."""
+    """The packet references of an announcement, kept as the signed 42 bytes each; objects would take 270."""
 
     __slots__ = ("packed",)
 
@@ -53,7 +60,7 @@ class PacketRefs(Sequence[PacketRef]):
     @classmethod
     def of(cls, refs: Iterable[PacketRef]) -> PacketRefs:
         """Pack references. Raises AnnouncementError if an announcement may not contain them."""
-        return _packed((ref.slot, ref.digest, ref.size) for ref in refs)
+        return _packed((ref.slot, ref.digest, ref.size, ref.right) for ref in refs)
 
     def __len__(self) -> int:
         return len(self.packed) // _REF.size
@@ -82,7 +89,7 @@ class PacketRefs(Sequence[PacketRef]):
     @property
     def largest(self) -> int:
         """Size of the largest packet in bytes."""
-        sizes: list[int] = [size for _, _, size in _REF.iter_unpack(self.packed)]
+        sizes: list[int] = [size for _, _, size, _ in _REF.iter_unpack(self.packed)]
         return max(sizes)
 
 
@@ -111,7 +118,7 @@ class Announcement:
         return verify(self.author, self.signed_bytes(), self.signature)
 
     def encode(self) -> bytes:
-        """The canonical bytes: about 140, and 41 per packet."""
+        """The canonical bytes: about 140, and 42 per packet."""
         refs = list(_REF.iter_unpack(self.packets.packed))  # msgpack writes tuples as arrays
         fields = [ANNOUNCEMENT_VERSION, self.run_id, self.author, self.round, self.policy_step, self.issued_at, refs]
         packed: bytes = msgpack.packb([*fields, self.signature], use_bin_type=True)
@@ -144,8 +151,8 @@ def decode_announcement(data: bytes, *, max_packets: int) -> Announcement:
         raise AnnouncementError(f"only announcement version {ANNOUNCEMENT_VERSION} is understood here")
     if type(refs) is not list or len(refs) > max_packets:
         raise AnnouncementError(f"an announcement names at most {max_packets} packets here")
-    if any(type(ref) is not list or len(ref) != 3 for ref in refs):
-        raise AnnouncementError("a packet is named by slot, sha256 and size")
+    if any(type(ref) is not list or len(ref) != 4 for ref in refs):
+        raise AnnouncementError("a packet is named by slot, sha256, size and right completions")
     announcement = Announcement(run_id, author, round_, policy_step, issued_at, _packed(refs), signature)
     _check(announcement)
     if announcement.encode() != data:
@@ -184,15 +191,16 @@ def _check(announcement: Announcement) -> None:
 
 
 def _packed(refs: Iterable[Sequence[Any]]) -> PacketRefs:
-    """Pack triples of slot, sha256 and size. Raises AnnouncementError if an announcement may not contain them."""
+    """Pack the fields of references. Raises AnnouncementError if an announcement may not contain them."""
     parts = []
     last = -1
-    for slot, digest, size in refs:
+    for slot, digest, size, right in refs:
         _check_int("slot", slot, last + 1, _U32)
         _check_int("size", size, 1, MAX_PACKET_BYTES + 1)
+        _check_int("number of right completions", right, 0, _U16)
         if type(digest) is not bytes or len(digest) != 32:
             raise AnnouncementError("a packet's sha256 must be 32 bytes")
-        parts.append(_REF.pack(slot, digest, size))
+        parts.append(_REF.pack(slot, digest, size, right))
         last = slot
     if not parts:
         raise AnnouncementError("an announcement names at least one packet")

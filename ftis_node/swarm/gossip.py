@@ -15,6 +15,7 @@ from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode
 from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.limits import OWN, Limits
+from ftis_node.swarm.needs import teaches
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Known, Outcome, Table, announcement_id
 
@@ -322,10 +323,12 @@ class Gossip:
         return int.from_bytes(held[: (self._run.slots + 7) // 8], "little")
 
     def _mark_done(self, announcement: Announcement) -> None:
+        """Mark the packets that need not be pulled: those known already, and those that teach nothing by the hint."""
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
             for index, ref in enumerate(announcement.packets):
-                if self._seen(announcement.author, announcement.round, ref.slot):
+                known_already = self._seen(announcement.author, announcement.round, ref.slot)
+                if known_already or not teaches(self._run, ref.right):
                     known.done |= 1 << index
 
 

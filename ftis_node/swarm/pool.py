@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ftis_node.packet import Group
@@ -57,11 +57,16 @@ class Newcomers:
 
 @dataclass(frozen=True)
 class Want:
-    """The foreign groups that a node would take now. of_one: the most from one author in a step."""
+    """The foreign groups that a node would take now. of_one: the most from one author in a step.
+
+    answers: groups besides, which answer one of these rows, the first ones first.
+    """
 
     groups: int
     newcomers: Newcomers
     of_one: int
+    answers: int = 0
+    rows: Iterable[int] = ()
 
 
 class Pool:
@@ -139,6 +144,29 @@ class Pool:
                     del self._by_author[author]
                 taken.append(freshest)
         return taken
+
+    def rows(self) -> set[int]:
+        """The rows that the waiting groups answer."""
+        return {scored.group.row for groups in self._by_author.values() for scored in groups}
+
+    def answers(
+        self, first: Collection[int], needed: Collection[int], count: int, newcomers: Newcomers
+    ) -> list[Scored]:
+        """Remove up to `count` groups that answer needed rows, one a row; those that answer one of `first` go first."""
+        self.expire()
+        found = [one for groups in self._by_author.values() for one in groups if one.group.row in needed]
+        self._rng.shuffle(found)
+        found.sort(key=lambda one: one.group.row not in first)
+        taken: dict[int, Scored] = {}
+        for one in found:
+            author = one.group.author
+            if len(taken) < count and one.group.row not in taken and newcomers.may(author):
+                newcomers.took(author)
+                taken[one.group.row] = one
+                self._by_author[author].remove(one)
+                if not self._by_author[author]:
+                    del self._by_author[author]
+        return list(taken.values())
 
     def expire(self) -> None:
         """Drop and forget the groups older than `max_age`."""

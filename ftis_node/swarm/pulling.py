@@ -7,7 +7,7 @@ import functools
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -88,6 +88,7 @@ class Pulling:
         self._rests = Rests()
         self._pulls: set[asyncio.Task[bool]] = set()
         self._under_way = 0  # packets
+        self._answering: dict[Target, int] = {}  # targets under way that answer a needed row, with that row
         self._crawling: set[Target] = set()  # targets of slow holders; they no longer count as under way
 
     def running(self) -> set[asyncio.Task[bool]]:
@@ -102,23 +103,32 @@ class Pulling:
                 await asyncio.wait_for(self.news.wait(), IDLE_SECONDS)
             self.news.clear()
             began = thread_seconds()
-            want = self._want()
-            need = want.groups - self._under_way if self._transport.up else 0
-            wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
             by_holder: dict[bytes, list[Target]] = {}
-            for target in self._table.choose(need, wanted, want.newcomers) if need > 0 else []:
+            for target in self._choose(self._want()) if self._transport.up else []:
                 holder = self._standing.pick(self._holders(target), self._rng)
                 by_holder.setdefault(holder, []).append(target)
                 target.known.pulling |= 1 << target.index
                 self._standing.note_pull(target.known.announcement.author, STEP_INTERVALS * self._interval())
             for holder, targets in by_holder.items():
-                self._under_way += len(targets)
+                self._under_way += sum(target not in self._answering for target in targets)
                 self._busy_holders.add(holder)
                 task = asyncio.create_task(self._pull(holder, targets))
                 self._pulls.add(task)
                 task.add_done_callback(functools.partial(self._pulled, holder, targets))
             # Strangers' news must not make a node scan the table all the time.
             await asyncio.sleep(REST_PER_SCAN * (thread_seconds() - began))
+
+    def _choose(self, want: Want) -> Iterator[Target]:
+        """Choose what to pull now: first packets that answer needed rows, then others by turns of authors."""
+        wanted = functools.partial(self._wanted, most=want.of_one, free=self._free_holders())
+        if (count := want.answers - len(self._answering)) > 0:
+            under_way = set(self._answering.values())
+            rows = (row for row in want.rows if row not in under_way)
+            answers = self._table.answering(rows, count, wanted, want.newcomers)
+            self._answering |= answers
+            yield from answers  # the caller marks each as under way before the next choice
+        if (need := want.groups - self._under_way) > 0:
+            yield from self._table.choose(need, wanted, want.newcomers)
 
     def _pulled(self, holder: bytes, left: list[Target], task: asyncio.Task[bool]) -> None:
         """End a pull. A holder that lacked something rests for a moment."""
@@ -144,10 +154,9 @@ class Pulling:
         """Note that the target is no longer under way, whatever the outcome."""
         left.remove(target)
         target.known.pulling &= ~(1 << target.index)
-        if target in self._crawling:
-            self._crawling.discard(target)
-        else:
+        if self._answering.pop(target, None) is None and target not in self._crawling:
             self._under_way -= 1
+        self._crawling.discard(target)
 
     async def _pull(self, holder: bytes, left: list[Target]) -> bool:
         """Fetch from one holder and remove finished targets from `left`. Return whether it had everything."""
@@ -175,7 +184,7 @@ class Pulling:
                 if group is None:
                     self._landed(target, left)
                 else:
-                    arrived[target] = Arrival(group, chunk.packet, target.known.born)
+                    arrived[target] = Arrival(group, chunk.packet, target.known.born, target.ref.right)
                 if len(arrived) >= TAKEN_TOGETHER:
                     await self._hand_over(arrived, left)
             self._membership.answered(holder)
@@ -204,7 +213,9 @@ class Pulling:
         """Mark the targets of a slow holder as crawling, so that the node pulls as many others meanwhile."""
         waiting = [target for target in left if target not in self._crawling]
         self._crawling.update(waiting)
-        self._under_way -= len(waiting)
+        self._under_way -= sum(target not in self._answering for target in waiting)
+        for target in waiting:
+            self._answering.pop(target, None)
         self.news.set()
 
     async def _hand_over(self, arrived: dict[Target, Arrival], left: list[Target]) -> None:

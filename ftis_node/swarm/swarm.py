@@ -22,6 +22,7 @@ from ftis_node.swarm.gossip import Gossip
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
+from ftis_node.swarm.needs import no_rows, teaching_rows
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
 from ftis_node.swarm.standing import Standing
@@ -58,6 +59,7 @@ class Swarm:
         standing: Standing,
         exchange_peers: int,
         max_age: float,
+        by_need: bool = False,
         want: Callable[[], Want],
         on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
         peer_cache: Path | None = None,
@@ -71,6 +73,7 @@ class Swarm:
             upload_bytes: most payload that the node sends per second; 0: no limit.
             store: reads held packets and looks up keys.
             standing: the reputation of authors and holders, with bans.
+            by_need: keep an index of the rows that announced packets answer.
             want: returns the number of further groups that the node would take now.
             on_groups: takes admitted groups.
             enough_peers: with so many peers in the view, the node no longer hurries to meet more.
@@ -95,7 +98,8 @@ class Swarm:
         self._news = asyncio.Event()  # there is something to pull
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT
-        table = Table(max_age, boot_seconds, rng, recorded=standing.established)
+        rows_of = functools.partial(teaching_rows, context) if by_need else no_rows
+        table = Table(max_age, boot_seconds, rng, recorded=standing.established, rows_of=rows_of)
         self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set, decode)
         self.gossip.on_time.append(self.membership.clocks.note)
         self.pulling = Pulling(

@@ -6,13 +6,14 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef
 from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.needs import RowIndex, no_rows
 from ftis_node.swarm.pool import Newcomers
 from ftis_node.swarm.shares import Pile, Shares
 
@@ -62,6 +63,7 @@ class Known:
     born: float
     heard: float
     introducer: bytes | None
+    rows: Mapping[int, int] = field(default_factory=dict)  # of the packets that may teach: index → row
     holders: dict[bytes, int] = field(default_factory=dict)  # peer → bit mask over the packets
     have: int = 0  # bit mask of the packets that this node holds itself
     told: dict[bytes, int] = field(default_factory=dict)  # peers that know it → `have` as sent to them
@@ -162,11 +164,12 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """An admitted group, its packet's bytes, and its birth on this node's clock (`boot_seconds`)."""
+    """An admitted group, its packet's bytes, its birth on this node's clock (`boot_seconds`), and its author's hint."""
 
     group: Group
     body: bytes
     born: float
+    right: int
 
 
 class Table:
@@ -183,15 +186,19 @@ class Table:
         capacity: int = CAPACITY,
         recorded: Callable[[bytes], bool] = lambda author: False,
         bytes_max: int = BYTES_MAX,
+        rows_of: Callable[[Announcement], Mapping[int, int]] = no_rows,
     ) -> None:
         """
         Args:
             recorded: returns whether an author has a record.
+            rows_of: returns the rows of the packets that may teach, by their index.
         """
         self.max_age = max_age
         self.capacity = capacity
         self.clock = clock
         self._recorded = recorded
+        self._rows_of = rows_of
+        self._index = RowIndex()
         self._bytes_max = bytes_max
         self._bytes = 0
         self._rng = rng or random.Random()
@@ -242,7 +249,7 @@ class Table:
             if introducer is not None:
                 self.note_holder(known, introducer, held, born)
             return Outcome.KNOWN
-        known = Known(announcement, data, born, heard, introducer)
+        known = Known(announcement, data, born, heard, introducer, self._rows_of(announcement))
         self._make_room(known)
         self._left.pop(key, None)
         self._put(known)
@@ -292,6 +299,28 @@ class Table:
         for known in [known for known in self._known.values() if known.born < limit]:
             self._remove(known)
         self._eldest = min((known.born for known in self._known.values()), default=math.inf)
+
+    def answering(
+        self, rows: Iterable[int], count: int, wanted: Callable[[Known], int], newcomers: Newcomers
+    ) -> dict[Target, int]:
+        """Choose up to `count` packets that answer these rows: for each row a random one, the first rows first.
+
+        Args:
+            wanted: as for `choose`.
+        """
+        self.expire()
+        chosen: dict[Target, int] = {}
+        for row in rows:
+            if len(chosen) >= count:
+                break
+            found = [(known := self._known[key], mask & known.unsettled) for key, mask in self._index.of(row).items()]
+            found = [(known, mask & wanted(known)) for known, mask in found if mask]
+            found = [(known, mask) for known, mask in found if mask and newcomers.may(known.announcement.author)]
+            if found:
+                known, mask = self._rng.choice(found)
+                newcomers.took(known.announcement.author)
+                chosen[Target(known, mask.bit_length() - 1)] = row
+        return chosen
 
     def choose(self, count: int, wanted: Callable[[Known], int], newcomers: Newcomers | None = None) -> list[Target]:
         """Choose up to `count` packets to pull. Each draw takes two random authors and the fresher one's packet; every
@@ -400,6 +429,7 @@ class Table:
         known.vouched = self._vouch(known)
         (self._vouched if known.vouched else self._strange).put(known)
         self._authors.put(known.announcement.author, known)
+        self._index.put(known.key, known.rows)
         if known.introducer is not None:
             self._introduced.put(known.introducer, known)
         self._eldest = min(self._eldest, known.born)
@@ -413,6 +443,7 @@ class Table:
         if self._by_id.get(known.id) is known:  # an author can construct two announcements with one id
             del self._by_id[known.id]
         self._authors.take(known.announcement.author, known)
+        self._index.take(known.key, known.rows.values())
         if known.introducer is not None:
             self._introduced.take(known.introducer, known)
         self._bytes -= known.size

@@ -279,6 +279,23 @@ class Engine:
             outcome = greedy.evaluate(self.policy, exam.prompts, exam.examples, scorer, sampling, room=self._evaluating)
         return outcome.figures()
 
+    def try_rows(self, rows: Sequence[int]) -> list[bool]:
+        """Whether the greedy answers to these rows of the training data are right."""
+        examples = [self.task.train[row] for row in rows]
+        prompts = [self.prompts[row] for row in rows]
+        sampling, judged = self._sampling(greedy=True, cap=self.run.completion_tokens), dict[int, bool]()
+        with self.usage.of("evaluate"):
+            greedy.evaluate(
+                self.policy,
+                prompts,
+                examples,
+                self._scorer,
+                sampling,
+                room=self._evaluating,
+                tell=lambda batch: judged.update({id(one.example): one.score.reward > 0 for one in batch}),
+            )
+        return [judged[id(example)] for example in examples]
+
     def add_evaluation(self, name: str, task: str, data: str | None, prompts: int | None) -> int:
         """Load another task under `name` for evaluation only. Call it after `open`.
 

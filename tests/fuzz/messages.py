@@ -40,7 +40,7 @@ CAPACITY = 16
 LIMITS = (OWN_LIMITS, Limits(1, 2, 1), Limits(4, 64, 64))
 BODIES = tuple(bytes([number]) * (100 + number) for number in range(3))
 HELD = {packet_digest(body): body for body in BODIES}
-_REFS = [PacketRef(slot, digest, len(body)) for slot, (digest, body) in enumerate(HELD.items())]
+_REFS = [PacketRef(slot, digest, len(body), 1) for slot, (digest, body) in enumerate(HELD.items())]
 OWN_ANNOUNCEMENT, FETCHED = (
     announce(who, run_id=RUN.id, round=1, policy_step=1, issued_at=NOW, packets=_REFS) for who in (OWN, AUTHOR)
 )

@@ -57,7 +57,9 @@ def text_packet(round: int = 7, slot: int = 3) -> bytes:
 
 
 def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:
-    refs = [PacketRef(slot, digest, 500 + slot) for slot, digest in enumerate([*HELD, *map(bytes, [32] * 9)][:packets])]
+    refs = [
+        PacketRef(slot, digest, 500 + slot, 1) for slot, digest in enumerate([*HELD, *map(bytes, [32] * 9)][:packets])
+    ]
     return announce(who, run_id=RUN.id, round=round, policy_step=round, issued_at=NOW, packets=refs)
 
 
@@ -89,7 +91,7 @@ def _handshakes() -> list[bytes]:
     told.peers.extend(ADDRESSES)
     told.run_file = run_file_as_json(RunFile(run=RUN))
     told.limits.CopyFrom(LIMITS.message())
-    refusing = ftis_pb2.Handshake(major=2, refusal="you speak \x1b[31manother protocol", agent="\u202eanother/1")
+    refusing = ftis_pb2.Handshake(major=3, refusal="you speak \x1b[31manother protocol", agent="\u202eanother/1")
     return [
         join([Frame(0, 3, hello.SerializeToString()), Frame(0, 4, greeting(None, []).SerializeToString())]),
         join([Frame(1, 2, told.SerializeToString()), Frame(2, 2, told.SerializeToString())]),

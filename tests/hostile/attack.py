@@ -56,7 +56,7 @@ class Attack:
 
     def refs(self, count: int = 3, size: int = 1000) -> list[PacketRef]:
         """Slots 0, 1, … with packets of this size in bytes that nobody has."""
-        return [PacketRef(slot, self.rng.randbytes(32), size) for slot in range(count)]
+        return [PacketRef(slot, self.rng.randbytes(32), size, 1) for slot in range(count)]
 
     def sound(
         self, author: Identity, round: int, slots: Sequence[int] = (0,), peer: Hostile | None = None, **options: Any

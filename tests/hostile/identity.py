@@ -55,7 +55,7 @@ class Row06Forged(Honest):
             round=made.round,
             policy_step=0,
             issued_at=int(time.time()),
-            packets=[PacketRef(0, packet_digest(body), len(body))],
+            packets=[PacketRef(0, packet_digest(body), len(body), 1)],
         )
         return self.peer.entry(mine.encode().replace(author.author, victim), 1)
 

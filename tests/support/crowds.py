@@ -39,7 +39,7 @@ class Crowd:
 
     def hear(self, author: bytes) -> None:
         self._rounds += 1
-        packets = PacketRefs.of([PacketRef(slot, self.rng.randbytes(32), 1000) for slot in range(3)])
+        packets = PacketRefs.of([PacketRef(slot, self.rng.randbytes(32), 1000, 1) for slot in range(3)])
         made = Announcement(bytes(16), author, self._rounds, 0, 0, packets, bytes(64))
         data = author + self._rounds.to_bytes(8, "big")
         self.table.add(made, data, age=self.rng.random() * 300, introducer=self.rng.randbytes(38))

@@ -50,6 +50,7 @@ JOINING: dict[str, Any] = LOADING | {
     "totals": asdict(Totals()),
     "waiting_for": None,
     "pool": {"waiting": 0, "no_signal": 0, "expired": 0},
+    "needs": {"tried": 5, "needed": 2, "found": 1, "learned": 3, "done": 2},
     "peers": 0,
     "bytes_in": 0,
     "bytes_out": 0,

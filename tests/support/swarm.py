@@ -115,7 +115,7 @@ def announcement(
         round=round,
         policy_step=round,
         issued_at=int(time.time()) if issued_at is None else issued_at,
-        packets=[PacketRef(slot, packet_digest(body), len(body)) for slot, body in enumerate(bodies)],
+        packets=[PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)],
     )
 
 
@@ -214,7 +214,7 @@ class Member:
         round = take_round(self.store)
         bodies = [packet(self.author, round, slot, **lies) for slot in range(count)]
         self.store.add([(group(self.author, body), body) for body in bodies], own=True)
-        refs = [PacketRef(slot, packet_digest(body), len(body)) for slot, body in enumerate(bodies)]
+        refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)]
         self.swarm.announce(round, policy_step=round, packets=refs)
         return {(self.author, round, slot) for slot in range(count)}
 

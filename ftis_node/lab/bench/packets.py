@@ -108,7 +108,7 @@ class Round:
     @property
     def refs(self) -> list[PacketRef]:
         """The entries of its announcement."""
-        return [PacketRef(slot, group.digest, len(body)) for slot, (group, body) in enumerate(self.packets)]
+        return [PacketRef(slot, group.digest, len(body), 1) for slot, (group, body) in enumerate(self.packets)]
 
 
 def make_round(

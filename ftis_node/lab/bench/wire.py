@@ -36,7 +36,7 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     outcome = admit(context, identity.author, data)
     if not isinstance(outcome, Group):
         raise RuntimeError(f"the benchmark's own group was refused: {outcome.detail}")
-    refs = [PacketRef(slot, packet_digest(data), len(data)) for slot in range(ANNOUNCED_PACKETS)]
+    refs = [PacketRef(slot, packet_digest(data), len(data), 1) for slot in range(ANNOUNCED_PACKETS)]
     announcement = announce(
         identity, run_id=run.id, round=ROUND, policy_step=ROUND, issued_at=1_760_000_000, packets=refs
     )

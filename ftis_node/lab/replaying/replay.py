@@ -25,7 +25,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
 from ftis_node.node.progress import Progress as Taken
-from ftis_node.node.stepper import OwnGroup, describe, step_groups
+from ftis_node.node.step_batch import OwnGroup, describe, step_groups
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.observe.parts import older_parts
 from ftis_node.observe.provenance import versions

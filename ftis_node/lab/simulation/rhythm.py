@@ -15,7 +15,8 @@ from ftis_node.host.clocks import boot_seconds
 from ftis_node.lab.simulation.scenario import Machine
 from ftis_node.lab.simulation.store import CONTEXT, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
-from ftis_node.node.stepper import OWN_SHARE_FLOOR, OwnGroup, Stepper, exchange_interval
+from ftis_node.node.step_batch import OwnGroup
+from ftis_node.node.stepper import OWN_SHARE_FLOOR, Stepper, exchange_interval
 from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
@@ -123,7 +124,13 @@ class Rhythm(Stepper):
         return self._planned
 
     async def train(
-        self, own: Sequence[OwnGroup], foreign: Sequence[Scored], *, began: float, wait: float = 0.0
+        self,
+        own: Sequence[OwnGroup],
+        foreign: Sequence[Scored],
+        *,
+        replaced: Sequence[OwnGroup] = (),
+        began: float,
+        wait: float = 0.0,
     ) -> TakenStep:
         now = self._clock()
         step = Step(
@@ -132,6 +139,6 @@ class Rhythm(Stepper):
             ages=[now - scored.born for scored in foreign],
             waited=wait,
         )
-        taken = await super().train(own, foreign, began=began, wait=wait)
+        taken = await super().train(own, foreign, replaced=replaced, began=began, wait=wait)
         self._tally.add_step(self._machine, step, taken.seconds.total)
         return taken

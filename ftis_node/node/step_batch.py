@@ -1,0 +1,96 @@
+"""What a step trains on: own groups, the answers that replace some of them, and other foreign groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ftis_node.observe.recent import KEPT, Shown
+from ftis_node.packet import Group
+from ftis_node.step_report import BatchReport, Digests
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.needs import right_of
+from ftis_node.swarm.pool import Scored
+from ftis_node.worker.messages import OWN, GroupPart, StepGroup
+
+
+@dataclass(frozen=True, eq=False)
+class OwnGroup:
+    """An own group with its rewards [G]."""
+
+    group: Group
+    rewards: Sequence[float]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the rewards differ."""
+        return min(self.rewards) != max(self.rewards)
+
+
+def without_dead(
+    own: Sequence[OwnGroup], answers: Sequence[Scored], *, drop: bool
+) -> tuple[list[OwnGroup], list[OwnGroup]]:
+    """Split own groups into those to train on and those without a signal that make room for the answers.
+
+    Groups whose row is answered go first, then those in which all failed.
+
+    Args:
+        drop: leave out all groups without a signal, unless nothing else is left.
+    """
+    rows = {one.group.row for one in answers}
+    dead = [one for one in own if not one.has_signal]
+    dead.sort(key=lambda one: (one.group.row not in rows, right_of(one.rewards)))
+    if not (drop and len(dead) < len(own) + len(answers)):
+        dead = dead[: len(answers)]
+    return [one for one in own if one not in dead], dead
+
+
+def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored], replaced: Sequence[OwnGroup] = ()) -> BatchReport:
+    """The groups of a step with their packet digests in order, so that a replay can repeat it."""
+    return BatchReport(
+        own_groups=len(own),
+        foreign_groups=len(foreign),
+        authors=dict(Counter(peer_id(scored.group.author) for scored in foreign)),
+        replaced_groups=len(replaced),
+        own_reward=mean([r for group in [*own, *replaced] for r in group.rewards]),
+        foreign_reward=mean([r for scored in foreign for r in scored.rewards]),
+        batch=Digests(
+            own=[group.group.digest.hex() for group in own],
+            foreign=[scored.group.digest.hex() for scored in foreign],
+        ),
+    )
+
+
+def step_groups(
+    own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], *, horizontal: bool
+) -> list[StepGroup]:
+    """Groups in the engine's form. In a horizontal run the parts of one round and slot form one group."""
+    parts = [(one.group, GroupPart(OWN, one.group.data, one.rewards)) for one in own]
+    for scored in foreign:
+        group = scored.group
+        part = GroupPart(peer_id(group.author), group.data, scored.rewards, weights[group.author])
+        parts.append((group, part))
+    groups: dict[tuple[bytes | int, ...], tuple[int, list[GroupPart]]] = {}
+    for group, part in parts:
+        groups.setdefault(group.key[1:] if horizontal else group.key, (group.row, []))[1].append(part)
+    return [StepGroup(row, together) for row, together in groups.values()]
+
+
+def to_show(step: int, own: Sequence[OwnGroup], foreign: Sequence[Scored]) -> list[Shown]:
+    """A few groups of a step to show. Own groups with differing rewards come first, because only they teach."""
+    mine = sorted(own, key=lambda one: not one.has_signal)[:KEPT]
+    shown = [Shown.of(step, None, one.group, one.rewards) for one in mine]
+    turns: Counter[bytes] = Counter()
+
+    def turn(scored: Scored) -> int:
+        turns[scored.group.author] += 1
+        return turns[scored.group.author]
+
+    for scored in sorted(foreign, key=turn)[:KEPT]:  # from as many authors as possible
+        shown.append(Shown.of(step, peer_id(scored.group.author), scored.group, scored.rewards))
+    return shown
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
