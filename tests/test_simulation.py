@@ -25,7 +25,7 @@ from ftis_node.lab.simulation.network import KINDS, MEMBERSHIP, MemoryTransport,
 from ftis_node.lab.simulation.node import SimulatedNode, draw_addresses
 from ftis_node.lab.simulation.scenario import Machine, Scenario
 from ftis_node.lab.simulation.simulate import Simulation
-from ftis_node.lab.simulation.store import CONTEXT, PACKET_BYTES, RUN, make_packet, rewards
+from ftis_node.lab.simulation.store import PACKET_BYTES, RUN, context, make_packet, rewards
 from ftis_node.lab.simulation.tally import table
 from ftis_node.packet import Group, packet_digest
 from ftis_node.swarm.admission import admit
@@ -171,17 +171,17 @@ def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() ->
 
 def test_a_packet_passes_admission_and_says_whether_its_rewards_differ() -> None:
     who = Identity(bytes(32))
-    for signal in (True, False):
-        _, body = make_packet(who.author, 1_700_000_000_000, 3, 1, signal=signal)
-        verdict = admit(CONTEXT, who.author, body, announced=(1_700_000_000_000, 3), digest=packet_digest(body))
+    for right in range(3):
+        _, body = make_packet(who.author, 1_700_000_000_000, 3, 1, right)
+        verdict = admit(context(), who.author, body, announced=(1_700_000_000_000, 3), digest=packet_digest(body))
         assert isinstance(verdict, Group)
-        assert (len(set(rewards(verdict.packet))) == 2) is signal
+        assert sum(rewards(verdict.packet)) == right
         assert len(body) == pytest.approx(PACKET_BYTES, abs=4)
 
 
 def test_a_forged_announcement_is_read_and_not_sound() -> None:
     who, other = Identity(bytes(32)), Identity(bytes(31) + b"1")
-    _, body = make_packet(who.author, 7, 0, 1, signal=True)
+    _, body = make_packet(who.author, 7, 0, 1, 1)
     packets = [PacketRef(0, packet_digest(body), len(body), 1)]
     made = announce(who, run_id=RUN.id, round=7, policy_step=1, issued_at=0, packets=packets)
     forged = made.encode().replace(who.author, other.author)

@@ -196,6 +196,8 @@ class Settings(BaseModel):
     by_need: bool = True
     """Whether groups of rows on which all own samples failed are pulled first; each replaces an own group of equal
     rewards."""
+    needed_age: float = Field(3600.0, ge=0, le=7200)
+    """[s] After which a foreign group is too old to answer such a row. At most 2 h: announcements pass for 3 h."""
     dead_groups: Literal["count", "drop"] = "count"
     """Own groups of equal rewards that nothing replaces: they count in the loss's denominator, or are left out."""
     packet_quota_mb: int = Field(1024, ge=1)

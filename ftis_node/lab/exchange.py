@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,8 +13,9 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import Announcement, PacketRef, PacketRefs
 from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.needs import no_rows, teaching_rows
 from ftis_node.swarm.pool import Want
-from ftis_node.swarm.table import Arrival, Table, Target
+from ftis_node.swarm.table import Arrival, Known, Table, Target
 
 
 class Taker(Protocol):
@@ -53,9 +55,11 @@ class MemorySwarm:
         max_age: float,
         rng: random.Random,
         on_demand: bool,
+        needed_age: float | None = None,
     ) -> None:
         """
         Args:
+            needed_age: as for `Swarm`.
             on_demand: pulls by itself what the node wants; else only `collect` takes groups.
         """
         self.interval = 1.0  # exchanges take no time here
@@ -67,7 +71,8 @@ class MemorySwarm:
         self._context = context
         self._clock = clock
         self._max_age = max_age
-        self._table = Table(max_age, clock, rng)
+        self._needed_age = needed_age
+        self._table = self._new_table(rng)
         self._on_demand = on_demand
         self._pulling: asyncio.Task[None] | None = None
         network.members.append(self)
@@ -95,23 +100,35 @@ class MemorySwarm:
 
     async def collect(self) -> None:
         """Takes everything that was announced and not taken yet, whether it is wanted or not."""
-        await self._take(self._table.choose(1 << 30, lambda _: -1))
+        await self._take(self._table.choose(1 << 30, _all))
 
     def reseed(self, rng: random.Random) -> None:
         """From now on the order of what is taken follows from `rng`; what was announced before is forgotten."""
-        self._table = Table(self._max_age, self._clock, rng)
+        self._table = self._new_table(rng)
 
     async def close(self) -> None:
         if self._pulling is not None:
             self._pulling.cancel()
             await asyncio.gather(self._pulling, return_exceptions=True)
 
+    def _new_table(self, rng: random.Random) -> Table:
+        rows_of = functools.partial(teaching_rows, self._context) if self._needed_age is not None else no_rows
+        return Table(self._max_age, self._clock, rng, kept_age=self._needed_age or 0.0, rows_of=rows_of)
+
     async def _pull(self) -> None:
-        while (want := self.taker.want()).groups > 0:
-            targets = self._table.choose(want.groups, lambda _: -1, want.newcomers)
+        """As `Pulling`, which also knows by the hint what teaches nothing."""
+        while (want := self.taker.want()).groups > 0 or want.answers > 0:
+            targets = list(self._table.answering(want.rows, want.answers, _all, want.newcomers))
+            for target in targets:
+                target.known.done |= 1 << target.index
+            teaching = _all if self._needed_age is None else self._teaching
+            targets += self._table.choose(want.groups, teaching, want.newcomers) if want.groups > 0 else []
             if not targets:
                 break
             await self._take(targets)
+
+    def _teaching(self, known: Known) -> int:
+        return sum(1 << index for index in known.rows)
 
     async def _take(self, targets: Sequence[Target]) -> None:
         arrived = []
@@ -124,3 +141,8 @@ class MemorySwarm:
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))
         await self.taker.on_groups(arrived)
+
+
+def _all(known: Known) -> int:
+    """Every packet of an announcement is wanted."""
+    return -1

@@ -93,7 +93,13 @@ class Participant:
             worker=self.meter,
             standing=Standing(clock, self.settings.defences),
             clock=clock,
-            pool=Pool(self.settings.max_age, clock, self._rng("pool")),
+            pool=Pool(
+                self.settings.max_age,
+                clock,
+                self._rng("pool"),
+                needed=lambda row: row in self.stepper.progress.needs,
+                needed_age=self.settings.needed_age,
+            ),
         )
         self.swarm = MemorySwarm(
             network,
@@ -104,6 +110,7 @@ class Participant:
             max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
             on_demand=self.spec.pace == "free" and not self.stepper.own_only,
+            needed_age=self.settings.needed_age if self.stepper.by_need else None,
         )
         self.swarm.taker = self.stepper
         self.swarm.next_round = first_round

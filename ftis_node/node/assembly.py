@@ -134,7 +134,7 @@ def furnish(
         standing=standing,
         exchange_peers=settings.exchange_peers,
         max_age=settings.max_age,
-        by_need=stepper.by_need,
+        needed_age=settings.needed_age if stepper.by_need else None,
         want=stepper.want,
         on_groups=stepper.on_groups,
         peer_cache=home.path / "peers.json",

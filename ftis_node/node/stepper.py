@@ -99,14 +99,16 @@ class Stepper:
         """
         self.progress = Progress()
         self.totals = Totals()
-        self.pool = Pool(settings.max_age, clock or boot_seconds) if pool is None else pool  # an empty pool is false
+        self.by_need = settings.by_need and not own_only and context.run.parts == 1
+        if pool is None:
+            pool = Pool(settings.max_age, clock or boot_seconds, needed=self._needed, needed_age=settings.needed_age)
+        self.pool = pool
         self.worker = worker
         self.standing = standing
         standing.banned_author.append(lambda author: self.pool.drop(author))
         self.waiting_for = ""
         self.last: TakenStep | None = None
         self.recent = Recent()  # groups to show to people
-        self.by_need = settings.by_need and not own_only and context.run.parts == 1
         self._dead = 0  # own groups without a signal in the latest batch
         self.swarm: Exchange
         self.own_only = own_only  # the objective trains on own samples only
@@ -123,7 +125,7 @@ class Stepper:
         self._settings = settings
         self._store = store
         self._pool_grew = asyncio.Event()
-        self._scoring: set[asyncio.Task[None]] = set()
+        self._scoring: dict[asyncio.Task[None], int] = {}  # with the rows of their groups
         self._supply: float | None = None  # mean groups that enter the pool per step; None before the first
         self._counted = 0  # `pool.added` at the latest batch
         self._left = 0  # groups that the latest batch had no room for
@@ -140,7 +142,8 @@ class Stepper:
         batch, step_seconds = self._settings.batch_groups, self.step_seconds()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
         newcomers, waiting = self._newcomers(), self.pool.waiting()
-        part, answered = batch - self._own_part(), {row for row in self.pool.rows() if row in self.progress.needs}
+        part = batch - self._own_part()
+        answered = set(filter(self._needed, self.pool.rows().union(self._scoring.values())))
         usable = sum(waiting.values()) + len(self._scoring) - len(answered)
         if newcomers.room is not None:
             theirs = self._of_newcomers(waiting)
@@ -172,13 +175,16 @@ class Stepper:
     def score_later(self, group: Group, born: float, right: int | None = None) -> None:
         """Score a group and put it into the pool if it may teach. right: its author's hint, if known."""
         task = asyncio.create_task(self._score(group, born, right))
-        self._scoring.add(task)
-        task.add_done_callback(self._scoring.discard)
+        self._scoring[task] = group.row
+        task.add_done_callback(self._scoring.pop)
 
     async def scored(self) -> None:
         """Wait until every received group has its rewards."""
         while self._scoring:
             await asyncio.gather(*self._scoring)
+
+    def _needed(self, row: int) -> bool:
+        return row in self.progress.needs
 
     async def _score(self, group: Group, born: float, right: int | None) -> None:
         try:
@@ -277,7 +283,7 @@ class Stepper:
             return []
         dead = {one.group.row for one in own if not one.has_signal}
         self._dead = sum(not one.has_signal for one in own)
-        needed = {row for row in self.pool.rows() if row in self.progress.needs} - {one.group.row for one in already}
+        needed = set(filter(self._needed, self.pool.rows())) - {one.group.row for one in already}
         return self.pool.answers(dead, needed, self._dead - len(already), newcomers)
 
     async def try_learned(self) -> float:

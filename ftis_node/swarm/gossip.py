@@ -216,7 +216,7 @@ class Gossip:
     def _enough(self, now: float) -> bool:
         if now >= self._counted + COUNT_SECONDS:
             self._counted = now
-            self._open = sum(not known.settled for known in self.table)
+            self._open = len(self.table.open_ones())
         return self._open >= ENOUGH_OPEN
 
     def _ask_others(self, request: ftis_pb2.ExchangeRequest) -> None:
@@ -252,7 +252,7 @@ class Gossip:
         born = self.table.clock() - mention.age if mention.age else None
         if known is not None:
             return self.table.note_holder(known, peer, held, born) and not known.settled
-        if mention.id not in self._dealt:
+        if mention.id not in self._dealt and mention.age <= self.table.kept_age:
             if (forgotten := remember(self._lacking, peer, {}, MENTIONERS_MAX)) is not None:
                 remember(self._unsure, forgotten, None, UNSURE_MAX)
             forgotten_id = remember(self._lacking[peer], mention.id, Lacking(held, born), LACKING_MAX)

@@ -76,11 +76,19 @@ class Pool:
     """
 
     def __init__(
-        self, max_age: float, clock: Callable[[], float], rng: random.Random | None = None, *, keep_all: bool = False
+        self,
+        max_age: float,
+        clock: Callable[[], float],
+        rng: random.Random | None = None,
+        *,
+        keep_all: bool = False,
+        needed: Callable[[int], bool] = lambda row: False,
+        needed_age: float = 0.0,
     ) -> None:
         """
         Args:
             max_age: seconds after which a group is too old to train on.
+            needed: returns whether a row is needed; its groups may be `needed_age` seconds old.
             clock: the clock that `Scored.born` was read from (`boot_seconds`).
             keep_all: keep groups without a signal too, because a part of a group does not show the signal of the whole.
         """
@@ -89,6 +97,7 @@ class Pool:
         self.no_signal = 0
         self.expired = 0
         self._clock = clock
+        self._needed, self._needed_age = needed, max(max_age, needed_age)
         self._keep_all = keep_all
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
@@ -169,11 +178,11 @@ class Pool:
         return list(taken.values())
 
     def expire(self) -> None:
-        """Drop and forget the groups older than `max_age`."""
-        limit = self._clock() - self.max_age
-        self._born = {key: born for key, born in self._born.items() if born >= limit}
+        """Drop the groups that are too old; forget them when no copy may come in any more."""
+        limit, last = self._clock() - self.max_age, self._clock() - self._needed_age
+        self._born = {key: born for key, born in self._born.items() if born >= last}
         for author, groups in list(self._by_author.items()):
-            fresh = [scored for scored in groups if scored.born >= limit]
+            fresh = [one for one in groups if one.born >= (last if self._needed(one.group.row) else limit)]
             self.expired += len(groups) - len(fresh)
             if fresh:
                 self._by_author[author] = fresh

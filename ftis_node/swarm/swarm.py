@@ -59,7 +59,7 @@ class Swarm:
         standing: Standing,
         exchange_peers: int,
         max_age: float,
-        by_need: bool = False,
+        needed_age: float | None = None,
         want: Callable[[], Want],
         on_groups: Callable[[Sequence[Arrival]], Awaitable[None]],
         peer_cache: Path | None = None,
@@ -73,7 +73,7 @@ class Swarm:
             upload_bytes: most payload that the node sends per second; 0: no limit.
             store: reads held packets and looks up keys.
             standing: the reputation of authors and holders, with bans.
-            by_need: keep an index of the rows that announced packets answer.
+            needed_age: seconds for which a packet may answer a needed row; None: no rows are looked for.
             want: returns the number of further groups that the node would take now.
             on_groups: takes admitted groups.
             enough_peers: with so many peers in the view, the node no longer hurries to meet more.
@@ -98,8 +98,14 @@ class Swarm:
         self._news = asyncio.Event()  # there is something to pull
         self._to_greet = asyncio.Event()  # there is a peer to greet
         self._record = asyncio.Event()  # there is something to do in the DHT
-        rows_of = functools.partial(teaching_rows, context) if by_need else no_rows
-        table = Table(max_age, boot_seconds, rng, recorded=standing.established, rows_of=rows_of)
+        table = Table(
+            max_age,
+            boot_seconds,
+            rng,
+            kept_age=needed_age or 0.0,
+            recorded=standing.established,
+            rows_of=functools.partial(teaching_rows, context) if needed_age is not None else no_rows,
+        )
         self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set, decode)
         self.gossip.on_time.append(self.membership.clocks.note)
         self.pulling = Pulling(

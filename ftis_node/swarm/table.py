@@ -183,6 +183,8 @@ class Table:
         max_age: float,
         clock: Callable[[], float],
         rng: random.Random | None = None,
+        *,
+        kept_age: float = 0.0,
         capacity: int = CAPACITY,
         recorded: Callable[[bytes], bool] = lambda author: False,
         bytes_max: int = BYTES_MAX,
@@ -190,10 +192,13 @@ class Table:
     ) -> None:
         """
         Args:
+            max_age: seconds after which an announcement's packets answer needed rows only.
+            kept_age: seconds after which it leaves the table, if that is later.
             recorded: returns whether an author has a record.
             rows_of: returns the rows of the packets that may teach, by their index.
         """
         self.max_age = max_age
+        self.kept_age = max(max_age, kept_age)
         self.capacity = capacity
         self.clock = clock
         self._recorded = recorded
@@ -240,7 +245,7 @@ class Table:
         key = (announcement.author, announcement.round)
         heard = self._left.get(key, now)
         born = min(heard, now - age)
-        if now - born > self.max_age:
+        if now - born > self.kept_age:
             return Outcome.OLD
         known = self._known.get(key)
         if known is not None:
@@ -276,6 +281,11 @@ class Table:
         limit = self.clock() - seconds
         return {k.announcement.author for k in self._known.values() if k.born >= limit}
 
+    def open_ones(self) -> list[Known]:
+        """The announcements within `max_age` with packets left to pull."""
+        limit = self.clock() - self.max_age
+        return [known for known in self._known.values() if not known.settled and known.born >= limit]
+
     def forget_author(self, author: bytes) -> None:
         for known in self._authors.of(author):
             self._remove(known)
@@ -293,7 +303,7 @@ class Table:
 
     def expire(self) -> None:
         """Drop expired announcements; scan the table only if one may have expired."""
-        limit = self.clock() - self.max_age
+        limit = self.clock() - self.kept_age
         if self._eldest >= limit:
             return
         for known in [known for known in self._known.values() if known.born < limit]:
@@ -337,8 +347,7 @@ class Table:
         newcomers = newcomers or Newcomers()
         self.expire()
         by_author: dict[bytes, list[tuple[Known, int]]] = {}
-        open_ones = [known for known in self._known.values() if not known.settled]
-        found = [(known, wanted(known) & known.unsettled) for known in open_ones]
+        found = [(known, wanted(known) & known.unsettled) for known in self.open_ones()]
         for known, mask in sorted((pair for pair in found if pair[1]), key=lambda pair: pair[0].born):
             by_author.setdefault(known.announcement.author, []).append((known, mask))
         strangers = {author for author in by_author if newcomers.is_one(author)}

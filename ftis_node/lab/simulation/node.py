@@ -13,9 +13,11 @@ from ftis_node.lab.simulation.announcements import Reader
 from ftis_node.lab.simulation.network import MemoryTransport, Meter, Network
 from ftis_node.lab.simulation.rhythm import Rhythm
 from ftis_node.lab.simulation.scenario import Scenario, draw_machine
-from ftis_node.lab.simulation.store import CONTEXT, RUN, SimulatedStore
+from ftis_node.lab.simulation.store import RUN, SimulatedStore
 from ftis_node.lab.simulation.tally import Tally
+from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import ENOUGH_PEERS, Swarm
 
@@ -25,7 +27,15 @@ RUN_FILE = RunFile(run=RUN)
 class SimulatedNode:
     """A node from its start until it leaves."""
 
-    def __init__(self, scenario: Scenario, network: Network, reader: Reader, tally: Tally, rng: random.Random) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        context: AdmissionContext,
+        network: Network,
+        reader: Reader,
+        tally: Tally,
+        rng: random.Random,
+    ) -> None:
         settings = scenario.settings
         identity = Identity(rng.randbytes(32))
         machine = draw_machine(scenario, rng)
@@ -35,23 +45,24 @@ class SimulatedNode:
         standing = Standing(boot_seconds)
         self.stepper = Rhythm(
             identity=identity,
-            settings=settings,
             store=self.store,
             standing=standing,
             machine=machine,
             tally=tally,
             rng=rng,
-            signal=scenario.signal,
+            context=context,
+            scenario=scenario,
         )
         self.swarm = self.stepper.swarm = Swarm(
             transport=self.transport,
             identity=identity,
             run_file=RUN_FILE,
-            context=CONTEXT,
+            context=context,
             store=self.store,
             standing=standing,
             exchange_peers=settings.exchange_peers,
             max_age=settings.max_age,
+            needed_age=settings.needed_age if self.stepper.by_need else None,
             want=self.stepper.want,
             on_groups=self.stepper.on_groups,
             upload_bytes=settings.upload_mbit * 1e6 / 8 / network.packet_scale,
@@ -89,6 +100,11 @@ class SimulatedNode:
         counts = self.swarm.gossip.counts
         came = sum(counts[outcome] - self._counted[outcome] for outcome in counts if outcome not in NO_ENTRIES)
         return came, counts["new"] - self._counted["new"]
+
+    def rows(self) -> tuple[int, int]:
+        """Rows on which all own answers failed, and those of them that it learned from others."""
+        needs = self.stepper.progress.needs
+        return needs.count(*RowState), needs.count(RowState.LEARNED, RowState.DONE)
 
     async def _live(self, bootstraps: Sequence[str], midway: bool) -> None:
         await self.swarm.start(bootstraps)

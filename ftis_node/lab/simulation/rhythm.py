@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ftis_node.config.settings import Settings
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.lab.simulation.scenario import Machine
-from ftis_node.lab.simulation.store import CONTEXT, SimulatedStore, make_packet, rewards
+from ftis_node.lab.simulation.scenario import Machine, Scenario
+from ftis_node.lab.simulation.store import RUN, SimulatedStore, make_packet, rewards
 from ftis_node.lab.simulation.tally import Step, Tally
 from ftis_node.node.step_batch import OwnGroup
 from ftis_node.node.stepper import OWN_SHARE_FLOOR, Stepper, exchange_interval
 from ftis_node.packet import Packet, decode
 from ftis_node.step_report import StepFigures, StepReport, TakenStep
 from ftis_node.store.packets import PacketStore
+from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
@@ -34,14 +34,10 @@ _FIGURES = {"loss_share": 0.0, "loss_weight": 0.0, **_HONEST}
 class ModelledCompute:
     """A compute process whose work only takes time. Scoring takes none."""
 
-    def __init__(self, machine: Machine, rng: random.Random, signal: float) -> None:
-        """
-        Args:
-            signal: part of the groups whose rewards differ.
-        """
+    def __init__(self, machine: Machine, rng: random.Random, scenario: Scenario) -> None:
         self._machine = machine
         self._rng = rng
-        self._signal = signal
+        self._scenario = scenario
 
     async def call(self, request: Request[Answer]) -> Answer:
         """`worker.client.Worker.call` for the requests of a stepper."""
@@ -66,8 +62,9 @@ class ModelledCompute:
         raise NotImplementedError(request.op)
 
     def _made(self, request: Generate, slot: int) -> ScoredPacket:
-        signal = self._rng.random() < self._signal
-        packet, body = make_packet(request.author, request.round, slot, request.policy_step, signal=signal)
+        signal = self._rng.random() < self._scenario.signal
+        right = RUN.group // 2 if signal else RUN.group * (self._rng.random() >= self._scenario.failed)
+        packet, body = make_packet(request.author, request.round, slot, request.policy_step, right)
         return ScoredPacket(body, rewards(packet))
 
 
@@ -78,24 +75,25 @@ class Rhythm(Stepper):
         self,
         *,
         identity: Identity,
-        settings: Settings,
         store: SimulatedStore,
         standing: Standing,
         machine: Machine,
         tally: Tally,
         rng: random.Random,
-        signal: float,
+        context: AdmissionContext,
+        scenario: Scenario,
     ) -> None:
+        settings = scenario.settings
         super().__init__(
-            context=CONTEXT,
+            context=context,
             own_only=False,
             identity=identity,
             settings=settings,
             store=cast(PacketStore, store),
-            worker=ModelledCompute(machine, rng, signal),
+            worker=ModelledCompute(machine, rng, scenario),
             standing=standing,
             clock=boot_seconds,
-            pool=Pool(settings.max_age, boot_seconds, rng),
+            pool=Pool(settings.max_age, boot_seconds, rng, needed=self._needed, needed_age=settings.needed_age),
         )
         self._machine = machine
         self._tally = tally

@@ -19,7 +19,8 @@ class Scenario:
     latency: of every message, one way.
     session_seconds: mean of the exponential time after which a node leaves; a fresh one takes its place at once.
     outbound_only: part of the nodes that nobody can dial.
-    signal: part of the groups whose rewards differ.
+    signal: part of the groups whose rewards differ. failed: part of the others in which all answers are wrong.
+    rows: of the task.
     bootstraps: nodes that a fresh one knows.
     arrival_seconds: within which the first nodes join, each in the middle of a step: a swarm in which everybody starts
         at once is none that would be met.
@@ -40,6 +41,8 @@ class Scenario:
     outbound_only: float = 0.2
     packet_bytes: int = 37_000
     signal: float = 0.8
+    failed: float = 0.0
+    rows: int = 1
     bootstraps: int = 3
     arrival_seconds: float = 30.0
     eager: bool = False

@@ -7,6 +7,7 @@ network counts it as if it had a real packet's bytes, see `Network.packet_scale`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -31,13 +32,31 @@ RUN = Run(
     tokenizer="0" * 64,
     vocabulary=4,
 )
-CONTEXT = AdmissionContext(RUN, prompt_digests([PROMPT]))
 _WRONG, _RIGHT = 0, 1  # token ids of an answer
 
 
-def make_packet(author: bytes, round: int, slot: int, policy_step: int, *, signal: bool) -> tuple[Packet, bytes]:
-    """A group of two answers, one of them wrong if the rewards are to differ."""
-    answers = (_RIGHT, _WRONG if signal else _RIGHT)
+class Context(AdmissionContext):
+    """An admission that draws each row once, however many nodes of the simulation ask."""
+
+    @cached_property
+    def _drawn(self) -> dict[tuple[bytes, int, int], int]:
+        return {}
+
+    def row_of(self, author: bytes, round: int, slot: int) -> int:
+        key = (author, round, slot)
+        if key not in self._drawn:
+            self._drawn[key] = super().row_of(author, round, slot)
+        return self._drawn[key]
+
+
+def context(rows: int = 1) -> Context:
+    """The admission of a task with so many rows."""
+    return Context(RUN, rows * prompt_digests([PROMPT]))
+
+
+def make_packet(author: bytes, round: int, slot: int, policy_step: int, right: int) -> tuple[Packet, bytes]:
+    """A group of two answers, of which so many are right."""
+    answers = [_RIGHT] * right + [_WRONG] * (RUN.group - right)
     completions = [Completion(np.array([answer, EOS], np.uint32), np.zeros(2, np.float32), True) for answer in answers]
     packet = pack_group(
         run_id=RUN.id,
@@ -56,7 +75,7 @@ def rewards(packet: Packet) -> list[float]:
     return [float(completion.token_ids[0] == _RIGHT) for completion in packet.completions()]
 
 
-PACKET_BYTES = len(make_packet(bytes(38), 1_700_000_000_000, 0, 1, signal=True)[1])
+PACKET_BYTES = len(make_packet(bytes(38), 1_700_000_000_000, 0, 1, 1)[1])
 
 
 class SimulatedStore:

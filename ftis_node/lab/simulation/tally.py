@@ -28,13 +28,15 @@ class Step:
 @dataclass(frozen=True, eq=False, slots=True)
 class Presence:
     """One node in the time that counts. until: when it left, or the end. entries, new: announcements that came whole,
-    and how many of them were new."""
+    and how many of them were new. tried, learned: rows that it failed at, and those learned from others."""
 
     machine: Machine
     meter: Meter
     until: float
     entries: int
     new: int
+    tried: int
+    learned: int
 
     @property
     def seconds(self) -> float:
@@ -99,6 +101,9 @@ def figures(tally: Tally, staying: Sequence[Presence], first: Sequence[Machine],
         **_hot_spots(presences),
         **_batches(tally),
         **_pace(tally, first),
+        "bytes_in_per_group_used": inwards.total() / max(1, sum(len(step.taken) for _, step, _ in tally.steps)),
+        "rows_failed": sum(one.tried for one in staying) / len(staying),
+        "rows_learned": _share(sum(one.learned for one in staying), sum(one.tried for one in staying)),
         "look_ups_per_node_hour": 3600 * counts["look_ups"] / node_seconds,
         **directory_figures(scenario),
     }
