@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -178,3 +179,33 @@ def test_answers_are_at_most_half_of_what_is_pulled(tmp_path: Path) -> None:
 def test_a_node_may_leave_its_needs_alone(tmp_path: Path) -> None:
     node = stepper(tmp_path, others=1, by_need=False)
     assert not node._answers([own(1, FAILED)], Newcomers()) and not node.want().answers
+
+
+# --- hints that are wrong -------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """A compute process that gives every foreign group the same rewards."""
+
+    def __init__(self, rewards: tuple[float, ...]) -> None:
+        self.rewards = list(rewards)
+
+    async def call(self, request: Any) -> Any:
+        return self.rewards
+
+
+@pytest.mark.parametrize(
+    ("rule", "hint", "banned"),
+    [("integer", 2, True), ("integer", 1, False), ("integer", None, False), ("math", 2, False)],
+)
+async def test_a_wrong_hint_is_a_fault_where_the_rule_is_the_same_everywhere(
+    tmp_path: Path, rule: str, hint: int | None, banned: bool
+) -> None:
+    node = stepper(tmp_path, others=1, run=RUN.model_copy(update={"reward": rule}), worker=Judge(MIXED))
+    node.swarm.poke = lambda: None  # type: ignore[method-assign]
+    author = group_of(0, MIXED).group.author
+    for row in range(3):
+        node.score_later(group_of(row, MIXED).group, boot_seconds(), hint)
+        await node.scored()
+    assert (node.standing.banned(author) is not None) is banned
+    assert node.standing.report(author).refused == ({"wrong hint": 3} if banned else {})

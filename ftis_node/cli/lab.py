@@ -123,6 +123,11 @@ def simulate(
     nodes: Annotated[str, typer.Option(help="How many, a simulation for each number.")] = "10,100",
     seconds: Annotated[float, typer.Option(min=1, help="Simulated seconds of each.")] = 900.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
+    success: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Chance of a right answer, for groups of 12. Default: 80 % teach."),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the task; needed rows show only among many.")] = 1,
     eager: Annotated[
         bool, typer.Option("--eager", help="Nodes greet all they hear of, however many peers they have.")
     ] = False,
@@ -141,7 +146,8 @@ def simulate(
         def progress(now: float, count: int = count) -> None:
             say(f"{count} nodes: second {now:.0f} of {seconds:.0f}", error=True, flush=True)
 
-        results.append(simulated(Scenario(nodes=count, seconds=seconds, seed=seed, eager=eager), progress))
+        scenario = Scenario(nodes=count, seconds=seconds, seed=seed, rows=rows, eager=eager)
+        results.append(simulated(scenario if success is None else scenario.with_success(success), progress))
     if json:
         print_json({"simulations": results})
     else:

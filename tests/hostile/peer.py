@@ -153,7 +153,7 @@ class Hostile:
         """An announcement of these (slot, packet), which it serves from now on. Anybody's key will do."""
         refs = []
         for slot, body in packets:
-            refs.append(PacketRef(slot, packet_digest(body), len(body), 1))
+            refs.append(PacketRef(slot, packet_digest(body), len(body), self.world.run.group // 2))
             self.bodies[refs[-1].digest] = body
         return self.promise(author, round, refs, **changes)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ftis_node.config.run import RUN_DEFAULTS
 from ftis_node.config.settings import Settings
 
 
@@ -47,6 +48,11 @@ class Scenario:
     arrival_seconds: float = 30.0
     eager: bool = False
     settings: Settings = field(default_factory=Settings)
+
+    def with_success(self, chance: float) -> Scenario:
+        """With the dead groups of `RUN_DEFAULTS["group"]` answers, each right with this chance (from 0 to 1)."""
+        right, failed = chance ** RUN_DEFAULTS["group"], (1 - chance) ** RUN_DEFAULTS["group"]
+        return replace(self, signal=1 - right - failed, failed=failed / (right + failed))
 
     @property
     def warmup(self) -> float:
