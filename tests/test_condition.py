@@ -38,6 +38,8 @@ from tests.support.steps import taken_step
         ({"peers": 1, "stalled": 7201.0}, State.DEGRADED, "owed an answer for 7201 s"),
         ({"peers": 1, "bad_steps": 1}, State.DEGRADED, "latest 1 step had no finite gradient"),
         ({"peers": 1, "idle_steps": IDLE_STEPS}, State.DEGRADED, "changed nothing"),
+        ({"peers": 1, "idle_steps": IDLE_STEPS, "pass_at_1": 0.5}, State.DEGRADED, "changed nothing"),
+        ({"peers": 1, "idle_steps": IDLE_STEPS, "pass_at_1": 0.99}, State.ONLINE, "solved: pass@1 is 0.99"),
         ({"peers": 1, "own_refused": True}, State.DEGRADED, "unsound"),
     ],
 )

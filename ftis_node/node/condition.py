@@ -12,6 +12,7 @@ from ftis_node.text import counted, duration, rounded
 
 FAULT_SECONDS = 600.0  # a node is degraded for so long after a failure of its compute process
 IDLE_STEPS = 10
+SOLVED = 0.95  # pass@1 from which steps that change nothing are a success
 DOWN_SECONDS = 10.0
 CLOCK_SHOWN = 300.0  # difference to the peers' clocks from which the node reports it
 CLOCK_FAR = 2 * 3600.0  # difference from which it is degraded: at three hours peers refuse each other's announcements
@@ -51,6 +52,7 @@ class Signs:
     faults          recent failures of the compute process, the latest last
     bad_steps       in a row without a finite gradient
     idle_steps      in a row that changed nothing
+    pass_at_1       latest, None before the first evaluation
     stalled         seconds since the compute process's oldest unanswered request if that is too long, else 0
     other_protocol  peers that this node has met and that speak another version of the protocol
     own_refused     whether an own group of the latest round was unsound
@@ -68,6 +70,7 @@ class Signs:
     faults: tuple[str, ...] = field(default=())
     bad_steps: int = 0
     idle_steps: int = 0
+    pass_at_1: float | None = None
     stalled: float = 0.0
     other_protocol: int = 0
     own_refused: bool = False
@@ -90,6 +93,8 @@ def condition(signs: Signs) -> Condition:
     if not signs.peers:
         return Condition(State.ALONE, "No peers: training alone, and looking for some.", _ALONE)
     reason = f"Training with {counted(signs.peers, 'peer')}{_HOW[signs.reachability]}."
+    if _solved(signs):
+        reason += f" The task is solved: pass@1 is {signs.pass_at_1:.2f}, and all completions of a prompt are alike."
     if signs.clock is not None and abs(signs.clock.behind) >= CLOCK_SHOWN:
         return Condition(_REACHED[signs.reachability], f"{reason} {_whose(signs.clock)}.", SET_CLOCK)
     return Condition(_REACHED[signs.reachability], reason)
@@ -176,8 +181,12 @@ def _numbers(signs: Signs) -> _Trouble:
     )
 
 
+def _solved(signs: Signs) -> bool:
+    return signs.idle_steps >= IDLE_STEPS and signs.pass_at_1 is not None and signs.pass_at_1 >= SOLVED
+
+
 def _signal(signs: Signs) -> _Trouble:
-    if signs.idle_steps < IDLE_STEPS:
+    if signs.idle_steps < IDLE_STEPS or _solved(signs):
         return None
     return (
         f"The latest {signs.idle_steps} steps changed nothing: all completions of every prompt got the same reward.",

@@ -446,6 +446,7 @@ class Node:
             stalled=self._stalled(),
             bad_steps=last.report.bad_steps if last is not None else 0,
             idle_steps=self._rooms.stepper.idle_steps,
+            pass_at_1=self._rooms.stepper.progress.pass_at_1,
             other_protocol=len(membership.majors),
             own_refused=self._rooms.stepper.own_unsound,
             clock=membership.clocks.difference(membership.view),
