@@ -64,22 +64,25 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class Digests(msgspec.Struct, frozen=True):
-    """The packets of a batch, sha256 in hex, in the order in which they were trained on."""
+    """The packets of a batch, sha256 in hex, in the order in which they were trained on.
+
+    replaced: own groups of equal rewards that are not trained on, as answers took their place.
+    """
 
     own: list[str]
     foreign: list[str]
+    replaced: list[str]
 
 
 class BatchReport(msgspec.Struct, frozen=True):
     """The groups of a step: how many, of which authors (groups by peer id), their mean rewards, their packets.
 
-    replaced_groups: own groups of equal rewards that are not trained on; own_reward includes them.
+    own_reward includes the replaced groups.
     """
 
     own_groups: int
     foreign_groups: int
     authors: dict[str, int]
-    replaced_groups: int
     own_reward: float | None
     foreign_reward: float | None
     batch: Digests

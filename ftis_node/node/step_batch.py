@@ -52,12 +52,12 @@ def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored], replaced: Seque
         own_groups=len(own),
         foreign_groups=len(foreign),
         authors=dict(Counter(peer_id(scored.group.author) for scored in foreign)),
-        replaced_groups=len(replaced),
         own_reward=mean([r for group in [*own, *replaced] for r in group.rewards]),
         foreign_reward=mean([r for scored in foreign for r in scored.rewards]),
         batch=Digests(
             own=[group.group.digest.hex() for group in own],
             foreign=[scored.group.digest.hex() for scored in foreign],
+            replaced=[one.group.digest.hex() for one in replaced],
         ),
     )
 

@@ -64,15 +64,16 @@ class Restored(_Line):
 
 
 class Batch(_Line):
-    """Digests (hex) of a step's packets, in the order in which they were trained on."""
+    """Digests (hex) of a step's packets, in the order in which they were trained on; replaced ones were not."""
 
     own: tuple[str, ...]
     foreign: tuple[str, ...]
+    replaced: tuple[str, ...] = ()  # older logs have none
 
     @property
     def digests(self) -> list[bytes]:
         """Raises ValueError for what is no hex."""
-        return [bytes.fromhex(digest) for digest in (*self.own, *self.foreign)]
+        return [bytes.fromhex(digest) for digest in (*self.own, *self.foreign, *self.replaced)]
 
 
 class LoggedStep(_Line):

@@ -219,23 +219,25 @@ class _Replay:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _step(self, logged: LoggedStep, log: MetricsLog | None) -> None:
-        own, foreign = [], []
-        for digest in logged.batch.own:
-            group = self._group(bytes.fromhex(digest))
-            own.append(OwnGroup(group, self._rewards(group)))
+        own, replaced = self._own(logged.batch.own), self._own(logged.batch.replaced)
+        foreign = []
         for digest in logged.batch.foreign:
             group = self._group(bytes.fromhex(digest))
             foreign.append(Scored(group, self._rewards(group), born=0.0))
         weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
         groups = step_groups(own, foreign, weights, horizontal=self._run.parts > 1)
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
-        batch = describe(own, foreign)
+        batch = describe(own, foreign, replaced)
         self._taken.add_step(len(own), batch.authors, report)
         self._updates += 1
         line = {"step": logged.step, **msgspec.to_builtins(batch), **msgspec.to_builtins(report)}
         same = self._differences.compare(logged, line)
         if log is not None:
             log.write("step", **line, logged={name: getattr(logged, name) for name in FIGURES}, identical=same)
+
+    def _own(self, digests: Sequence[str]) -> list[OwnGroup]:
+        groups = [self._group(bytes.fromhex(digest)) for digest in digests]
+        return [OwnGroup(group, self._rewards(group)) for group in groups]
 
     def _group(self, digest: bytes) -> Group:
         found = self._packets.read(digest)
