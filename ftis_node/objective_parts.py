@@ -9,15 +9,46 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
-ObjectiveName = Literal["ftis", "grpo", "nois", "vis", "tis", "f-nois", "f-vis", "opsm", "gated", "ftis-author"]
+ObjectiveName = Literal[
+    "ftis",
+    "grpo",
+    "nois",
+    "vis",
+    "tis",
+    "f-nois",
+    "f-vis",
+    "opsm",
+    "gated",
+    "ftis-author",
+    "graft",
+    "sgt",
+    "icepop",
+    "mis",
+    "geo-rs",
+    "dppo",
+    "gspo",
+    "cispo",
+    "dapo",
+]
 Advantage = Literal["mean_std", "mean"]
 Divergence = Literal["k1", "k2", "k3", "is_k1", "is_k3", "k3_reverse"]
 Reduction = Literal["mean", "sum", "max"]
-ImportanceName = Literal["none", "vanilla", "truncated"]
+ImportanceName = Literal["none", "vanilla", "truncated", "sequence"]
+Ratio = Literal["token", "sequence", "detached"]
+Mask = Literal["none", "token", "sequence", "geometric", "binary_tv"]
+Trust = Literal["none", "graft"]
 Aggregation = Literal["sample", "token", "fixed"]
 
 OWN_ONLY: tuple[ObjectiveName, ...] = ("grpo",)
 """Objectives that learn from own samples only."""
+
+_ANSWERS_ONLY = ("graft", "sgt")
+
+
+def answers_only(objective: str, foreign: str | None) -> bool:
+    """Whether a step takes nothing but answers to needed rows from others, as graft and sgt were published."""
+    return foreign == "answers" or (foreign is None and objective in _ANSWERS_ONLY)
+
 
 OBJECTIVE_NAMES: Mapping[str, tuple[str, ...]] = {
     "objective": get_args(ObjectiveName),
@@ -25,13 +56,21 @@ OBJECTIVE_NAMES: Mapping[str, tuple[str, ...]] = {
     "divergence": get_args(Divergence),
     "reduction": get_args(Reduction),
     "importance": get_args(ImportanceName),
+    "ratio": get_args(Ratio),
+    "mask": get_args(Mask),
+    "trust": get_args(Trust),
     "aggregation": get_args(Aggregation),
 }
 OBJECTIVE_LIMITS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "threshold": ("≥ 0, or none", lambda value: value >= 0),
     "gate": ("≥ 0 and < 1, or none", lambda value: 0 <= value < 1),
     "truncation": ("> 0", lambda value: value > 0),
-    "epsilon": ("> 0 and < 1", lambda value: 0 < value < 1),
+    "epsilon": ("> 0 and < 1, or none", lambda value: 0 < value < 1),
+    "epsilon_high": ("> 0, or none", lambda value: value > 0),
+    "mask_low": ("≥ 0", lambda value: value >= 0),
+    "mask_high": ("> 0", lambda value: value > 0),
+    "floor": ("≥ 0 and < 1", lambda value: 0 <= value < 1),
+    "imitation": ("> 0, or none", lambda value: value > 0),
     "divisor": ("> 0", lambda value: value > 0),
     "inner_steps": ("≥ 1", lambda value: value >= 1 and isinstance(value, int)),
 }

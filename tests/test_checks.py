@@ -82,6 +82,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
         "listen is false",
         "Leave out",
     ),
+    "answers without needs": ({"objective": "graft", "by_need": False}, "only answers to needed rows", "foreign=all"),
+    "needs of a listener": ({"foreign": "answers", "own_share": 0}, "no row is needed", "foreign=all"),
     "learning from nobody": ({"objective": "grpo", "own_share": 0}, "own samples only", "own_share"),
 }
 

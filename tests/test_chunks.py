@@ -36,7 +36,7 @@ def ends(lengths: list[int]) -> set[int]:
 @given(cuts())
 def test_chunks_end_where_both_have_an_end_and_nowhere_else(cut: tuple[list[int], list[int]]) -> None:
     pieces, tokens = cut
-    chunks, claims = align(pieces, claims_for(pieces), tokens)
+    chunks, claims, _ = align(pieces, claims_for(pieces), tokens)
     assert chunks.dtype == np.int64 and claims.dtype == np.float32
     last = np.flatnonzero(np.diff(chunks, append=len(claims)))
     assert ends(pieces) & ends(tokens) == set(np.cumsum(tokens)[last].tolist())
@@ -48,18 +48,19 @@ def test_chunks_end_where_both_have_an_end_and_nowhere_else(cut: tuple[list[int]
 def test_every_chunk_claims_what_its_pieces_claim(cut: tuple[list[int], list[int]]) -> None:
     pieces, tokens = cut
     given_claims = claims_for(pieces)
-    _, claims = align(pieces, given_claims, tokens)
+    _, claims, counts = align(pieces, given_claims, tokens)
     common = sorted(ends(pieces) & ends(tokens))
     places = np.searchsorted(np.array(common), np.cumsum(pieces))
     expected = [given_claims[places == chunk].sum() for chunk in range(len(common))]
     assert claims.tolist() == expected
     assert claims.sum() == given_claims.sum()
+    assert counts.tolist() == [(places == chunk).sum() for chunk in range(len(common))]
 
 
 @given(cuts())
 def test_the_same_cut_gives_every_token_its_own_claim(cut: tuple[list[int], list[int]]) -> None:
     pieces, _ = cut
-    chunks, claims = align(pieces, claims_for(pieces), pieces)
+    chunks, claims, _ = align(pieces, claims_for(pieces), pieces)
     assert chunks.tolist() == list(range(len(pieces)))
     assert claims.tolist() == claims_for(pieces).tolist()
 
@@ -69,7 +70,7 @@ def test_after_the_last_common_end_nothing_is_in_a_chunk(
     cut: tuple[list[int], list[int]], pieces_left: int, tokens_left: int
 ) -> None:
     pieces, tokens = cut[0][:pieces_left], cut[1][:tokens_left]
-    chunks, claims = align(pieces, claims_for(pieces), tokens)
+    chunks, claims, _ = align(pieces, claims_for(pieces), tokens)
     common = sorted(ends(pieces) & ends(tokens))
     assert len(claims) == len(common)
     assert sum(tokens[: len(chunks)]) == (common[-1] if common else 0)
@@ -79,12 +80,12 @@ def test_after_the_last_common_end_nothing_is_in_a_chunk(
 
 def test_an_example_by_hand() -> None:
     # a|nswer|ing|!! against ans|wer|ing!|!
-    chunks, claims = align([1, 5, 3, 2], [-1.0, -2.0, -4.0, -8.0], [3, 3, 4, 1])
+    chunks, claims, counts = align([1, 5, 3, 2], [-1.0, -2.0, -4.0, -8.0], [3, 3, 4, 1])
     assert chunks.tolist() == [0, 0, 1, 1]
-    assert claims.tolist() == [-3.0, -12.0]
+    assert claims.tolist() == [-3.0, -12.0] and counts.tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(("pieces", "tokens"), [([], []), ([], [1]), ([1], []), ([2], [1]), ([1], [2])])
 def test_without_a_common_end_there_is_no_chunk(pieces: list[int], tokens: list[int]) -> None:
-    chunks, claims = align(pieces, claims_for(pieces), tokens)
+    chunks, claims, _ = align(pieces, claims_for(pieces), tokens)
     assert not len(chunks) and not len(claims)

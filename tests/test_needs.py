@@ -176,6 +176,18 @@ def test_answers_are_at_most_half_of_what_is_pulled(tmp_path: Path) -> None:
     assert node.want().answers == 12
 
 
+@pytest.mark.parametrize(
+    ("settings", "only"), [({"objective": "graft"}, True), ({"foreign": "answers"}, True), ({}, False)]
+)
+def test_with_answers_only_a_node_makes_its_whole_batch_and_pulls_nothing_else(
+    tmp_path: Path, settings: dict[str, Any], only: bool
+) -> None:
+    node = stepper(tmp_path, others=1, **settings)
+    node._answers([own(row, FAILED) for row in range(20)], Newcomers())
+    want = node.want()
+    assert (node.own_quota(), want.groups, want.answers) == ((24, 0, 12) if only else (12, 24, 12))
+
+
 def test_a_node_may_leave_its_needs_alone(tmp_path: Path) -> None:
     node = stepper(tmp_path, others=1, by_need=False)
     assert not node._answers([own(1, FAILED)], Newcomers()) and not node.want().answers

@@ -116,10 +116,23 @@ class Oracle:
         """Importance weights come in as TRL makes them; VIS is its loss without vLLM, on the generator's log-probs."""
         trainer, vanilla = self.trainer, objective.importance == "vanilla"
         trainer.loss_type = {"sample": "grpo", "token": "dapo", "fixed": "dr_grpo"}[objective.aggregation]
+        if objective.ratio == "detached":
+            trainer.loss_type = "cispo"
+        trainer.importance_sampling_level = "sequence" if objective.ratio == "sequence" else "token"
+        low, high = objective.epsilon or 0.2, objective.epsilon_high or objective.epsilon or 0.2
+        trainer.epsilon_low, trainer.epsilon_high = (
+            low,
+            high + (objective.ratio == "detached"),
+        )  # of cispo the cap itself
         trainer.use_vllm = not vanilla
         trainer.off_policy_mask_threshold = objective.threshold
         trainer.get_off_policy_mask = k3_reverse_mask if objective.divergence == "k3_reverse" else self.k1_mask
-        truncated = (batch.start - batch.generator).exp().clamp(max=2.0)
+        ratios = {
+            "none": torch.ones(()),
+            "vanilla": torch.ones(()),
+            "truncated": (batch.start - batch.generator).exp().clamp(max=2.0),
+            "sequence": sequence_mask((batch.start - batch.generator).sum(1, keepdim=True).exp()),
+        }
         inputs = {
             "prompt_ids": batch.prompt_ids,
             "prompt_mask": batch.prompt_mask,
@@ -128,11 +141,16 @@ class Oracle:
             "advantages": batch.advantages,
             "old_per_token_logps": batch.generator if vanilla else batch.start,
             "sampling_per_token_logps": batch.generator,
-            "importance_sampling_ratio": truncated if objective.importance == "truncated" else torch.ones(()),
+            "importance_sampling_ratio": ratios[objective.importance],
             "num_items_in_batch": batch.completion_mask.sum(),
         }
         loss: Tensor = trainer._compute_loss(trainer.model, inputs)
         return loss
+
+
+def sequence_mask(ratio: Tensor) -> Tensor:
+    """TRL's `sequence_mask` with its cap of 3."""
+    return ratio.masked_fill(ratio > 3.0, 0.0)
 
 
 def k3_reverse_mask(
@@ -215,6 +233,10 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
         PRESETS["ftis"],
         PRESETS["ftis"].replace(aggregation="token", name="ftis-token"),
         PRESETS["ftis"].replace(aggregation="fixed", divisor=float(LONGEST), name="ftis-fixed"),
+        PRESETS["mis"],
+        PRESETS["gspo"],
+        PRESETS["cispo"],
+        PRESETS["dapo"],
     ],
     ids=lambda objective: objective.name,
 )
@@ -245,7 +267,21 @@ def test_so_it_is_at_a_second_inner_step(name: str, batch: Batch, policy: Policy
 
 def test_the_losses_differ_from_one_another(batch: Batch, policy: Policy) -> None:
     # Or the comparison above would show nothing.
-    names = ("nois", "vis", "tis", "f-nois", "f-vis", "ftis")
+    names = (
+        "nois",
+        "vis",
+        "tis",
+        "f-nois",
+        "f-vis",
+        "ftis",
+        "mis",
+        "gspo",
+        "cispo",
+        "dapo",
+        "icepop",
+        "geo-rs",
+        "dppo",
+    )
     gradients = [our_gradient(PRESETS[name], policy, batch) for name in names]
     for one, other in itertools.combinations(gradients, 2):
         assert relative_error(one, other) > 1e-2

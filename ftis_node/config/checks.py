@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftis_node.errors import UsageError, did_you_mean, raise_all
-from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY
+from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY, answers_only
 
 # Beyond it numbers have no room in messages (64 bits) or in float32, and mean nothing: seeds have a bound of their own.
 _LARGEST = 10**15
@@ -27,7 +27,7 @@ def check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         UsageError: what is wrong, all of it.
     """
     raise_all(_numbers(values, origins))  # first: what follows computes with them
-    raise_all((*_names(values, origins), *_machine(values, origins), *_network(values, origins)))
+    raise_all(error for part in (_names, _needs, _machine, _network) for error in part(values, origins))
 
 
 def by_a_person(origin: str) -> bool:
@@ -58,6 +58,23 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
             f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "
             f"({origins['objective']}) learns from own samples only.",
             "Leave out own_share, or use an objective that learns from others.",
+        )
+
+
+def _needs(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+    if not answers_only(values["objective"], values["foreign"]):
+        return
+    if not values["by_need"]:
+        yield UsageError(
+            f"by_need is false ({origins['by_need']}), and {values['objective']} ({origins['objective']}) takes only "
+            "answers to needed rows from others.",
+            "Leave out by_need, or set foreign=all.",
+        )
+    if values["own_share"] == 0:
+        yield UsageError(
+            f"own_share = 0 ({origins['own_share']}) generates nothing, so no row is needed, and {values['objective']} "
+            f"({origins['objective']}) takes only answers to needed rows.",
+            "Leave out own_share, or set foreign=all.",
         )
 
 

@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from ftis_node.config.checks import check
 from ftis_node.config.profiles import PROFILES, TASKS, TaskProfile
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
+from ftis_node.objective_parts import answers_only
 
 __all__ = ["OBJECTIVE_PARTS", "PROFILES", "TASKS", "Layers", "Settings", "TaskProfile", "collect"]
 
@@ -113,8 +114,24 @@ class Settings(BaseModel):
     """How a token's importance ratio weighs."""
     truncation: float | None = None
     """Where truncated importance ratios end."""
-    epsilon: float | None = None
-    """ε of the clip."""
+    epsilon: float | Literal["none"] | None = None
+    """ε of the clip; none: no clip."""
+    epsilon_high: float | Literal["none"] | None = None
+    """ε of the clip above 1; none: the same as epsilon."""
+    ratio: str | None = None
+    """The ratio of policies: a token's, the sample's geometric mean (sequence), or a weight beside log π (detached)."""
+    mask: str | None = None
+    """What of too far samples is left out: tokens or whole samples whose ratio is beyond mask_low and mask_high."""
+    mask_low: float | None = None
+    """Least ratio that counts under mask."""
+    mask_high: float | None = None
+    """Largest ratio that counts under mask; of binary_tv, the largest difference of probabilities."""
+    trust: str | None = None
+    """Weight of foreign samples by their likelihood here and there: none or graft."""
+    floor: float | None = None
+    """δ of graft: foreign samples at most so likely here, beside their author, count nothing."""
+    imitation: float | Literal["none"] | None = None
+    """Weight of one right sample of each foreign group, the others counting nothing; none: all by advantage."""
     aggregation: str | None = None
     """Divisor of a sample's terms: its tokens, the batch's tokens, or a fixed number."""
     divisor: float | None = None
@@ -196,6 +213,9 @@ class Settings(BaseModel):
     by_need: bool = True
     """Whether groups of rows on which all own samples failed are pulled first; each replaces an own group of equal
     rewards."""
+    foreign: Literal["all", "answers"] | None = None
+    """Groups of others that a step takes: all, or only answers to needed rows. Default: answers for graft and sgt, as
+    their papers have it; all for the others."""
     needed_age: float = Field(3600.0, ge=0, le=7200)
     """[s] After which a foreign group is too old to answer such a row. At most 2 h: announcements pass for 3 h."""
     dead_groups: Literal["count", "drop"] = "count"
@@ -238,6 +258,11 @@ class Settings(BaseModel):
             return TASKS[task].lora_learning_rate if lora else TASKS[task].learning_rate
         return 1e-4 if lora else 1e-6
 
+    @property
+    def answers_only(self) -> bool:
+        """Whether a step takes nothing but answers from others."""
+        return answers_only(self.objective, self.foreign)
+
     def objective_parts(self, task: str, *, filters: bool) -> dict[str, object]:
         """The parts of the objective that a person or the task chose, by name; "none" has become None where it says so.
 
@@ -261,9 +286,11 @@ FLAGS: Mapping[str, Flag] = {
 
 OBJECTIVE_PARTS = (
     *("advantage", "divergence", "reduction", "threshold", "gate", "importance", "truncation", "epsilon"),
+    *("epsilon_high", "ratio", "mask", "mask_low", "mask_high", "trust", "floor", "imitation"),
     *("aggregation", "divisor", "count_dropped", "count_end", "inner_steps"),
 )
-_NONE_MEANS_OFF = ("threshold", "gate")  # `none` is an importance like others
+
+_NONE_MEANS_OFF = ("threshold", "gate", "epsilon", "epsilon_high", "imitation")  # `none` is an importance like others
 
 # Two ways to say one thing. A profile's gives way to a person's; two of persons are a mistake.
 _INSTEAD = {"vram_gb": "vram_share", "vram_share": "vram_gb"}

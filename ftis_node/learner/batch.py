@@ -99,7 +99,7 @@ class Batch:
         for group in groups:
             parts = [part for part in group.parts if part.source == own or not objective.own_only]
             if any(part.completions for part in parts):
-                batch._add(group.prompt_ids, parts, objective)
+                batch._add(group.prompt_ids, parts, objective, own)
         return batch
 
     def only(self, source: str) -> Batch:
@@ -111,12 +111,14 @@ class Batch:
             prompted=[p for p in prompted if p.samples],
         )
 
-    def _add(self, prompt_ids: Sequence[int], parts: Sequence[Part], objective: Objective) -> None:
+    def _add(self, prompt_ids: Sequence[int], parts: Sequence[Part], objective: Objective, own: str) -> None:
         if any(len(part.rewards) != len(part.completions) for part in parts):
             raise FtisError("A group has not as many rewards as completions.")
         rewards = torch.tensor([reward for part in parts for reward in part.rewards], dtype=torch.float64)
         advantages = objective.advantages(rewards).tolist()
         judged = objective.judges_all and any(advantages)
+        if objective.imitation is not None and all(part.source != own for part in parts):
+            advantages = imitated(rewards.tolist(), objective.imitation)
         scale = objective.sample_scale(len(rewards))
         samples: list[Sample] = []
         remaining = iter(advantages)
@@ -137,6 +139,16 @@ class Batch:
         if samples:
             self.computed += samples
             self.prompted.append(Prompted(prompt_ids, samples))
+
+
+def imitated(rewards: Sequence[float], weight: float) -> list[float]:
+    """λ for the first completion with the group's highest reward, if that is above 0; 0 for all others.
+
+    With R = 1 the gradient of its term is λ ∇ log π: SGT's NLL on one verified success (arXiv 2605.07244).
+    """
+    best = max(rewards)
+    first = rewards.index(best) if best > 0 else -1
+    return [weight if index == first else 0.0 for index in range(len(rewards))]
 
 
 def counted(completion: Completion, objective: Objective) -> int:

@@ -188,6 +188,7 @@ class Learner:
             own=own,
             gate=self.gate,
             chunks=_chunks(samples, device),
+            written=torch.tensor([_written(sample) for sample in samples], device=device),
         )
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -305,6 +306,12 @@ def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def _written(sample: Sample) -> int:
+    """The tokens in which its author wrote a sample."""
+    counts = sample.completion.counts
+    return sample.tokens if counts is None else int(counts.sum())
 
 
 def _chunks(samples: Sequence[Sample], device: torch.device) -> Tensor | None:

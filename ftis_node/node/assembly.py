@@ -19,7 +19,7 @@ from ftis_node.node.stepper import Stepper
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.policy.names import lasting
-from ftis_node.store.checkpoints import labelled
+from ftis_node.store.checkpoints import KEPT, labelled
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
@@ -36,7 +36,7 @@ from ftis_node.text import GB, rounded
 from ftis_node.worker.client import Worker
 from ftis_node.worker.messages import ModelFacts, OpenedRun, plan_row
 
-CHECKPOINTS = 3  # most checkpoints on disk at a time, while the third is written
+CHECKPOINTS = KEPT + 1  # most checkpoints on disk at a time, while the last is written
 LOG_BYTES = 64 << 20  # node.log and output.log with their older files, the present part of metrics.jsonl and one more
 OLDER_METRICS_BYTES = 256 << 20  # compressed; at most an eighth of what `disk_gb` leaves
 LEAST_PACKETS = 16 << 20

@@ -150,7 +150,8 @@ class Stepper:
             most = math.ceil(newcomers.room * ahead)
             usable -= max(0, theirs - most)  # groups that no batch has room for must not block other pulls
             newcomers.room = max(0, most - theirs)
-        answers = min(self._dead, part) - len(answered)  # at most half of what is pulled
+        most = batch // 2 if self._settings.answers_only else part  # else at most half of what is pulled
+        answers = min(self._dead, most) - len(answered)
         rows = (row for row in self.progress.needs if row not in answered)
         return Want(math.ceil(part * ahead) - usable, newcomers, 2 * batch, answers, rows)
 
@@ -221,7 +222,7 @@ class Stepper:
 
     def _own_part(self) -> int:
         """This node's share of a batch, in groups, if peers supply theirs."""
-        share = 1.0 if self.own_only else self._settings.own_share
+        share = 1.0 if self.own_only or self._settings.answers_only else self._settings.own_share
         if share is None:
             recent = self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds()))
             share = max(1 / (1 + self.standing.heads(recent)), OWN_SHARE_FLOOR)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ftis_node.objective.importance import Importance, clamped_log_ratio
 from ftis_node.objective.packed import segment_sum
 from ftis_node.objective.samples import Samples
+from ftis_node.objective_parts import Ratio
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,45 +47,96 @@ class Terms:
     truncated: Tensor
 
 
-def surrogate(log_ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
+@dataclass(frozen=True)
+class Clip:
+    """ε below and above 1; None: no clip on that side."""
+
+    low: float | None
+    high: float | None
+
+    def of(self, ratio: Tensor) -> Tensor:
+        """clip(R, 1−ε, 1+ε_high)."""
+        if self.low is None and self.high is None:
+            return ratio
+        low = None if self.low is None else 1 - self.low
+        return ratio.clamp(low, None if self.high is None else 1 + self.high)
+
+
+def surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
     """min(R Â, clip(R, 1−ε, 1+ε) Â) with R = e^log_ratio: log_ratio `[T]`, advantages `[T]` (per token) → `[T]`.
 
     The paper prints the clip around the product, clip(R Â, 1−ε, 1+ε). Taken literally, no Â > 1+ε would have a
     gradient, so we read PPO's usual clip of the ratio.
     """
     ratio = log_ratio.exp()
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon) * advantages)
+    return torch.minimum(ratio * advantages, clip.of(ratio) * advantages)
 
 
 def values(
-    samples: Samples, kept: Tensor, token_weights: Tensor, sizes: Tensor, importance: Importance, epsilon: float
+    samples: Samples,
+    kept: Tensor,
+    token_weights: Tensor,
+    factor: Tensor,
+    sizes: Tensor,
+    importance: Importance,
+    clip: Clip,
+    ratio: Ratio = "token",
 ) -> Tensor:
     """weight · 1/ℓ_i Σ_t w_t · min(R Â, clip(R) Â): kept bool `[N]`, token_weights `[T]`, sizes ℓ `[N]` → `[N]`.
+
+    factor `[C]` is what the corrections leave of a chunk; token_weights has it already.
 
     R is π_new / π_start and w_t the detached weight. Where the gradient goes through the ratio (`vanilla`), R is ρ =
     π_new / π_gen and w_t is 1. The paper's R (section 3.1) is π_θ / stop_grad(π_θ). With several inner steps we read
     the denominator as the policy at the start of the step; otherwise the clip would never act. With chunks, ρ is a
     chunk's, and Σ_t is then over chunks.
+
+    ratio: `sequence` has one R for all tokens of a sample, (Π_t R_t)^{1/|a_i|} (GSPO, arXiv 2507.18071); `detached`
+    multiplies sg(clip(R)) Â with log π_new (CISPO, arXiv 2506.13585).
     """
     gain = samples.weights * samples.advantages
     # Cut out samples that cannot teach before anything is computed with them. A NaN times 0 is still a NaN, forward or
     # backward, and one alien sample would spoil the gradient of all.
     live, owner = (kept & (gain != 0))[samples.owner] & samples.counted, samples.owner
+    if ratio != "token":
+        outer = samples.by_token(factor) if importance.through_ratio else token_weights
+        return samples.weights * _by_sample(samples, live, outer, importance, clip, ratio) / sizes
     new, base, outer = samples.new, samples.start, token_weights
     if importance.through_ratio:
         new = samples.by_chunk(torch.where(live, new, torch.zeros_like(new)))
         live, owner, base = samples.of_chunks(live), samples.of_chunks(owner), samples.generator
-        outer = torch.ones_like(base)
+        outer = factor
     new, base, outer = (torch.where(live, values, torch.zeros_like(values)) for values in (new, base, outer))
-    term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[owner], epsilon)
+    term = outer * surrogate(clamped_log_ratio(new, base), samples.advantages[owner], clip)
     return samples.weights * segment_sum(term, owner, samples.lengths.numel()) / sizes
 
 
-def clip_active(samples: Samples, importance: Importance, epsilon: float) -> Tensor:
+def _by_sample(
+    samples: Samples, live: Tensor, outer: Tensor, importance: Importance, clip: Clip, ratio: Ratio
+) -> Tensor:
+    """Σ_t of the terms whose ratio is of a sample, or detached: outer `[T]` → `[N]`."""
+    new = torch.where(live, samples.new, torch.zeros_like(samples.new))
+    base = samples.generator if importance.through_ratio else samples.by_chunk(samples.start)
+    advantages = samples.advantages[samples.owner]
+    if ratio == "detached":
+        log_ratio = samples.by_token(clamped_log_ratio(samples.by_chunk(new.detach()), base))
+        term = clip.of(log_ratio.exp()) * advantages * new
+    else:
+        counts = samples.lengths.numel()
+        counted = samples.of_chunks(live)
+        owner = samples.of_chunks(samples.owner)
+        before = segment_sum(torch.where(counted, base, torch.zeros_like(base)), owner, counts)
+        mean = (segment_sum(new, samples.owner, counts) - before) / samples.lengths.clamp(min=1)
+        term = surrogate(clamped_log_ratio(mean, torch.zeros_like(mean))[samples.owner], advantages, clip)
+    return segment_sum(torch.where(live, outer * term, torch.zeros_like(term)), samples.owner, samples.lengths.numel())
+
+
+def clip_active(samples: Samples, importance: Importance, clip: Clip) -> Tensor:
     """Where the clip stops the gradient, bool `[T]`: R > 1+ε with Â > 0, or R < 1−ε with Â < 0."""
     new, base = samples.new.detach(), samples.start
     if importance.through_ratio:
         new, base = samples.by_token(samples.by_chunk(new)), samples.by_token(samples.generator)
     ratio = clamped_log_ratio(new, base).exp()
     advantages = samples.advantages[samples.owner]
-    return ((advantages > 0) & (ratio > 1 + epsilon)) | ((advantages < 0) & (ratio < 1 - epsilon))
+    clipped = clip.of(ratio)
+    return ((advantages > 0) & (ratio > clipped)) | ((advantages < 0) & (ratio < clipped))

@@ -13,14 +13,26 @@ from torch import Tensor
 
 from ftis_node.objective.advantages import ADVANTAGES, group_advantages
 from ftis_node.objective.aggregation import AGGREGATIONS, batch_divisor, sample_scale
+from ftis_node.objective.correction import MASKS, TRUSTS, sample_log_ratio, trust
 from ftis_node.objective.divergence import ESTIMATORS, REDUCTIONS, sample_divergence
 from ftis_node.objective.filter import keep
 from ftis_node.objective.gate import admit, next_level
 from ftis_node.objective.importance import IMPORTANCES, clamped_log_ratio
-from ftis_node.objective.loss import Terms, clip_active, values
+from ftis_node.objective.loss import Clip, Terms, clip_active, values
 from ftis_node.objective.packed import segment_sum
-from ftis_node.objective.samples import pack
-from ftis_node.objective_parts import OBJECTIVE_LIMITS, Advantage, Aggregation, Divergence, ImportanceName, Reduction
+from ftis_node.objective.samples import Samples, pack
+from ftis_node.objective_parts import (
+    OBJECTIVE_LIMITS,
+    OBJECTIVE_NAMES,
+    Advantage,
+    Aggregation,
+    Divergence,
+    ImportanceName,
+    Mask,
+    Ratio,
+    Reduction,
+    Trust,
+)
 
 _KNOWN: Mapping[str, Collection[str]] = {
     "advantage": ADVANTAGES,
@@ -28,8 +40,11 @@ _KNOWN: Mapping[str, Collection[str]] = {
     "reduction": REDUCTIONS,
     "importance": IMPORTANCES,
     "aggregation": AGGREGATIONS,
+    "ratio": OBJECTIVE_NAMES["ratio"],
+    "mask": MASKS,
+    "trust": TRUSTS,
 }
-_MAY_BE_NONE = ("threshold", "gate", "divisor")
+_MAY_BE_NONE = ("threshold", "gate", "divisor", "epsilon", "epsilon_high", "imitation")
 
 
 @dataclass(frozen=True)
@@ -39,12 +54,19 @@ class Objective:
     advantage      `mean_std` or `mean`                               see `advantages`
     divergence     `k1`, `k2`, `k3`, `is_k1`, `is_k3`, `k3_reverse`   see `divergence`
     reduction      `mean`, `sum` or `max` of the divergence over a sample's tokens
-    importance     `none`, `vanilla` or `truncated`                   see `importance`
+    importance     `none`, `vanilla`, `truncated` or `sequence`       see `importance`
     truncation     C, in force with `truncated` only
     threshold      g: drop a sample when Â ≤ 0 and D ≥ g; None is no filter
     gate           quantile of the own successes' mean log-prob, 0 the minimum, that a foreign sample must reach; None
                    is no gate, see `gate`
-    epsilon        ε of the clip; 0.2 is second-hand, the paper gives none
+    epsilon        ε of the clip; 0.2 is second-hand, the paper gives none; None is no clip below 1
+    epsilon_high   ε above 1; None: the same as `epsilon`
+    ratio          `token`, `sequence` or `detached`                  see `loss.values`
+    mask           `none`, `token`, `sequence`, `geometric` or `binary_tv`, see `correction`
+    mask_low, mask_high   its bounds
+    trust          `none` or `graft`, the weight of foreign samples   see `correction`
+    floor          δ of `graft`
+    imitation      λ of SGT: of a foreign group only one right sample counts, with Â = λ; None: all by their advantages
     aggregation    `sample`, `token` or `fixed`                       see `aggregation`
     divisor        tokens, for `fixed` only; the learner puts the run's completion cap where it is None
     count_dropped  dropped samples stay in the denominator, as we read the paper
@@ -63,7 +85,15 @@ class Objective:
     truncation: float = 2.0
     threshold: float | None = 50.0
     gate: float | None = None
-    epsilon: float = 0.2
+    epsilon: float | None = 0.2
+    epsilon_high: float | None = None
+    ratio: Ratio = "token"
+    mask: Mask = "none"
+    mask_low: float = 0.0
+    mask_high: float = 3.0
+    trust: Trust = "none"
+    floor: float = 0.8
+    imitation: float | None = None
     aggregation: Aggregation = "sample"
     divisor: float | None = None
     count_dropped: bool = True
@@ -107,6 +137,7 @@ class Objective:
         own: Tensor | None = None,
         gate: float | None = None,
         chunks: Tensor | None = None,
+        written: Tensor | None = None,
     ) -> Terms:
         """The loss terms of N packed samples, T = Σ lengths tokens in all.
 
@@ -123,6 +154,7 @@ class Objective:
                     tokenizer: text that ends in both after the same bytes. ρ, D and the filter are then of chunks, with
                     log ρ_c = Σ_{t in c} log π_start − generator_c, and a chunk's weight is that of each of its tokens.
                     |a_i|, s_i and the gradient are of tokens. None: each token is a chunk
+        written     int64 `[N]`  tokens of the author; None: as many as `lengths`
 
         Computed in float32 at least, on the device of `new`. ValueError if the shapes do not fit, or if the aggregation
         is `fixed` and has no divisor. The caller's loss is −Σ_i sample_scale · value_i / batch_divisor.
@@ -137,7 +169,9 @@ class Objective:
             count_end=self.count_end,
             generator=generator,
             chunks=chunks,
+            written=written,
         )
+        clip = Clip(self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high)
         sizes = AGGREGATIONS[self.aggregation](samples.lengths, self.divisor)
         importance = IMPORTANCES[self.importance]
         with torch.no_grad():
@@ -157,12 +191,14 @@ class Objective:
             kept = kept | (samples.lengths == 0)
             if self.gate is not None:
                 kept = kept & admit(samples.advantages, likelihood, samples.own, gate)
-            ratio = log_ratio.exp()
-            token_weights = samples.by_token(importance.weigh(ratio, self.truncation))
+            factor = self._factor(samples, log_ratio, likelihood)
+            weighed = sample_log_ratio(samples, log_ratio)[samples.of_chunks(samples.owner)]
+            ratio = (weighed if importance.of_samples else log_ratio).exp()
+            token_weights = samples.by_token(importance.weigh(ratio, self.truncation) * factor)
             gain = samples.advantages.abs() * samples.weights
             mass = gain * samples.sum_counted(token_weights)
         return Terms(
-            value=values(samples, kept, token_weights, sizes, importance, self.epsilon),
+            value=values(samples, kept, token_weights, factor, sizes, importance, clip, self.ratio),
             kept=kept,
             divergence=divergence,
             likelihood=likelihood,
@@ -171,9 +207,18 @@ class Objective:
             sample_log_ratio=segment_sum(log_ratio[counted], owner, samples.lengths.numel()),
             importance=token_weights,
             loss_weight=torch.where(kept & (gain != 0), mass, torch.zeros_like(mass)),
-            clipped=clip_active(samples, importance, self.epsilon),
-            truncated=samples.by_token(ratio > self.truncation) & importance.truncates,
+            clipped=clip_active(samples, importance, clip),
+            truncated=samples.by_token(log_ratio.exp() > self.truncation) & importance.truncates,
         )
+
+    def _factor(self, samples: Samples, log_ratio: Tensor, likelihood: Tensor) -> Tensor:
+        """What the corrections leave of each chunk, from log ρ `[C]` and s `[N]` → `[C]`."""
+        factor = torch.ones_like(log_ratio)
+        if self.mask != "none":
+            factor = factor * MASKS[self.mask](samples, log_ratio, self.mask_low, self.mask_high)
+        if self.trust == "graft":
+            factor = factor * trust(samples, likelihood, self.floor)[samples.of_chunks(samples.owner)]
+        return factor
 
     @property
     def judges_all(self) -> bool:

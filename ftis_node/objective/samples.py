@@ -16,7 +16,7 @@ class Samples:
 
     `counted` bool `[T]`: the token is in loss, divergence and likelihood. `lengths` int64 `[N]` counts those, and is 0
     for a sample that was only an uncounted EOS. `chunks` int64 `[T]` names each token's chunk, `generator` is `[C]`;
-    None: each token is a chunk.
+    None: each token is a chunk. `written` int64 `[N]` counts the tokens of a sample's author.
     """
 
     new: Tensor
@@ -28,6 +28,7 @@ class Samples:
     advantages: Tensor
     weights: Tensor
     own: Tensor
+    written: Tensor
     chunks: Tensor | None = None
 
     def by_chunk(self, values: Tensor) -> Tensor:
@@ -60,6 +61,7 @@ def pack(
     count_end: bool,
     generator: Tensor,
     chunks: Tensor | None,
+    written: Tensor | None,
 ) -> Samples:
     """The arguments of `Objective.terms` as `Samples`: `tokens` holds `new` and `start`, each `[T]`.
 
@@ -84,6 +86,8 @@ def pack(
         counted[lengths.cumsum(0)[ended] - 1] = False
         lengths = lengths - ended.to(lengths.dtype)
 
+    written = lengths if written is None else written.to(new.device)
+
     def constant(tensor: Tensor) -> Tensor:
         return tensor.detach().to(new.device, dtype)
 
@@ -97,5 +101,6 @@ def pack(
         advantages=constant(advantages),
         weights=constant(weights),
         own=own,
+        written=written,
         chunks=chunks,
     )

@@ -34,13 +34,14 @@ class Completion:
 
     token_ids: uint32 [T], a sampled EOS included. finished: the last id is an EOS. logprobs: float32 [C], nats, of each
     chunk under the policy that sampled it. chunks: int64 [T], the chunk of each token, ascending from 0 to C − 1; None:
-    each token is a chunk, and C = T.
+    each token is a chunk, and C = T. counts: int64 [C], the author's tokens in each chunk; None: one.
     """
 
     token_ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32]
     finished: bool
     chunks: npt.NDArray[np.int64] | None = None
+    counts: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -121,11 +121,11 @@ class Codec:
             return Unreadable.CANNOT_WRITE
         if np.array_equal(sizes, pieces) and not self._ambiguous[ids].any():
             return self._sample(ids, claims, completion.end)
-        chunks, claims = align(pieces, claims, sizes)
+        chunks, claims, counts = align(pieces, claims, sizes)
         if not completion.finished:  # what the author would have written next might have left no boundary here
-            claims = claims[:-1]
+            claims, counts = claims[:-1], counts[:-1]
             chunks = chunks[chunks < len(claims)]
-        return self._sample(ids[: len(chunks)], claims, completion.end, chunks)
+        return self._sample(ids[: len(chunks)], claims, completion.end, chunks, counts)
 
     def rewritten(self, text: str) -> str:
         """What this tokenizer's ids for a text give back: the very text, if it can write it."""
@@ -163,14 +163,16 @@ class Codec:
         claims: npt.NDArray[np.float32],
         end: float | None,
         chunks: npt.NDArray[np.int64] | None = None,
+        counts: npt.NDArray[np.int64] | None = None,
     ) -> Completion | Unreadable:
-        """The completion of these ids, its end as a token and a chunk of its own."""
+        """The completion of these ids, its end as a token and a chunk of its own. counts: pieces of each chunk."""
         if end is not None:
             ids, claims = np.append(ids, self.end), np.append(claims, np.float32(end))
             chunks = None if chunks is None else np.append(chunks, len(claims) - 1)
+            counts = None if counts is None else np.append(counts, 1)
         if not len(ids):
             return Unreadable.EMPTY
-        return Completion(ids.astype(np.uint32), claims, end is not None, chunks)
+        return Completion(ids.astype(np.uint32), claims, end is not None, chunks, counts)
 
 
 def refusal(codec: Codec, texts: Iterable[str]) -> str:

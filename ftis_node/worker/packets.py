@@ -171,7 +171,8 @@ class TextPackets:
         kept = int(np.searchsorted(found.chunks, whole))
         if not kept:
             return None
-        return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept])
+        counts = None if found.counts is None else found.counts[:whole]
+        return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept], counts)
 
 
 def packets_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> Packets:

@@ -49,6 +49,8 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "The host … is no IP address (…).",
             "The http_host … is neither an IP address nor a name (…).",
             "announce (…) tells others where to dial, but listen is false (…).",
+            "by_need is false (…), and … (…) takes only answers",
+            "own_share = 0 (…) generates nothing, so no row is needed",
             "own_share = 0 (…) generates nothing, and … (…) learns from own samples",
             "vram_gb (…) and vram_share (…) both limit the memory.",
             "… is no device (…).",

@@ -1,0 +1,87 @@
+"""Corrections for samples of another policy: what a token or a sample counts, or whether it counts at all.
+
+Each is a factor without gradient beside the importance weight (`importance`), and combines with any of them. ρ is that
+of `Objective.terms`, at the start of the step, of a token or a chunk.
+
+* `token`      1[low ≤ ρ_t ≤ high]: IcePop (Ling, arXiv 2510.18855), token-level MIS. A masked token has no gradient
+* `sequence`   1[low ≤ Π_t ρ_t ≤ high]: sequence-level MIS, TRL's `sequence_mask`
+* `geometric`  1[low ≤ exp(mean_t log ρ_t) ≤ high]: Geo-RS, verl's rejection by the geometric mean
+* `binary_tv`  DPPO (arXiv 2602.04879): leaves out a token with Â > 0 and π(t) − π_gen(t) > high, or with Â < 0 and
+               π(t) − π_gen(t) < −high, π the present policy; `low` has no meaning
+
+* `graft`      w = 1[s > δ] · min(s, 1) for foreign samples, s = exp(mean log π_start − mean log π_gen), each mean over
+               the tokens of its own tokenizer (GRAFT)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ftis_node.objective.importance import MAX_LOG_RATIO
+from ftis_node.objective.packed import segment_sum
+from ftis_node.objective.samples import Samples
+from ftis_node.objective_parts import Mask, Trust
+
+MaskFactor = Callable[[Samples, Tensor, float, float], Tensor]
+"""(samples, log ρ `[C]`, low, high) → bool `[C]`."""
+
+
+def sample_log_ratio(samples: Samples, log_ratio: Tensor) -> Tensor:
+    """Σ log ρ over a sample's counted chunks, clamped as one ratio is: log ρ `[C]` → `[N]`."""
+    counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
+    kept = torch.where(counted, log_ratio, torch.zeros_like(log_ratio))
+    return segment_sum(kept, owner, samples.lengths.numel()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _token(samples: Samples, log_ratio: Tensor, low: float, high: float) -> Tensor:
+    return _within(log_ratio, low, high)
+
+
+def _sequence(samples: Samples, log_ratio: Tensor, low: float, high: float) -> Tensor:
+    return _within(sample_log_ratio(samples, log_ratio), low, high)[samples.of_chunks(samples.owner)]
+
+
+def _geometric(samples: Samples, log_ratio: Tensor, low: float, high: float) -> Tensor:
+    counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
+    total = segment_sum(torch.where(counted, log_ratio, torch.zeros_like(log_ratio)), owner, samples.lengths.numel())
+    chunks = segment_sum(counted.to(total.dtype), owner, samples.lengths.numel())
+    return _within(total / chunks.clamp(min=1), low, high)[owner]
+
+
+def _binary_tv(samples: Samples, log_ratio: Tensor, low: float, high: float) -> Tensor:
+    further = samples.by_chunk(samples.new.detach()).exp() - samples.generator.exp()
+    advantages = samples.advantages[samples.of_chunks(samples.owner)]
+    return ~(((advantages > 0) & (further > high)) | ((advantages < 0) & (further < -high)))
+
+
+def _within(log_ratio: Tensor, low: float, high: float) -> Tensor:
+    ratio = log_ratio.exp()
+    return (ratio >= low) & (ratio <= high)
+
+
+MASKS: Mapping[Mask, MaskFactor] = MappingProxyType(
+    {
+        "none": lambda samples, log_ratio, low, high: torch.ones_like(log_ratio, dtype=torch.bool),
+        "token": _token,
+        "sequence": _sequence,
+        "geometric": _geometric,
+        "binary_tv": _binary_tv,
+    }
+)
+
+
+def trust(samples: Samples, likelihood: Tensor, floor: float) -> Tensor:
+    """GRAFT's w of each sample; 1 of one's own: likelihood `[N]`, the mean log π_start of its tokens → `[N]`."""
+    counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
+    claimed = torch.where(counted, samples.generator, torch.zeros_like(samples.generator))
+    mean = segment_sum(claimed, owner, samples.lengths.numel()) / samples.written.clamp(min=1)
+    ratio = (likelihood - mean).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    weight = torch.where(ratio > floor, ratio.clamp(max=1.0), torch.zeros_like(ratio))
+    return torch.where(samples.own, torch.ones_like(weight), weight)
+
+
+TRUSTS: tuple[Trust, ...] = ("none", "graft")

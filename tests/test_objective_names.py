@@ -1,0 +1,202 @@
+"""The objectives of other trainers against their formulas, written out in float64 sample by sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ftis_node.learner.batch import Batch, Part, TrainingGroup, imitated
+from ftis_node.objective import PRESETS
+from ftis_node.packet import Completion
+
+LENGTHS = [3, 2, 4, 1]
+ADVANTAGES = [1.2, -0.7, 0.4, -1.5]
+OWN = [True, False, False, False]
+WRITTEN = [3, 4, 3, 1]
+
+
+def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """new (with gradient), start and generator log-probs of ten tokens, some of them far apart."""
+    source = torch.Generator().manual_seed(seed)
+    start = -torch.rand(10, generator=source, dtype=torch.float64) * 2 - 0.05
+    new = (start + 0.3 * torch.randn(10, generator=source, dtype=torch.float64)).clamp(max=-0.01)
+    generator = (start + 0.8 * torch.randn(10, generator=source, dtype=torch.float64)).clamp(max=-0.01)
+    return new.requires_grad_(), start, generator
+
+
+def samples(values: Tensor) -> list[Tensor]:
+    return list(values.split(LENGTHS))
+
+
+def clipped(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+
+
+def graft(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    s = math.exp(float(start.mean()) - float(generator.sum()) / written)
+    weight = 1.0 if own else (min(s, 1.0) if s > 0.8 else 0.0)
+    return weight * clipped((new - start).exp(), advantage, 0.2, 0.28).sum()
+
+
+def icepop(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    rho = (start - generator).exp()
+    weight = torch.where((rho >= 0.5) & (rho <= 5), rho, torch.zeros_like(rho))
+    return (weight * clipped((new - start).exp(), advantage, 0.2, 0.2)).mean()
+
+
+def mis(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    rho = float((start - generator).sum().exp())
+    return (rho if rho <= 3 else 0.0) * clipped((new - start).exp(), advantage, 0.2, 0.2).mean()
+
+
+def geo_rs(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    kept = 0.5 <= float((start - generator).mean().exp()) <= 2
+    weight = (start - generator).exp().clamp(max=2)
+    return kept * (weight * clipped((new - start).exp(), advantage, 0.2, 0.2)).mean()
+
+
+def dppo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    further = (new.exp() - generator.exp()).detach()
+    kept = ~((further > 0.2) if advantage > 0 else (further < -0.2))
+    return (kept * (new - generator).exp() * advantage).mean()
+
+
+def gspo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    return clipped((new - generator).mean().exp(), advantage, 3e-4, 4e-4)
+
+
+def cispo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    return ((new - generator).exp().clamp(max=5).detach() * advantage * new).sum()
+
+
+def dapo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    return clipped((new - generator).exp(), advantage, 0.2, 0.28).sum()
+
+
+FORMULAS = {
+    "graft": graft,
+    "icepop": icepop,
+    "mis": mis,
+    "geo-rs": geo_rs,
+    "dppo": dppo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "dapo": dapo,
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("seed", range(6))
+def test_value_and_gradient_are_those_of_the_formula(name: str, seed: int) -> None:
+    new, start, generator = drawn(seed)
+    terms = PRESETS[name].terms(
+        new=new,
+        start=start,
+        generator=generator,
+        lengths=torch.tensor(LENGTHS),
+        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+        own=torch.tensor(OWN),
+        written=torch.tensor(WRITTEN),
+    )
+    terms.value.sum().backward()
+    ours, new.grad = new.grad, None
+    parts = zip(samples(new), samples(start), samples(generator), ADVANTAGES, OWN, WRITTEN, strict=True)
+    expected = torch.stack([FORMULAS[name](*part) for part in parts])
+    expected.sum().backward()
+    torch.testing.assert_close(terms.value.detach(), expected.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ours, new.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["graft", "icepop", "mis", "geo-rs", "dppo", "gspo", "cispo"])
+def test_each_correction_acts_on_some_of_these_samples(name: str) -> None:
+    # Or the comparison above would show nothing.
+    acted = set()
+    for seed in range(6):
+        new, start, generator = drawn(seed)
+        plain = PRESETS["tis" if name in ("icepop", "geo-rs") else "nois" if name in ("graft", "mis") else "vis"]
+        values = [
+            objective.terms(
+                new=new,
+                start=start,
+                generator=generator,
+                lengths=torch.tensor(LENGTHS),
+                advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+                own=torch.tensor(OWN),
+            ).value.detach()
+            for objective in (PRESETS[name].replace(aggregation="sample"), plain)
+        ]
+        acted |= {index for index, (one, two) in enumerate(zip(*values, strict=True)) if not torch.isclose(one, two)}
+    assert len(acted) >= 2 and (name != "graft" or 0 not in acted), "a correction touches several, graft only others'"
+
+
+def test_grafts_weight_is_of_each_sides_own_tokens() -> None:
+    """Three tokens here, two pieces there: s = e^(−1 + 1.5); then the floor, and one's own."""
+    objective, new = PRESETS["graft"], torch.tensor([-1.0, -1.0, -1.0])
+    for claims, weight in (([-1.0, -2.0], 1.0), ([-0.9, -0.9], math.exp(-0.1)), ([-0.5, -0.5], 0.0)):
+        terms = objective.terms(
+            new=new,
+            start=new,
+            generator=torch.tensor([claims[0], claims[1]]),
+            lengths=torch.tensor([3]),
+            advantages=torch.tensor([1.0]),
+            own=torch.tensor([False]),
+            chunks=torch.tensor([0, 0, 1]),
+            written=torch.tensor([2]),
+        )
+        assert terms.value.item() == pytest.approx(3 * weight), claims
+
+
+@pytest.mark.parametrize(
+    ("rewards", "advantages"),
+    [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])],
+)
+def test_sgt_takes_one_right_sample_of_a_foreign_group(rewards: Sequence[float], advantages: Sequence[float]) -> None:
+    assert imitated(rewards, 0.1) == advantages
+
+
+def test_sgts_gradient_is_that_of_the_log_likelihood() -> None:
+    def batch(source: str) -> list[Any]:
+        made = [Completion(np.arange(n, dtype=np.uint32), np.zeros(n, np.float32), True) for n in (2, 3)]
+        group = TrainingGroup([1], [Part(source, made, [0.0, 1.0])])
+        return Batch.of([group], PRESETS["sgt"], "own").computed
+
+    [foreign] = batch("peer")
+    assert foreign.advantage == 0.1 and foreign.tokens == 3
+    assert [sample.advantage for sample in batch("own")] == [-1.0, 1.0], "own groups keep theirs: GRPO"
+    new = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
+    terms = PRESETS["sgt"].terms(
+        new=new,
+        start=new.detach(),
+        generator=new.detach() - 5,
+        lengths=torch.tensor([3]),
+        advantages=torch.tensor([foreign.advantage], dtype=torch.float64),
+        own=torch.tensor([False]),
+    )
+    terms.value.sum().backward()
+    torch.testing.assert_close(new.grad, torch.full((3,), 0.1 / 3, dtype=torch.float64))
+
+
+def test_corrections_combine_with_other_parts() -> None:
+    new, start, generator = drawn(0)
+    for importance in ("none", "vanilla", "truncated", "sequence"):
+        for mask in ("token", "sequence", "geometric", "binary_tv"):
+            for ratio in ("token", "sequence", "detached"):
+                terms = (
+                    PRESETS["ftis"]
+                    .replace(importance=importance, mask=mask, mask_low=0.5, mask_high=2.0, ratio=ratio, trust="graft")
+                    .terms(
+                        new=new,
+                        start=start,
+                        generator=generator,
+                        lengths=torch.tensor(LENGTHS),
+                        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+                        own=torch.tensor(OWN),
+                    )
+                )
+                assert terms.value.isfinite().all()
