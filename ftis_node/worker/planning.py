@@ -85,7 +85,8 @@ class Question:
     def answer(self) -> Plan:
         """The plan."""
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
-        eight_bit = unsaveable("adamw8bit", self.device) is None
+        # The plan chooses 8 bits by itself on a GPU only, and to ask imports bitsandbytes, which takes seconds.
+        eight_bit = kind == "cuda" and self.wishes.optimiser is None and unsaveable("adamw8bit", self.device) is None
         return plan(self.shape, self.budget, self.workload, self.wishes, kind, eight_bit)
 
 
