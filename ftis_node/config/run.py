@@ -8,6 +8,7 @@ depth. Every message about a run file is plain text.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import re
@@ -155,6 +156,7 @@ class Run(BaseModel):
         return text.encode()
 
     @property
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - every handshake asks for it; the cache keeps 64 runs
     def id(self) -> bytes:
         """The first 16 bytes of the sha256 of `canonical_json`."""
         return hashlib.sha256(self.canonical_json()).digest()[:16]
