@@ -6,16 +6,13 @@ import os
 import signal
 import sys
 
-from ftis_node.host.loading import loading
-
 
 def main() -> None:
     """Runs the command line; see `cli.main`."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else somebody has it ignored, as nohup does
     if ours:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing is begun yet, so nothing is left undone
-    with loading():
-        from ftis_node.cli import main as run
+    from ftis_node.cli import main as run
 
     try:
         if ours:

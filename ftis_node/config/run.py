@@ -146,10 +146,8 @@ class Run(BaseModel):
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
-        A vertical run has no field `parts`, and neither kind has the fields that only the other needs.
-
-        The temperature is written as Python's repr: the shortest digits that read back to the same double, with ``.0``
-        if integral.
+        A vertical run has no field `parts`, and neither kind has the fields that only the other needs. The temperature
+        is written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if integral.
         """
         fields = self.model_dump(mode="json")
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
