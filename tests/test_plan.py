@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.settings import Settings
@@ -108,15 +108,6 @@ def test_targets_that_are_not_there_are_refused_with_the_names_that_are() -> Non
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """As torch's `tree_leaves`, which takes half of a test's time."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (tuple, list, dict)):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from tensors_in(value)
-
-
 class Alive(TorchDispatchMode):
     """Bytes of the tensors made under it that are alive, and the most there were at a time."""
 
@@ -133,9 +124,9 @@ class Alive(TorchDispatchMode):
         return out
 
     def _see(self, values: Any, counts: bool) -> None:
-        for tensor in tensors_in(values):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self.sizes:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
+                storage = tensor.untyped_storage()
                 self.sizes[storage._cdata] = storage.nbytes() if counts else 0
                 self.now += self.sizes[storage._cdata]
                 weakref.finalize(storage, self._forget, storage._cdata)
