@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+from collections.abc import Generator
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from ftis_node.host.loading import loading
 from tests.support.clock import Clock
 
 pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "talkers")]
@@ -15,10 +17,14 @@ settings.register_profile("shared machine", deadline=None, suppress_health_check
 settings.load_profile("shared machine")
 
 
-def pytest_collection_finish() -> None:
-    """Freeze what the collection loaded (torch, transformers, thousands of tests), so that gc never walks it again."""
-    gc.collect()
-    gc.freeze()
+gc.disable()  # the modules of `pytest_plugins` import nearly all, before any hook
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Load torch, transformers and thousands of tests without garbage collection, which never walks them later."""
+    with loading():
+        return (yield)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,8 +18,9 @@ from ftis_node.swarm.identity import Identity
 from tests.support.daemons import PATIENCE, Daemon, Join, gone, run_cli
 from tests.support.documented import check, check_daemon
 
-# Nobody listens there; a connection is refused at once.
 EVERY_STEP = ("--set", "checkpoint_minutes=0")
+SMALL = ("--set", "batch_groups=4", "--set", "eval_prompts=4")  # steps are counted here, and nothing has to be learned
+# Nobody listens there; a connection is refused at once.
 DEAD = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 
 
@@ -83,11 +84,11 @@ def test_a_node_whose_peers_are_all_dead_trains_alone_and_uses_them_when_they_co
     run_file = tmp_path / "run.toml"
     assert run_cli("run", "new", "-o", str(run_file)).returncode == 0
     peers = f"{DEAD},/ip4/127.0.0.1/tcp/{port}/p2p/{late_id}"
-    flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json")
+    flags = ("--run", str(run_file), "--peers", peers, "--log-format", "json", *SMALL)
     node = join("node", *flags)
     status = node.wait(lambda s: s["state"] == "ALONE" and s.get("step", 0) >= 2, "it trains alone")
     assert "alone" in status["reason"]
-    late = join("late", "--model", "tiny-b", "--run", str(run_file), "--port", str(port))
+    late = join("late", "--model", "tiny-b", "--run", str(run_file), "--port", str(port), *SMALL)
     node.wait(used(late), "it uses the peer that came, without a restart")
     assert node.status()["state"] == "ONLINE"
     for line in node.home.log.read_text().splitlines():
@@ -108,12 +109,13 @@ def forbid_writing(worker: psutil.Process) -> None:
 def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoint(
     harm: Callable[[psutil.Process], None], tmp_path: Path, join: Join
 ) -> None:
-    flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP)
+    flags = ("--model", "tiny-a", "--name", "my secret", *EVERY_STEP, *SMALL)
     node = join("node", *flags)
     step = node.wait(lambda s: s.get("step", 0) >= 3, "it trains")["step"]
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
     harm(worker)
-    after = node.wait(lambda s: s["worker_restarts"] == 1 and s["step"] > step + 1, "it goes on")
+    back = node.wait(lambda s: s["worker_restarts"] == 1 and s["state"] == "DEGRADED", "it is replaced")
+    after = node.wait(lambda s: s["step"] > back["step"] + 1, "it goes on")
     assert after["state"] == "DEGRADED" and "failed 1 time" in after["reason"]
     assert read_events(node.home.metrics, "resumed")[0]["step"] >= step - 1
     assert node.stop() == 0
@@ -121,8 +123,37 @@ def test_a_compute_process_that_dies_or_fails_is_replaced_from_the_last_checkpoi
     assert "secret" not in node.home.run_file.read_text(), "the run file is what others are given"
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_step(tmp_path: Path, join: Join) -> None:
-    node = join("node", "--model", "tiny-a", new_group=True)
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two daemons of different runs; the second was told the first one's address. Both have a process group."""
+    base = tmp_path_factory.mktemp("strangers")
+    run_file = base / "other.toml"
+    assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
+    one = Daemon(base / "one", "--model", "tiny-a", *SMALL)
+    other = Daemon(base / "other", "--model", "tiny-a", "--run", str(run_file), *SMALL)
+    try:
+        other.flags += ("--peers", one.start(new_group=True).address())
+        yield one, other.start(new_group=True)
+    finally:
+        one.clean_up()
+        other.clean_up()
+
+
+def test_a_daemon_of_another_run_is_left_out_on_both_sides(strangers: tuple[Daemon, Daemon]) -> None:
+    for daemon in strangers:
+        daemon.wait(lambda s, d=daemon: "left out" in d.log(), "it says that the peer is left out")
+        step = daemon.status()["step"]
+        daemon.wait(lambda s, step=step: s["state"] == "ALONE" and s["step"] > step + 2, "it goes on alone")
+        assert "left out" in run_cli("peers", "--home", str(daemon.home.path)).stdout
+
+
+# Each of the two tests below ends one of them.
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_step(
+    strangers: tuple[Daemon, Daemon],
+) -> None:
+    node, _ = strangers
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     family = node.pids()
     os.killpg(node.process.pid, signal.SIGINT)
@@ -134,8 +165,8 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_saves_the_last_s
     assert facts["progress"]["step"] == last
 
 
-def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(tmp_path: Path, join: Join) -> None:
-    node = join("node", "--model", "tiny-a")
+def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strangers: tuple[Daemon, Daemon]) -> None:
+    _, node = strangers
     node.wait(lambda s: s.get("step", 0) >= 2, "it trains")
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
     worker.suspend()
@@ -156,16 +187,3 @@ def test_a_home_that_trained_alone_does_not_join_another_run_by_mistake(tmp_path
     ended = run_cli("join", "--home", str(alone.home.path), "--host", "127.0.0.1", "--peers", other.address())
     assert ended.returncode == 2
     assert "another run" in ended.stderr and "fresh --home" in ended.stderr
-
-
-def test_a_daemon_of_another_run_is_left_out_on_both_sides(tmp_path: Path, join: Join) -> None:
-    one = join("one", "--model", "tiny-a")
-    address = one.address()
-    run_file = tmp_path / "other.toml"
-    assert run_cli("run", "new", "--group", "6", "-o", str(run_file)).returncode == 0
-    other = join("other", "--model", "tiny-a", "--run", str(run_file), "--peers", address)
-    for daemon in (one, other):
-        daemon.wait(lambda s, d=daemon: "left out" in d.log(), "it says that the peer is left out")
-        step = daemon.status()["step"]
-        daemon.wait(lambda s, step=step: s["state"] == "ALONE" and s["step"] > step + 2, "it goes on alone")
-        assert "left out" in run_cli("peers", "--home", str(daemon.home.path)).stdout

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -36,6 +35,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.packet import Completion
+from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate import cache as cache_module
 from ftis_node.policy.generate import native as native_module
 from ftis_node.policy.generate.cache import closing_up

@@ -185,6 +185,14 @@ def test_an_optimiser_that_cannot_be_saved_is_refused_before_the_model_is_loaded
     unsaveable.cache_clear()
 
 
+def test_a_node_that_cannot_choose_8_bits_does_not_import_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(name: str, device: torch.device) -> str | None:
+        raise AssertionError("bitsandbytes takes seconds to import")
+
+    monkeypatch.setattr("ftis_node.worker.planning.unsaveable", asked)
+    assert settle(Settings(model="tiny-a", device="cpu"), GSM8K, {})[1].optimiser == "adamw"
+
+
 @pytest.mark.usefixtures("strange_eight_bits")
 def test_the_plan_does_not_choose_an_optimiser_that_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of 24 GB on which 8 bits would be the best way, as far as planning sees."""

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,6 +24,7 @@ from ftis_node.fit.plan import MICRO_BATCH_TOKENS, Plan, Wishes, plan
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy import score
+from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import ALIASES

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -30,6 +29,7 @@ from transformers import (
 from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.policy import score
+from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready

@@ -89,9 +89,12 @@ def test_a_model_of_pickles_is_named_to_no_service_that_would_convert_it(tmp_pat
 
 TRAIN = textwrap.dedent(
     """
-    from ftis_node.learner.optimiser import Optimiser
-    from ftis_node.policy.load import load_policy
     from ftis_node.config.settings import Settings
+    from ftis_node.host.loading import loading
+
+    with loading():
+        from ftis_node.learner.optimiser import Optimiser
+        from ftis_node.policy.load import load_policy
 
     settings = Settings(device="cpu", **{settings})
     policy = load_policy(settings)

@@ -80,10 +80,10 @@ def restless() -> Watched:
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others() -> None:
-    scenario = Scenario(nodes=12, seconds=120.0, session_seconds=200.0)
+    scenario = Scenario(nodes=12, seconds=60.0, session_seconds=100.0)
     first, second = Simulation(scenario).run(), Simulation(scenario).run()
     assert first == second
-    other = Simulation(Scenario(nodes=12, seconds=120.0, session_seconds=200.0, seed=1)).run()
+    other = Simulation(Scenario(nodes=12, seconds=60.0, session_seconds=100.0, seed=1)).run()
     assert other["bytes_out_per_node_s"] != first["bytes_out_per_node_s"]
 
 
@@ -110,7 +110,7 @@ def test_a_simulation_loads_no_hivemind() -> None:
 
 def test_the_machines_clocks_are_back_after_a_simulation() -> None:
     before = boot_seconds(), unix_seconds()
-    Simulation(Scenario(nodes=2, seconds=3600.0)).run()
+    Simulation(Scenario(nodes=2, seconds=1200.0)).run()
     assert 0 <= boot_seconds() - before[0] < 600
     assert 0 <= unix_seconds() - before[1] < 600
 
@@ -163,7 +163,7 @@ def test_honest_nodes_blame_nobody_though_they_leave_without_a_word() -> None:
 
 
 def test_authors_get_a_record_and_newcomers_then_share_a_quarter_of_a_batch() -> None:
-    simulation = Simulation(Scenario(nodes=8, seconds=900.0, session_seconds=1e9))
+    simulation = Simulation(Scenario(nodes=8, seconds=600.0, session_seconds=1e9))
     simulation.run()
     nodes = list(simulation.nodes.values())
     assert any(node.swarm.standing.newcomers_room(24) == 6 for node in nodes)
@@ -191,7 +191,7 @@ def test_a_forged_announcement_is_read_and_not_sound() -> None:
 
 
 def test_ten_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
-    figures = Simulation(Scenario(nodes=10, seconds=600.0)).run()
+    figures = Simulation(Scenario(nodes=10, seconds=300.0)).run()
     assert figures["fill"] > 0.95
     assert figures["authors_per_batch"] > 5
     assert figures["speedup"] > 2
@@ -199,10 +199,10 @@ def test_ten_nodes_fill_their_batches_and_step_faster_than_alone() -> None:
 
 
 def test_a_view_holds_64_and_who_has_peers_enough_greets_less_than_an_eager_node() -> None:
-    crowd = Simulation(Scenario(nodes=80, seconds=20.0, arrival_seconds=4.0, eager=True))
+    crowd = Simulation(Scenario(nodes=72, seconds=12.0, arrival_seconds=4.0, eager=True))
     eager = crowd.run()
     assert max(len(node.swarm.membership.view) for node in crowd.nodes.values()) == 64
-    settled = Simulation(Scenario(nodes=80, seconds=20.0, arrival_seconds=4.0)).run()
+    settled = Simulation(Scenario(nodes=72, seconds=12.0, arrival_seconds=4.0)).run()
     assert settled["handshakes_per_node_s"] < eager["handshakes_per_node_s"] / 4
 
 

@@ -17,6 +17,7 @@ from ftis_node.cli.common import HomeOption, RewardOption, addresses_in, print_j
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.settings import FLAGS
 from ftis_node.errors import UsageError, raise_all
+from ftis_node.host.loading import loading
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
@@ -129,9 +130,10 @@ def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> 
             say(NOTICE % place.path, error=True)
         say("Starting; Ctrl-C ends it, and the same command goes on from there.", error=True, flush=True)
         options = replace(options, output=begin_output(place.path))
-    import uvloop
+    with loading():
+        import uvloop
 
-    from ftis_node.node.daemon import Node
+        from ftis_node.node.daemon import Node
 
     node = Node(options, lambda task: layers(task)[0])
     sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))

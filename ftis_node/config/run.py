@@ -8,6 +8,7 @@ depth. Every message about a run file is plain text.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import re
@@ -145,16 +146,15 @@ class Run(BaseModel):
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
-        A vertical run has no field `parts`, and neither kind has the fields that only the other needs.
-
-        The temperature is written as Python's repr: the shortest digits that read back to the same double, with ``.0``
-        if integral.
+        A vertical run has no field `parts`, and neither kind has the fields that only the other needs. The temperature
+        is written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if integral.
         """
         fields = self.model_dump(mode="json")
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode()
 
     @property
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - every handshake asks for it; the cache keeps 64 runs
     def id(self) -> bytes:
         """The first 16 bytes of the sha256 of `canonical_json`."""
         return hashlib.sha256(self.canonical_json()).digest()[:16]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FtisError, UserError
+from ftis_node.host.loading import loading
 
 if TYPE_CHECKING:
     from ftis_node.lab.spec import TrialSpec
@@ -127,8 +128,9 @@ def _begin(told: Any, stop: Any, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _told, _stop = told, stop
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    import torch
-    import transformers
+    with loading():
+        import torch
+        import transformers.modeling_utils  # most of what a trial imports
 
     torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()

@@ -11,12 +11,15 @@ import threading
 import traceback
 import warnings
 
-from huggingface_hub.utils.tqdm import enable_progress_bars
-from transformers.utils.logging import disable_progress_bar
-
 from ftis_node.errors import UserError
-from ftis_node.worker.engine import Engine
+from ftis_node.host.loading import loading
 from ftis_node.worker.messages import REQUESTS, Call, Fault, Reply, decoded, encoded, pack, receive
+
+with loading():
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils.logging import disable_progress_bar
+
+    from ftis_node.worker.engine import Engine
 
 # These operations need no GPU and must run beside a long step or generation. Each set has a thread of its own: scoring
 # must not wait for a checkpoint of gigabytes.

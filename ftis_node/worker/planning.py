@@ -83,9 +83,9 @@ class Question:
     device: torch.device
 
     def answer(self) -> Plan:
-        """The plan."""
+        """The plan. By itself it chooses 8 bits on a GPU only; to ask imports bitsandbytes, which takes seconds."""
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
-        eight_bit = unsaveable("adamw8bit", self.device) is None
+        eight_bit = kind == "cuda" and self.wishes.optimiser is None and unsaveable("adamw8bit", self.device) is None
         return plan(self.shape, self.budget, self.workload, self.wishes, kind, eight_bit)
 
 

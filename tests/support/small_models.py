@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
@@ -19,6 +18,7 @@ import ftis_node
 from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.config.settings import Settings, collect
 from ftis_node.packet import Completion, decode, encode, pack_group
+from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
