@@ -45,9 +45,11 @@ chaos-quick: $(DEV)
 kills: $(DEV)
 	$(BIN)/python -m tests.manual.kills
 
-# Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes.
+# Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes; those by packets once
+# more in a text run among three tokenizers: five.
 hostile: $(DEV)
 	$(BIN)/python -m tests.hostile --seconds 600
+	$(BIN)/python -m tests.hostile --mixed --rows 1,4,5,6,8,9,10,11,12,13,32,47 --seconds 300
 
 # Ten minutes of coverage-guided fuzzing for each place where bytes from strangers become values.
 fuzz: $(DEV)

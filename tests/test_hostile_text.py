@@ -48,11 +48,13 @@ def test_row_47_every_lie_of_a_text_run_is_refused_for_what_it_is_and_the_rest_i
     assert verdicts(CONTEXT, made).keys() == (kind.refusals or {"admitted"})
     if not kind.refusals:
         for name in MIXED:
-            packets = TextPackets(WORLD.run, Codec(load_tokenizer(name)))
+            codec = Codec(load_tokenizer(name))
+            packets = TextPackets(WORLD.run, codec)
             for *_, data in made[:: ROUNDS // 4]:
                 read = packets.completions(data, own=False)
                 assert len(packets.texts(data)) == len(read) == WORLD.run.group
                 assert all(one is None or 0 < len(one) <= WORLD.run.completion_tokens for one in read)
+                assert not any(codec.end in one.token_ids[:-1] for one in read if one is not None)
                 assert packets.readable(data) == (kind is not text.Row47Unreadable and any(read))
 
 
