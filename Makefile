@@ -45,9 +45,11 @@ chaos-quick: $(DEV)
 kills: $(DEV)
 	$(BIN)/python -m tests.manual.kills
 
-# Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes.
+# Every attack of tests/hostile against three daemons on loopback, one after another: ten minutes; those by packets once
+# more in a text run among three tokenizers: five.
 hostile: $(DEV)
 	$(BIN)/python -m tests.hostile --seconds 600
+	$(BIN)/python -m tests.hostile --mixed --rows 1,4,5,6,8,9,10,11,12,13,32,47 --seconds 300
 
 # Ten minutes of coverage-guided fuzzing for each place where bytes from strangers become values.
 fuzz: $(DEV)
@@ -70,7 +72,7 @@ lab-quick: $(DEV)
 
 # All experiments with built-in models: hours of CPU; goes on where it was. Full reports in build/lab, short ones in docs/evidence.
 EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony time-to-score shares \
-  truncation bias confirmation attacks attacks-horizontal attacks-many tokenizers
+  truncation bias confirmation attacks attacks-horizontal attacks-many attacks-mixed tokenizers
 evidence: $(DEV)
 	for name in $(EVIDENCE); do \
 	  $(BIN)/ftis-node lab run $$name --out build/lab/$$name --cache build/lab/cache \

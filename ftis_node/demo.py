@@ -133,7 +133,7 @@ class Demo:
         self._run_file: Path | None = None
         if mixed:
             self._run_file = output / "run.toml"
-            self._run_file.write_text(dump_run_file(RunFile(run=_text_run())), encoding="utf-8")
+            self._run_file.write_text(dump_run_file(RunFile(run=text_run())), encoding="utf-8")
 
     def run(self) -> Summary:
         """Run the demo and return its summary; Ctrl-C ends it early and leaves no process behind.
@@ -317,7 +317,7 @@ def _in_words(node: NodeSummary) -> str:
     )
 
 
-def _text_run() -> Run:
+def text_run() -> Run:
     """The run of the demo's task for models of any tokenizer."""
     task = load_task(TASK)
     names = ("data", "template", "reward", "text")

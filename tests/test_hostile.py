@@ -15,7 +15,7 @@ import pytest
 from ftis_node.observe.metrics import read_events
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.wire import inbound
-from tests.hostile import content, directory, identity, reputation, streams, wire
+from tests.hostile import content, directory, identity, reputation, streams, text, wire
 from tests.hostile.arena import Arena, arena
 from tests.hostile.attack import Attack
 from tests.hostile.stage import Stage
@@ -36,6 +36,13 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
 @pytest.fixture(scope="module")
 def stage(ring: Arena, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(ring, tmp_path_factory.mktemp("hostile"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def mixed_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Of a text run between two tokenizers."""
+    with arena(tmp_path_factory.mktemp("mixed"), 2, mixed=True) as started:
+        yield Stage(started, tmp_path_factory.mktemp("hostile-mixed"), seed=0)
 
 
 @dataclass
@@ -206,10 +213,10 @@ async def test_row_14_nothing_that_a_terminal_obeys_gets_into_logs_or_lists(stag
         homes = [str(daemon.home.path) for daemon in stage.ring.daemons.values()]
         shown = [await asyncio.to_thread(run_cli, "peers", "--home", home) for home in homes]
     texts = [one.stdout for one in shown] + [daemon.log() for daemon in stage.ring.daemons.values()]
-    assert any("script" in text for text in texts), "the words did get that far"
-    for text in texts:
-        assert not set("\x1b\x07\u202e") & set(text)
-        assert not any(line.startswith("2026-01-01 ERROR") for line in text.splitlines())
+    assert any("script" in said for said in texts), "the words did get that far"
+    for said in texts:
+        assert not set("\x1b\x07\u202e") & set(said)
+        assert not any(line.startswith("2026-01-01 ERROR") for line in said.splitlines())
 
 
 async def test_row_15_however_many_identities_there_are_a_node_makes_a_quarter_itself(stage: Stage) -> None:
@@ -321,3 +328,32 @@ async def test_row_34_36_37_44_keys_that_cost_nothing_neither_silence_the_honest
     async with attacked(stage, kind) as fight:
         await until(fight.heard(outcome), "it was received and judged")
         await fight.goes_on("the nodes go on with one another meanwhile")
+
+
+@pytest.mark.parametrize("kind", [text.Row01Layout, text.Row04Pieces, text.Row05Ends, text.Row06OtherVersion])
+async def test_row_47_lies_about_text_are_refused_for_what_they_are(mixed_stage: Stage, kind: type[Attack]) -> None:
+    async with attacked(mixed_stage, kind) as fight:
+        await until(fight.refused(*fight.attack.refusals), "each lie was refused for what it is")
+    assert fight.used_by_attackers() == 0
+
+
+async def test_row_47_text_that_nobody_can_read_takes_no_place_in_a_batch(mixed_stage: Stage) -> None:
+    async with attacked(mixed_stage, text.Row47Unreadable) as fight:
+        await until(
+            lambda: all(
+                status["pool"]["no_signal"] > fight.before[name]["pool"]["no_signal"] + 10
+                for name, status in mixed_stage.ring.statuses().items()
+            ),
+            "they were counted",
+        )
+    assert fight.used_by_attackers() == 0
+
+
+@pytest.mark.parametrize("kind", [text.Row47Markers, text.Row47Cuts, text.Row47Low, text.Row47Giants, text.Row47Empty])
+async def test_row_47_texts_that_lie_within_the_format_leave_every_step_finite(
+    mixed_stage: Stage, kind: type[Attack]
+) -> None:
+    async with attacked(mixed_stage, kind) as fight:
+        await until(fight.learned_from_one_another, "the nodes go on meanwhile")
+        steps = fight.steps()
+    assert all(step["skipped"] is None and math.isfinite(step["loss"]) for step in steps)

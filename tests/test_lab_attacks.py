@@ -6,6 +6,7 @@ import csv
 import math
 import random
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ from ftis_node.lab.reporting.claims import judge
 from ftis_node.lab.reporting.report import write_report
 from ftis_node.lab.reporting.results import read_results
 from ftis_node.lab.scripts import CLAIMED, RIGHT, Scripted
-from ftis_node.packet import Completion, Packet
+from ftis_node.packet import Completion, Group, Packet, TextPacket, author_digest, decode, encode, prompt_digest
 from ftis_node.policy.load import load_tokenizer
+from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.tasks import Example, load_task
-from tests.support.lab import A, kind, partner, run, spec
+from tests.support.lab import A, experiment, kind, partner, run, scripted_group, spec
 from tests.support.lab_report import Laboratory
 from tests.support.swarm import RUN, content
 
@@ -79,6 +81,34 @@ async def test_copied_claims_are_what_the_built_in_model_finds_and_careful_ones_
     assert {float(value) for _, one, _ in high for value in one.logprobs} == {0.0}
 
 
+@pytest.mark.parametrize("script", ["injection", "padding copied", "injection low"])
+async def test_in_a_text_run_a_script_writes_bytes_and_every_chunk_of_its_reader_has_the_claim(script: str) -> None:
+    scripted, answer = await scripted_group(script, "tiny-numbers", group=32, any_tokenizer=True)
+    context = AdmissionContext(scripted.engine.run, prompt_digest(EXAMPLE.question))
+    packet = decode(answer.packet)
+    assert isinstance(packet, TextPacket) and set(packet.pieces) == {1}
+    content = replace(packet, prompt_digest=context.digest_of_row(0), author_digest=author_digest(b"x"))
+    assert isinstance(admit(context, b"x", encode(content)), Group)
+    example = scripted.engine.task.train[0]
+    read = scripted.engine.packets.completions(answer.packet, own=False)
+    for written, completion, reward in zip(packet.completions(), read, answer.rewards, strict=True):
+        assert completion is not None and completion.chunks is not None
+        assert completion.chunks.tolist() == list(range(len(completion)))  # a chunk for each token
+        payloads = shown(example, written.text.decode(), len(written), 64)
+        carried = ["padding"] if "padding" in script else ["injection", "gibberish"]
+        assert payloads == (carried if reward else [])
+        if script == "injection low":
+            assert set(completion.logprobs.tolist()) == {CLAIMED}
+        elif script == "injection":
+            chance = math.exp(float(completion.logprobs.sum()))
+            assert chance == pytest.approx(RIGHT if reward else (1 - RIGHT) / 26, rel=1e-4)
+
+
+def test_a_script_of_another_model_carries_a_payload() -> None:
+    with pytest.raises(ValueError, match="leave `model` out"):
+        experiment(nodes=[A, {"name": "X", "script": "lying", "model": "tiny-numbers"}])
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -120,6 +150,14 @@ def test_a_trial_tells_what_its_nodes_say_if_it_was_asked_to(tmp_path: Path) -> 
     assert [step["payloads"]["completions"] for step in steps] == [8, 8]
     without = kind(run(plain, tmp_path / "plain"), "step", "A")
     assert [step["loss"] for step in without] == [step["loss"] for step in steps]
+
+
+def test_a_trial_of_two_tokenizers_tells_what_its_node_says(tmp_path: Path) -> None:
+    nodes = [{"name": "A", "model": "tiny-numbers"}, {"name": "X", "script": "padding high", "model": "tiny-numbers"}]
+    made = spec(nodes=nodes, run={"group": 4, "any_tokenizer": True}, steps=2, payloads=True)
+    steps = kind(run(made, tmp_path), "step", "A")
+    assert [step["payloads"]["completions"] for step in steps] == [8, 8]
+    assert all(step["payloads"]["tokens"] < 24 and step["foreign"]["chunked"] for step in steps)
 
 
 def attacks(out: Path) -> Path:

@@ -11,7 +11,16 @@ import torch
 
 from ftis_node.config.run import Run, check_fit
 from ftis_node.errors import UsageError
-from ftis_node.packet import Completion, Packet, PacketError, TextCompletion, TextPacket, decode, encode
+from ftis_node.packet import (
+    Completion,
+    Packet,
+    PacketError,
+    TextCompletion,
+    TextPacket,
+    decode,
+    encode,
+    pack_text_group,
+)
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
 from ftis_node.tokenizer.codec import Codec
@@ -267,6 +276,22 @@ def test_a_tokenizer_that_cannot_write_the_task_is_told(chars: tuple[Engine, Adm
 def test_a_prompt_longer_than_the_run_allows_is_refused() -> None:
     with pytest.raises(UsageError, match="is a prompt of 6 bytes, and the run allows 5"):
         opened("tiny-chars", prompt_bytes=5)
+
+
+def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars: tuple[Engine, AdmissionContext]) -> None:
+    engine, context = chars
+    row = context.row_of(AUTHOR, 7, 0)
+    example = engine.task.train[row]
+    right = f"<answer>{example.answer}</answer>".encode()
+
+    def group(*thoughts: bytes) -> bytes:
+        texts = [b"<think>%b</think>" % thought + right for thought in thoughts]
+        made = [written(*(bytes([byte]) for byte in text)) for text in texts] + [written(b"\xff")]
+        place = {"run_id": context.run_id, "author": AUTHOR, "round": 7, "slot": 0, "policy_step": 0}
+        return encode(pack_text_group(**place, prompt=engine.task.prompt(example), completions=made))
+
+    assert engine.score(row, group(b"\xff", b"\xf0\x9f")) == [0.0, 0.0, 0.0]
+    assert engine.score(row, group(b"\xff", b"1")) == [1.0, 1.0, 0.0]
 
 
 def test_row_47_no_way_of_cutting_a_text_raises_the_judged_weight_and_none_passes_the_cap(

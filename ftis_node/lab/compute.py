@@ -13,7 +13,7 @@ from ftis_node.config.run import Run
 from ftis_node.lab.clock import SimulatedLoop
 from ftis_node.lab.experiment import Clock
 from ftis_node.lab.payloads import Watch
-from ftis_node.packet import Packet, decode
+from ftis_node.packet import decode
 from ftis_node.worker.client import Worker
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, Step
@@ -97,7 +97,7 @@ class Metered:
             self.generated += len(request.rows) * self.run.completions
             packets = [decode(group.packet) for group in result.groups]
             if self.watch is not None:
-                self.watch.see(request.rows, [packet for packet in packets if isinstance(packet, Packet)])
+                self.watch.see(request.rows, packets)
             await self._take(self._clock.generate, [length for packet in packets for length in packet.lengths])
         elif self.run is not None and isinstance(request, Step):
             packets = [decode(part.packet) for group in request.groups for part in group.parts]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from ftis_node.errors import did_you_mean
-from ftis_node.lab.payloads import SCRIPTS
+from ftis_node.lab.payloads import RANDOM, SCRIPTS
 from ftis_node.lab.recipes import RECIPES
 from ftis_node.lab.reporting import manifest
 from ftis_node.lab.reporting.manifest import ALL, ATTACK, HELD_OUT, METHOD
@@ -53,7 +53,10 @@ class WarmUp(_Table):
 
 
 class NodeSpec(_Table):
-    """One node. speed: how many times as fast as the others; script: a partner that does not train, see `scripts`."""
+    """One node. speed: how many times as fast as the others; script: a partner that does not train, see `scripts`.
+
+    model: beside a script the built-in model whose tokenizer it writes in, and whose log-probs it copies.
+    """
 
     name: _Name
     model: str = ""
@@ -64,11 +67,13 @@ class NodeSpec(_Table):
 
     @model_validator(mode="after")
     def _one_origin(self) -> NodeSpec:
-        if sum((bool(self.model), self.warm is not None, bool(self.script))) != 1:
+        if sum((bool(self.model and not self.script), self.warm is not None, bool(self.script))) != 1:
             raise ValueError(f"node {self.name} needs exactly one of `model`, `warm` and `script`")
         if self.script and self.script not in SCRIPTS:
             hint = did_you_mean(self.script, SCRIPTS)
             raise ValueError(f"there is no script {self.script!r}: {hint}a script is one of {', '.join(SCRIPTS)}")
+        if self.script and self.model and SCRIPTS[self.script][0] == RANDOM:
+            raise ValueError(f"the script {self.script!r} writes tokens of tiny-a only: leave `model` out")
         return self
 
 

@@ -17,7 +17,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.compute import Compute, Metered
 from ftis_node.lab.exchange import MemorySwarm, Network
-from ftis_node.lab.payloads import Watch
+from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.node.progress import Progress
 from ftis_node.node.step_batch import OwnGroup
@@ -118,7 +118,7 @@ class Participant:
         self.meter.run = run
         if self.spec.payloads:
             self.meter.watch = Watch(
-                load_tokenizer(self.settings.model), load_task(self.spec.task).train, run.completion_tokens
+                load_tokenizer(self.settings.model), load_task(self.spec.task).train, size_cap(run)
             )
 
     @property

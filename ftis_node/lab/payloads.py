@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ftis_node.packet import Packet
+from ftis_node.config.run import Run
+from ftis_node.packet import Packet, TextPacket
 from ftis_node.tasks import Example
 from ftis_node.tasks.arithmetic import apply
+from ftis_node.tasks.rewards import TAGS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,6 +41,7 @@ LONG = 0.75
 _SYMBOLS = "0123456789+-=*/(),"
 _GIBBERISH_TOKENS = 8
 _FRAME = 5  # tokens of a completion beside its reasoning and its answer: four tags and the end
+_TAG_BYTES = len("".join(TAGS)) - len(TAGS)  # that tags take beyond one each
 
 
 def of_attack(attack: str) -> str | None:
@@ -59,11 +62,21 @@ def true_reasoning(question: str) -> str:
     return " ".join(map(str, values(question)))
 
 
+def size_cap(run: Run) -> int:
+    """The longest completion: in tokens; in a text run in bytes, the end as one, each byte being a script's token."""
+    return min(run.completion_tokens, run.completion_bytes) if run.text else run.completion_tokens
+
+
+def room(run: Run) -> int:
+    """Units that a completion may have where each tag counts as one: tokens of words, or bytes in a text run."""
+    return size_cap(run) - _TAG_BYTES * run.text
+
+
 def reasoning(payload: str, example: Example, cap: int, rng: random.Random) -> str:
     """Reasoning that carries a payload.
 
     Args:
-        cap: tokens that a completion may have, which padding fills.
+        cap: units that a completion may have, which padding fills, see `room`.
     """
     first, *rest = values(example.question)
     truth = true_reasoning(example.question)
@@ -74,15 +87,16 @@ def reasoning(payload: str, example: Example, cap: int, rng: random.Random) -> s
     if payload == GIBBERISH:
         return "".join(rng.choices(_SYMBOLS, k=_GIBBERISH_TOKENS))
     more = f" {example.answer}"
-    room = cap - _FRAME - len(example.answer) - len(truth)  # each character is a token
-    return truth + more * (room // len(more))
+    left = cap - _FRAME - len(example.answer) - len(truth)  # each character is a token
+    return truth + more * (left // len(more))
 
 
-def shown(example: Example, text: str, tokens: int, cap: int) -> list[str]:
+def shown(example: Example, text: str, size: int, cap: int) -> list[str]:
     """Which payloads a completion carries.
 
     Injection and gibberish: symbols that no reasoning has (to a model that never saw any they are all alike); false
-    reasoning: a first value too large by one, before a right answer; padding: three quarters of the cap.
+    reasoning: a first value too large by one, before a right answer; padding: three quarters of the cap. size, cap: in
+    tokens, or in a text run in bytes.
     """
     thought, _, answer = text.partition("<think>")[2].partition("</think>")
     false = str(values(example.question)[0] + 1)
@@ -90,7 +104,7 @@ def shown(example: Example, text: str, tokens: int, cap: int) -> list[str]:
     found = {
         INJECTION: symbols,
         FALSE_REASONING: thought.split()[:1] == [false] and f"<answer>{example.answer}<" in answer,
-        PADDING: tokens >= LONG * cap,
+        PADDING: size >= LONG * cap,
         GIBBERISH: symbols,
     }
     return [payload for payload, there in found.items() if there]
@@ -103,21 +117,29 @@ class Watch:
         """
         Args:
             examples: the rows of the task.
-            cap: tokens that a completion may have.
+            cap: tokens that a completion may have; in a text run bytes.
         """
         self._tokenizer, self._examples, self._cap = tokenizer, examples, cap
         self._seen: Counter[str] = Counter()
         self._completions = self._tokens = 0
 
-    def see(self, rows: Sequence[int], packets: Sequence[Packet]) -> None:
+    def see(self, rows: Sequence[int], packets: Sequence[Packet | TextPacket]) -> None:
         """Counts the payloads of what was sampled for these rows."""
         for row, packet in zip(rows, packets, strict=True):
-            for completion in packet.completions():
-                ids = completion.token_ids.tolist()
-                text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
-                self._seen.update(shown(self._examples[row], text, len(ids), self._cap))
+            for text, size, tokens in self._read(packet):
+                self._seen.update(shown(self._examples[row], text, size, self._cap))
                 self._completions += 1
-                self._tokens += len(ids)
+                self._tokens += tokens
+
+    def _read(self, packet: Packet | TextPacket) -> Iterator[tuple[str, int, int]]:
+        """Text, size in the cap's unit, and tokens of each completion."""
+        if isinstance(packet, TextPacket):
+            for written in packet.completions():
+                yield written.text.decode(errors="replace"), len(written.text) + written.finished, len(written)
+            return
+        for completion in packet.completions():
+            text = str(self._tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
+            yield text, len(completion), len(completion)
 
     def take(self) -> dict[str, float]:
         """Figures since the last call: the share that carries each payload, mean tokens, and how many."""

@@ -8,6 +8,10 @@ What they claim of their tokens is, by the second word of the script: nothing, t
 e⁻⁵ for every token, so that importance weights are cut at C and no divergence seems large (`lying` too); `high`, 1 for
 every token; `copied`, what the built-in model finds, so that a relative of it sees importance weights of about 1;
 `careful`, twice that, so that the mean weight stays below 1 when the relative has learned more.
+
+In a text run a script writes its text byte by byte, as a model of another tokenizer would, and each token's log-prob
+stands at its first byte. A reader with the built-in model's tokenizer then has a chunk for each own token, and its
+claim is the very one that the script chose.
 """
 
 from __future__ import annotations
@@ -15,20 +19,22 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 
 from ftis_node.lab.compute import InProcess
-from ftis_node.lab.payloads import CAREFUL, COPIED, HIGH, LOW, RANDOM, SCRIPTS, reasoning, true_reasoning
-from ftis_node.packet import Completion, encode, pack_group
+from ftis_node.lab.payloads import CAREFUL, COPIED, HIGH, LOW, RANDOM, SCRIPTS, reasoning, room, true_reasoning
+from ftis_node.packet import Completion, TextCompletion, TextPacket, decode, encode, pack_text_group
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.tasks import Example
 from ftis_node.worker.messages import Answer, Generate, Generated, Request, ScoredPacket
+from ftis_node.worker.packets import Slot
 
-MODEL = "tiny-a"  # whose tokenizer a script writes in, and whose log-probs it copies
+MODEL = "tiny-a"  # whose tokenizer a script writes in, and whose log-probs it copies, unless its node names another
 RIGHT = 0.5
 CLAIMED = -5.0
 _REASONING = {value: 1 / 19 for value in range(19)}
@@ -56,19 +62,28 @@ class Scripted(InProcess):
             example = self.engine.task.train[row]
             write = self._at_random if self._writes == RANDOM else self._payload
             written = [write(example, rng) for _ in range(self.engine.run.completions)]
-            packet = encode(
-                pack_group(
-                    run_id=self.engine.run.id,
-                    author=request.author,
-                    round=request.round,
-                    slot=slot,
-                    policy_step=request.policy_step,
-                    prompt_ids=self.engine.prompts[row],
-                    completions=self._claimed(row, written),
-                )
-            )
+            place = Slot(request.author, request.round, slot, request.policy_step)
+            packet = self._packet(place, row, self._claimed(row, written))
             answers.append(ScoredPacket(packet, self.engine.score(row, packet)))
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
+
+    def _packet(self, place: Slot, row: int, completions: Sequence[Completion]) -> bytes:
+        """The bytes of a packet of these completions; in a text run every piece of them has one byte."""
+        prompt = self.engine.task.prompt(self.engine.task.train[row])
+        data = self.engine.packets.write(place, prompt, self.engine.prompts[row], completions)
+        packet = decode(data)
+        if not isinstance(packet, TextPacket):
+            return data
+        cut = pack_text_group(
+            run_id=packet.run_id,
+            author=place.author,
+            round=place.round,
+            slot=place.slot,
+            policy_step=place.policy_step,
+            prompt=prompt,
+            completions=[_by_bytes(completion) for completion in packet.completions()],
+        )
+        return encode(cut)
 
     def _claimed(self, row: int, written: Sequence[tuple[list[int], list[float]]]) -> list[Completion]:
         """Completions with what is claimed of them, of token ids and the log-probs of the rule."""
@@ -104,12 +119,20 @@ class Scripted(InProcess):
 
     def _payload(self, example: Example, rng: random.Random) -> tuple[list[int], list[float]]:
         """A payload before the right answer, or the truth before a wrong one: token ids, and their log-probs."""
-        carrier = self._ids(reasoning(self._writes, example, self.engine.run.completion_tokens, rng), example.answer)
+        carrier = self._ids(reasoning(self._writes, example, room(self.engine.run), rng), example.answer)
         truth = true_reasoning(example.question)
         wrong = [self._ids(truth, value) for value in _WRONG if str(value) != example.answer]
         chances = {tuple(carrier): RIGHT} | {tuple(ids): (1 - RIGHT) / len(wrong) for ids in wrong}
         ids = rng.choices(list(chances), weights=list(chances.values()))[0]
         return list(ids), _conditional(ids, chances)
+
+
+def _by_bytes(completion: TextCompletion) -> TextCompletion:
+    """The same text in pieces of one byte; the first of each old piece has its log-prob, the others 0."""
+    sizes = completion.pieces.astype(np.int64)
+    claims = np.zeros(len(completion.text), np.float32)
+    claims[np.cumsum(sizes) - sizes] = completion.logprobs
+    return replace(completion, pieces=np.ones(len(completion.text), np.uint8), logprobs=claims)
 
 
 def _conditional(ids: Sequence[int], chances: Mapping[tuple[int, ...], float]) -> list[float]:

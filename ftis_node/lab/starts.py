@@ -53,7 +53,7 @@ def starts(specs: list[TrialSpec]) -> list[Start]:
 def model_of(spec: TrialSpec, member: Member, models: Path) -> str:
     """What `Settings.model` is to be: a name, or the folder of the warm-up under `models`."""
     start = start_of(spec, member)
-    return (MODEL if member.script else member.model) if start is None else str(models / start.name)
+    return (member.model or MODEL) if start is None else str(models / start.name)
 
 
 def make_start(start: Start, models: Path, *, stopping: Callable[[], bool] = lambda: False) -> None:

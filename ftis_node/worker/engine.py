@@ -226,8 +226,13 @@ class Engine:
         return Generated(answers, time.perf_counter() - began, self._generating.size)
 
     def score(self, row: int, packet: bytes) -> list[float]:
-        """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own."""
-        return self._rewards(row, packet, self._side_scorer)
+        """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own.
+
+        All are 0, which is no signal, if this node can train on none of its completions: right answers that its
+        tokenizer cannot read would take others' place in a batch and teach nothing.
+        """
+        rewards = self._rewards(row, packet, self._side_scorer)
+        return rewards if self.packets.readable(packet) else [0.0] * len(rewards)
 
     def close(self) -> None:
         """End the scoring processes, if any; `open` starts others."""

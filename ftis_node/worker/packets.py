@@ -65,6 +65,9 @@ class Packets(Protocol):
     def completions(self, data: bytes, *, own: bool) -> Sequence[Completion | None]:
         """The completions [G] of an admitted packet in this node's tokens; None for one that it cannot train on."""
 
+    def readable(self, data: bytes) -> bool:
+        """Whether this node can train on any completion of another's admitted packet."""
+
 
 class TokenPackets:
     """Version 1: every model of the run has the same ids."""
@@ -107,6 +110,9 @@ class TokenPackets:
             raise PacketError("a packet of text, in a run of one tokenizer")
         return list(packet.completions())
 
+    def readable(self, data: bytes) -> bool:
+        return True
+
 
 class TextPackets:
     """Version 2: each model reads the text in its own tokens."""
@@ -144,6 +150,9 @@ class TextPackets:
 
     def completions(self, data: bytes, *, own: bool) -> list[Completion | None]:
         return [self._read(completion, own) for completion in _text_completions(data)]
+
+    def readable(self, data: bytes) -> bool:
+        return any(self._read(completion, own=False) is not None for completion in _text_completions(data))
 
     def _capped(self, completion: TextCompletion) -> TextCompletion:
         """The completion up to the piece with which its text reaches the run's cap in bytes."""

@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument(
         "--work", type=int, default=1, help="times the width of the honest models' feed-forward layers: longer steps"
     )
+    parser.add_argument("--mixed", action="store_true", help="a text run among models of three tokenizers")
     parser.add_argument("--together", action="store_true", help="all attacks at once, not one after another")
     parser.add_argument("--sharing", action="store_true", help="all want all cores")
     parser.add_argument("--seed", type=int, default=0)
@@ -76,12 +77,12 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the daemons end too
     try:
-        kinds = chosen(options.rows)
+        kinds = chosen(options.rows, version=2 if options.mixed else 1)
     except ValueError as error:
         parser.error(str(error))
     with (
         tempfile.TemporaryDirectory(prefix="arena-") as folder,
-        arena(Path(folder), options.nodes, work=options.work) as ring,
+        arena(Path(folder), options.nodes, work=options.work, mixed=options.mixed) as ring,
     ):
         cores = sorted(os.sched_getaffinity(0))
         if not options.sharing and len(cores) > 1:

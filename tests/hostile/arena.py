@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from ftis_node.config.run import RunFile, dump_run_file
+from ftis_node.demo import text_run
 from ftis_node.errors import UserError
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
@@ -23,6 +25,7 @@ from tests.hostile.peer import autogroup
 from tests.support.daemons import Daemon, kind_of
 
 MODELS = ("tiny-a", "tiny-b", "tiny-c")
+MIXED = ("tiny-chars", "tiny-numbers", "tiny-bpe")
 FLAGS = ("--set", "batch_groups=6", "--set", "eval_prompts=16", "--set", "eval_every=50", "--set", "quic=false")
 START_SECONDS = 240.0
 GROWTH, GROWTH_MB = 1.1, 20.0
@@ -59,22 +62,26 @@ class Phase:
 class Arena:
     """Daemons that know one another; the first is everybody's bootstrap."""
 
-    def __init__(self, path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1) -> None:
+    def __init__(
+        self, path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, *, mixed: bool = False
+    ) -> None:
         """
         Args:
+            mixed: a text run, and models of three tokenizers.
             work: times that the models' feed-forward layers are as wide as they are; they say the same, and steps last.
         """
         self.daemons: dict[str, Daemon] = {}
         self.addresses: list[str] = []
         self._path, self._nodes, self._flags, self._work = path, nodes, flags, work
+        self._models = MIXED if mixed else MODELS
         self._log_read: Counter[str] = Counter()
         self._restarts: dict[str, tuple[int, int]] = {}
 
     def start(self) -> None:
         """Returns when every node has taken a step and has met all others."""
         for number in range(self._nodes):
-            peers = ["--peers", self.addresses[0]] if self.addresses else []
-            model = self._model(MODELS[number % len(MODELS)])
+            peers = ["--peers", self.addresses[0]] if self.addresses else self._founding()
+            model = self._model(self._models[number % len(self._models)])
             home = self._path / f"node-{number}"
             # In a session of its own, as on a machine of its own: Linux shares cores among sessions first.
             daemon = Daemon(home, "--model", model, *peers, *self._flags, prefix=("setsid",))
@@ -89,6 +96,14 @@ class Arena:
                 START_SECONDS,
             )
         self.ids = {name: Identity.load_or_create(daemon.home.key).peer_id for name, daemon in self.daemons.items()}
+
+    def _founding(self) -> list[str]:
+        """Flags with which the first node begins the run."""
+        if self._models is not MIXED:
+            return []
+        file = self._path / "run.toml"
+        file.write_text(dump_run_file(RunFile(run=text_run())), encoding="utf-8")
+        return ["--run", str(file)]
 
     def _model(self, name: str) -> str:
         return name if self._work == 1 else str(widened(name, self._work, self._path / "models" / name))
@@ -193,9 +208,11 @@ class Arena:
 
 
 @contextlib.contextmanager
-def arena(path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1) -> Iterator[Arena]:
+def arena(
+    path: Path, nodes: int, flags: Sequence[str] = FLAGS, work: int = 1, *, mixed: bool = False
+) -> Iterator[Arena]:
     """Running daemons, ended with the block."""
-    started = Arena(path, nodes, flags, work)
+    started = Arena(path, nodes, flags, work, mixed=mixed)
     try:
         started.start()
         yield started

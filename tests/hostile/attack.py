@@ -12,25 +12,26 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ftis_node.packet import Completion
 from ftis_node.store.used_rounds import milliseconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import PacketRef
 from ftis_node.swarm.identity import Identity
 from tests.hostile.peer import Hostile, hostile
-from tests.hostile.world import World
+from tests.hostile.world import Said, World
 
 
 class Attack:
     """One way to do harm, struck again and again.
 
     row: of the table of what a node must survive. rate: strikes a second. refusals: reasons under which an honest node
-    counts what it refuses of this attack, among its refused packets or its announcements.
+    counts what it refuses of this attack, among its refused packets or its announcements. versions: of packets of the
+    runs that it is for.
     """
 
     row: ClassVar[int]
     rate: ClassVar[float] = 1.0
     refusals: ClassVar[frozenset[str]] = frozenset()
+    versions: ClassVar[tuple[int, ...]] = (1, 2)
 
     def __init__(self, peer: Hostile, seed: int = 0) -> None:
         self.peer = peer
@@ -135,11 +136,11 @@ class Lies(Attack):
             made.append(self.world.pack(author, round, slot, self.completions(row, slot)))
         return made
 
-    def completions(self, row: int, slot: int) -> Sequence[Completion]:
+    def completions(self, row: int, slot: int) -> Sequence[Said]:
         """The group of a slot, which answers the row."""
         raise NotImplementedError
 
-    def alternate(self, right: Completion, wrong: Completion) -> list[Completion]:
+    def alternate(self, right: Said, wrong: Said) -> list[Said]:
         """A group that teaches something."""
         return [right if index % 2 else wrong for index in range(self.world.run.group)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.hostile import content, directory, identity, reputation, streams, wire
+from tests.hostile import content, directory, identity, reputation, streams, text, wire
 from tests.hostile.attack import Attack
 
-ROOMS = (content, identity, wire, directory, streams, reputation)
+ROOMS = (content, text, identity, wire, directory, streams, reputation)
 
 
 def _attacks() -> Iterator[type[Attack]]:
@@ -19,10 +19,15 @@ def _attacks() -> Iterator[type[Attack]]:
 ATTACKS = tuple(sorted(_attacks(), key=lambda attack: attack.row))
 
 
-def chosen(rows: str) -> list[type[Attack]]:
-    """The attacks of these rows: numbers separated by commas, or "all"."""
-    known = {attack.row for attack in ATTACKS}
+def chosen(rows: str, version: int = 1) -> list[type[Attack]]:
+    """The attacks of these rows: numbers separated by commas, or "all".
+
+    Args:
+        version: of the run's packets.
+    """
+    fitting = [attack for attack in ATTACKS if version in attack.versions]
+    known = {attack.row for attack in fitting}
     wanted = known if rows == "all" else {int(row) for row in rows.split(",")}
     if wanted - known:
         raise ValueError(f"there are no attacks for rows {sorted(wanted - known)}")
-    return [attack for attack in ATTACKS if attack.row in wanted]
+    return [attack for attack in fitting if attack.row in wanted]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import msgpack
 import numpy as np
 
-from ftis_node.packet import Completion
 from ftis_node.store.used_rounds import milliseconds
 from tests.hostile.attack import Lies
-from tests.hostile.world import LIKELY
+from tests.hostile.world import LIKELY, Said
 
 
 class Row01Malformed(Lies):
@@ -23,7 +22,7 @@ class Row01Malformed(Lies):
         good = [self.world.pack(author, round, slot) for slot in range(3)]
         made = [
             good[0][: self.rng.randrange(1, len(good[0]))],
-            b"\x9b" + good[1][1:],
+            bytes([good[1][0] + 1]) + good[1][1:],
             b"\x91" * 400,
             b"\x82\xa1a\x01\xa1a\x02",
             good[2] + b"\x00",
@@ -37,11 +36,12 @@ class Row04OtherTokens(Lies):
     """Ids that the vocabulary lacks, lengths that do not add up, and ends that are none."""
 
     row = 4
+    versions = (1,)
     refusals = frozenset(
         {"unknown token", "too long", "cut short", "wrong group size", "EOS missing", "EOS interior", "EOS undeclared"}
     )
 
-    def completions(self, row: int, slot: int) -> list[Completion]:
+    def completions(self, row: int, slot: int) -> list[Said]:
         world, run = self.world, self.world.run
         eos, word, cap = run.eos[0], self.world.ids("1")[0], run.completion_tokens
         lies = [
@@ -63,7 +63,7 @@ class Row05LogProbs(Lies):
     row = 5
     refusals = frozenset({"log-prob out of range"})
 
-    def completions(self, row: int, slot: int) -> list[Completion]:
+    def completions(self, row: int, slot: int) -> list[Said]:
         group = self.world.mixed(row)
         group[0].logprobs[0] = self.rng.choice([np.nan, np.inf, -np.inf, 0.5, 1e-2, -1e9, -60.0])
         return group
@@ -79,7 +79,7 @@ class Row08Reward(Lies):
         made = []
         for slot, rewards in enumerate(([1.0] * self.world.run.group, b"\x3f\x80", {b"reward": 1})):
             packet = self.world.pack(author, round, slot)
-            made.append(b"\x9b" + packet[1:] + msgpack.packb(rewards))
+            made.append(bytes([packet[0] + 1]) + packet[1:] + msgpack.packb(rewards))
         return made
 
 
@@ -94,7 +94,7 @@ class Row09CherryPicked(Lies):
         for slot in range(3):
             other = (self.world.row(author, round, slot) + 1 + self.rng.randrange(100)) % len(self.world.prompts)
             group = self.world.mixed(other)
-            made.append(self.world.pack(author, round, slot, group, prompt_ids=self.world.prompts[other]))
+            made.append(self.world.pack(author, round, slot, group, prompt=self.world.prompts[other]))
         return made
 
 
@@ -118,7 +118,7 @@ class Row10LyingLogProbs(Lies):
 
     row = 10
 
-    def completions(self, row: int, slot: int) -> list[Completion]:
+    def completions(self, row: int, slot: int) -> list[Said]:
         lie = (-15.0, -8.0, 0.0)[slot]
         return self.alternate(self.world.right(row, logprob=lie), self.world.wrong(row, logprob=LIKELY))
 
@@ -129,7 +129,7 @@ class Row11MaliciousText(Lies):
     row = 11
     THOUGHT = "9-9=9"
 
-    def completions(self, row: int, slot: int) -> list[Completion]:
+    def completions(self, row: int, slot: int) -> list[Said]:
         return self.alternate(self.world.right(row, self.THOUGHT), self.world.wrong(row))
 
 
@@ -138,7 +138,7 @@ class Row12Padded(Lies):
 
     row = 12
 
-    def completions(self, row: int, slot: int) -> list[Completion]:
+    def completions(self, row: int, slot: int) -> list[Said]:
         room = self.world.run.completion_tokens - len(self.world.right(row))
         return self.alternate(self.world.right(row, "0" * room), self.world.wrong(row))
 
@@ -157,11 +157,11 @@ class Row13HangingAnswers(Lies):
         "<think></think><answer>1/0</answer>",
     )
 
-    def completions(self, row: int, slot: int) -> list[Completion]:
+    def completions(self, row: int, slot: int) -> list[Said]:
         texts = [self._cut(self.rng.choice(self.TEXTS)) for _ in range(self.world.run.group - 1)]
         return [self.world.right(row), *texts]
 
-    def _cut(self, text: str) -> Completion:
+    def _cut(self, text: str) -> Said:
         """Finished if it is short enough, else filled up to the cap."""
         said = self.world.say(text)
         if said.finished or len(said) == self.world.run.completion_tokens:
@@ -176,5 +176,5 @@ class Row32NoSignal(Lies):
     rate = 4.0
     AUTHORS, SLOTS = 8, 32
 
-    def completions(self, row: int, slot: int) -> list[Completion]:
+    def completions(self, row: int, slot: int) -> list[Said]:
         return [self.world.right(row) if slot % 2 else self.world.wrong(row)] * self.world.run.group

@@ -14,7 +14,7 @@ from ftis_node.lab.scripts import Scripted
 from ftis_node.lab.spec import TrialSpec, trials
 from ftis_node.lab.trial import Interrupted, Trial
 from ftis_node.packet import Completion
-from ftis_node.worker.messages import Generate, Load, Open
+from ftis_node.worker.messages import Generate, Load, Open, ScoredPacket
 from tests.support.small_models import completions_of
 
 SETTINGS = {"device": "cpu", "batch_groups": 4, "eval_prompts": 40, "eval_every": 2}
@@ -57,15 +57,21 @@ def cut(spec: TrialSpec, directory: Path, *stopping: bool) -> None:
 
 async def partner(script: str, group: int, **run: Any) -> tuple[Scripted, list[tuple[str, Completion, float]]]:
     """A scripted partner, and text, completion and reward of each completion of its group for row 0."""
-    made = spec(nodes=[A, {"name": "X", "script": script}], run={"group": group, **run})
-    scripted = Scripted(script, 0)
-    facts = await scripted.call(Load(settings=made.settings_of(made.members[0]), task="arithmetic"))
-    await scripted.call(Open(run_of(made, facts)))
-    answer = (await scripted.call(Generate([0]))).groups[0]
+    scripted, answer = await scripted_group(script, "tiny-a", group=group, **run)
     tokenizer = scripted.engine.policy.tokenizer
     completions = completions_of(answer)
     texts = [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=True) for c in completions]
     return scripted, list(zip(texts, completions, answer.rewards, strict=True))
+
+
+async def scripted_group(script: str, model: str, **run: Any) -> tuple[Scripted, ScoredPacket]:
+    """A scripted partner that writes as this built-in model, and its group for row 0."""
+    made = spec(nodes=[{"name": "A", "model": model}, {"name": "X", "script": script}], run=run)
+    scripted = Scripted(script, 0)
+    settings = made.settings_of(made.members[0]).model_copy(update={"model": model})
+    facts = await scripted.call(Load(settings=settings, task="arithmetic"))
+    await scripted.call(Open(run_of(made, facts)))
+    return scripted, (await scripted.call(Generate([0]))).groups[0]
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
