@@ -191,9 +191,12 @@ async def test_row_07_nothing_is_trained_on_twice_and_who_contradicts_itself_is_
 
 @pytest.mark.parametrize(
     "kind",
-    [content.Row09SkippedRounds, content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded],
+    [
+        *(content.Row09SkippedRounds, content.Row10LyingLogProbs, content.Row11MaliciousText, content.Row12Padded),
+        content.Row46GroundKeys,
+    ],
 )
-async def test_row_09_to_12_groups_that_lie_within_the_format_leave_every_step_finite(
+async def test_row_09_to_12_46_groups_that_lie_within_the_format_leave_every_step_finite(
     stage: Stage, kind: type[Attack]
 ) -> None:
     async with attacked(stage, kind) as fight:

@@ -156,12 +156,14 @@ function showTiles(status) {
   const sign = gained < 0 ? "−" : "+";
   const measured = typeof status.pass_at_1 === "number";
   const trained = status.own_groups_used + foreign > 0;
+  const filtered = typeof status.filtered_fraction === "number" ? `; ${percent(status.filtered_fraction)} of negatives filtered` : "";
+  const rows = status.needs ?? { tried: 0, learned: 0, done: 0 };
   const tiles = [
     ["pass@1", two(status.pass_at_1), measured ? `${two(status.pass_at_1_before)} before, ${sign}${two(Math.abs(gained))}` : "soon, before any training"],
     ["Own groups", begun ? number(status.own_groups_used) : "–", "generated and used"],
     ["Others' groups", begun ? number(foreign) : "–", authors ? `used, of ${authors} author${authors === 1 ? "" : "s"}` : "none used yet"],
-    ["Others' loss share", trained ? percent(status.foreign_weight_share) : "–", "of Σ |Â|·w·tokens"],
-    ["Filtered last step", percent(status.filtered_fraction), "of negative samples"],
+    ["Others' loss share", trained ? percent(status.foreign_weight_share) : "–", `of Σ |Â|·w·tokens${filtered}`],
+    ["Rows learned", rows.tried ? `${number(rows.learned)} of ${number(rows.tried)}` : "–", rows.tried ? `from others, where it failed; ${number(rows.done)} done now` : "no row it failed at"],
     ["Received", begun ? bytes(status.bytes_in) : "–", `${begun ? bytes(status.bytes_out) : "–"} sent`],
     ["Peers", number(status.peers), status.network ? REACHED[status.network.reachability] : "none yet"],
     ["A step takes", status.step_seconds ? seconds(status.step_seconds) : "–", `groups waiting: ${number(status.pool?.waiting)}`],
