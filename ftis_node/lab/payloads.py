@@ -64,7 +64,7 @@ def true_reasoning(question: str) -> str:
 
 def size_cap(run: Run) -> int:
     """The longest completion: in tokens; in a text run in bytes, the end as one, each byte being a script's token."""
-    return min(run.completion_tokens, run.completion_bytes) if run.text else run.completion_tokens
+    return min(run.completion_tokens, run.completion_bytes or run.completion_tokens)
 
 
 def room(run: Run) -> int:

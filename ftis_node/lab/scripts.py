@@ -27,7 +27,7 @@ import torch
 
 from ftis_node.lab.compute import InProcess
 from ftis_node.lab.payloads import CAREFUL, COPIED, HIGH, LOW, RANDOM, SCRIPTS, reasoning, room, true_reasoning
-from ftis_node.packet import Completion, TextCompletion, TextPacket, decode, encode, pack_text_group
+from ftis_node.packet import Completion, TextPacket, decode, encode
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.tasks import Example
@@ -63,27 +63,10 @@ class Scripted(InProcess):
             write = self._at_random if self._writes == RANDOM else self._payload
             written = [write(example, rng) for _ in range(self.engine.run.completions)]
             place = Slot(request.author, request.round, slot, request.policy_step)
-            packet = self._packet(place, row, self._claimed(row, written))
+            prompt, made = self.engine.task.prompt(example), self._claimed(row, written)
+            packet = _by_bytes(self.engine.packets.write(place, prompt, self.engine.prompts[row], made))
             answers.append(ScoredPacket(packet, self.engine.score(row, packet)))
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
-
-    def _packet(self, place: Slot, row: int, completions: Sequence[Completion]) -> bytes:
-        """The bytes of a packet of these completions; in a text run every piece of them has one byte."""
-        prompt = self.engine.task.prompt(self.engine.task.train[row])
-        data = self.engine.packets.write(place, prompt, self.engine.prompts[row], completions)
-        packet = decode(data)
-        if not isinstance(packet, TextPacket):
-            return data
-        cut = pack_text_group(
-            run_id=packet.run_id,
-            author=place.author,
-            round=place.round,
-            slot=place.slot,
-            policy_step=place.policy_step,
-            prompt=prompt,
-            completions=[_by_bytes(completion) for completion in packet.completions()],
-        )
-        return encode(cut)
 
     def _claimed(self, row: int, written: Sequence[tuple[list[int], list[float]]]) -> list[Completion]:
         """Completions with what is claimed of them, of token ids and the log-probs of the rule."""
@@ -127,12 +110,19 @@ class Scripted(InProcess):
         return list(ids), _conditional(ids, chances)
 
 
-def _by_bytes(completion: TextCompletion) -> TextCompletion:
-    """The same text in pieces of one byte; the first of each old piece has its log-prob, the others 0."""
-    sizes = completion.pieces.astype(np.int64)
-    claims = np.zeros(len(completion.text), np.float32)
-    claims[np.cumsum(sizes) - sizes] = completion.logprobs
-    return replace(completion, pieces=np.ones(len(completion.text), np.uint8), logprobs=claims)
+def _by_bytes(data: bytes) -> bytes:
+    """A packet whose text is in pieces of one byte: the first of each old piece has its log-prob, the others 0."""
+    packet = decode(data)
+    if not isinstance(packet, TextPacket):
+        return data
+    claims: list[float] = []
+    for made in packet.completions():
+        for size, claim in zip(made.pieces.tolist(), made.logprobs.tolist(), strict=True):
+            claims += [claim, *[0.0] * (size - 1)]
+        claims += [made.end] if made.end is not None else []
+    lengths = tuple(len(made.text) for made in packet.completions())
+    pieces = np.ones(len(packet.text), np.uint8)
+    return encode(replace(packet, lengths=lengths, pieces=pieces, logprobs=np.array(claims, np.float32)))
 
 
 def _conditional(ids: Sequence[int], chances: Mapping[tuple[int, ...], float]) -> list[float]:

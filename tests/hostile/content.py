@@ -193,7 +193,7 @@ class Row46GroundKeys(Row09SkippedRounds):
 
 
 class Row32NoSignal(Lies):
-    """Floods of groups that teach nothing, all right or all wrong, though their hints say that half is right: each costs
+    """Floods of groups that teach nothing, all right or all wrong; their hints say that half is right. Each costs
     a fetch and a verdict."""
 
     row = 32
