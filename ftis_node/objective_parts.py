@@ -22,6 +22,7 @@ ObjectiveName = Literal[
     "ftis-author",
     "graft",
     "sgt",
+    "hacpo",
     "icepop",
     "mis",
     "geo-rs",
@@ -36,7 +37,7 @@ Reduction = Literal["mean", "sum", "max"]
 ImportanceName = Literal["none", "vanilla", "truncated", "sequence"]
 Ratio = Literal["token", "sequence", "detached"]
 Mask = Literal["none", "token", "sequence", "geometric", "binary_tv"]
-Trust = Literal["none", "graft"]
+Trust = Literal["none", "graft", "hacpo"]
 Aggregation = Literal["sample", "token", "fixed"]
 
 OWN_ONLY: tuple[ObjectiveName, ...] = ("grpo",)

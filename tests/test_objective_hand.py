@@ -96,7 +96,8 @@ def agree(objective: Objective, rule: Rule, *, later: bool, level: float | None,
 
 
 def test_every_preset_has_a_rule() -> None:
-    assert RULES.keys() == PRESETS.keys()
+    others = {"graft", "sgt", "hacpo", "icepop", "mis", "geo-rs", "dppo", "gspo", "cispo", "dapo"}
+    assert RULES.keys() == PRESETS.keys() - others, "test_objective_names has those of other trainers"
 
 
 @pytest.mark.parametrize("name", RULES)

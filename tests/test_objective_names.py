@@ -44,6 +44,12 @@ def graft(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: 
     return weight * clipped((new - start).exp(), advantage, 0.2, 0.28).sum()
 
 
+def hacpo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
+    s = math.exp(float(start.mean()) - float(generator.sum()) / written)
+    weight = 1.0 if own else (s * s if 0.8 <= s <= 1 else 0.0)
+    return weight * clipped((new - start).mean().exp(), advantage, 3e-4, 4e-4)
+
+
 def icepop(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: bool, written: int) -> Tensor:
     rho = (start - generator).exp()
     weight = torch.where((rho >= 0.5) & (rho <= 5), rho, torch.zeros_like(rho))
@@ -81,6 +87,7 @@ def dapo(new: Tensor, start: Tensor, generator: Tensor, advantage: float, own: b
 
 FORMULAS = {
     "graft": graft,
+    "hacpo": hacpo,
     "icepop": icepop,
     "mis": mis,
     "geo-rs": geo_rs,
@@ -120,6 +127,7 @@ def test_each_correction_acts_on_some_of_these_samples(name: str) -> None:
     for seed in range(6):
         new, start, generator = drawn(seed)
         plain = PRESETS["tis" if name in ("icepop", "geo-rs") else "nois" if name in ("graft", "mis") else "vis"]
+        other_clip: dict[str, Any] = {"epsilon_high": None} if name == "graft" else {}
         values = [
             objective.terms(
                 new=new,
@@ -129,10 +137,36 @@ def test_each_correction_acts_on_some_of_these_samples(name: str) -> None:
                 advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
                 own=torch.tensor(OWN),
             ).value.detach()
-            for objective in (PRESETS[name].replace(aggregation="sample"), plain)
+            for objective in (PRESETS[name].replace(aggregation="sample", **other_clip), plain)
         ]
         acted |= {index for index, (one, two) in enumerate(zip(*values, strict=True)) if not torch.isclose(one, two)}
     assert len(acted) >= 2 and (name != "graft" or 0 not in acted), "a correction touches several, graft only others'"
+
+
+def test_hacpos_gradient_is_that_of_the_published_loss_at_the_start_of_a_step() -> None:
+    # arXiv 2603.02604, equation 59, of foreign samples: −sg(c)^α · c · Â, c = clip(s, 0.8, 1), α = 1.
+    taught = 0
+    for seed in range(30):
+        new, _, generator = drawn(seed)
+        terms = PRESETS["hacpo"].terms(
+            new=new,
+            start=new.detach(),
+            generator=generator,
+            lengths=torch.tensor(LENGTHS),
+            advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+            own=torch.tensor([False] * 4),
+        )
+        terms.value.sum().backward()
+        ours, new.grad = new.grad, None
+        ratios = [(one - other).mean().exp() for one, other in zip(samples(new), samples(generator), strict=True)]
+        published = [
+            ratio.clamp(0.8, 1) * ratio.clamp(0.8, 1).detach() * advantage
+            for ratio, advantage in zip(ratios, ADVANTAGES, strict=True)
+        ]
+        torch.stack(published).sum().backward()
+        torch.testing.assert_close(ours, new.grad, rtol=1e-9, atol=1e-12)
+        taught += int(new.grad.count_nonzero() > 0)
+    assert taught > 5
 
 
 def test_grafts_weight_is_of_each_sides_own_tokens() -> None:

@@ -9,8 +9,14 @@ of `Objective.terms`, at the start of the step, of a token or a chunk.
 * `binary_tv`  DPPO (arXiv 2602.04879): leaves out a token with Â > 0 and π(t) − π_gen(t) > high, or with Â < 0 and
                π(t) − π_gen(t) < −high, π the present policy; `low` has no meaning
 
-* `graft`      w = 1[s > δ] · min(s, 1) for foreign samples, s = exp(mean log π_start − mean log π_gen), each mean over
-               the tokens of its own tokenizer (GRAFT)
+Trust weighs a foreign sample by s = exp(mean log π_start − mean log π_gen), each mean over the tokens of its own
+tokenizer; a sample of one's own has weight 1:
+
+* `graft`      w = 1[s > δ] · min(s, 1)
+* `hacpo`      w = 1[δ ≤ s ≤ 1] · s²: HACPO's sg(c)^α · c with c = clip(s, δ, 1), α = 1 (arXiv 2603.02604, equation 59),
+               has this gradient at π_new = π_start. Its bounds that close in from minibatch to minibatch do nothing
+               with one step a batch. Its pooled advantages and capability ratios need equal rows: nothing is pooled,
+               the ratios are 1
 """
 
 from __future__ import annotations
@@ -74,14 +80,27 @@ MASKS: Mapping[Mask, MaskFactor] = MappingProxyType(
 )
 
 
-def trust(samples: Samples, likelihood: Tensor, floor: float) -> Tensor:
-    """GRAFT's w of each sample; 1 of one's own: likelihood `[N]`, the mean log π_start of its tokens → `[N]`."""
+TrustWeight = Callable[[Tensor, float], Tensor]
+"""(s `[N]`, δ) → w `[N]`."""
+
+
+def _graft(ratio: Tensor, floor: float) -> Tensor:
+    return torch.where(ratio > floor, ratio.clamp(max=1.0), torch.zeros_like(ratio))
+
+
+def _hacpo(ratio: Tensor, floor: float) -> Tensor:
+    return torch.where((ratio >= floor) & (ratio <= 1), ratio.square(), torch.zeros_like(ratio))
+
+
+TRUSTS: Mapping[Trust, TrustWeight] = MappingProxyType(
+    {"none": lambda ratio, floor: torch.ones_like(ratio), "graft": _graft, "hacpo": _hacpo}
+)
+
+
+def trust(samples: Samples, likelihood: Tensor, name: Trust, floor: float) -> Tensor:
+    """w of each sample, 1 of one's own: likelihood `[N]`, the mean log π_start of its tokens → `[N]`."""
     counted, owner = samples.of_chunks(samples.counted), samples.of_chunks(samples.owner)
     claimed = torch.where(counted, samples.generator, torch.zeros_like(samples.generator))
     mean = segment_sum(claimed, owner, samples.lengths.numel()) / samples.written.clamp(min=1)
-    ratio = (likelihood - mean).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    weight = torch.where(ratio > floor, ratio.clamp(max=1.0), torch.zeros_like(ratio))
+    weight = TRUSTS[name]((likelihood - mean).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), floor)
     return torch.where(samples.own, torch.ones_like(weight), weight)
-
-
-TRUSTS: tuple[Trust, ...] = ("none", "graft")

@@ -64,8 +64,8 @@ class Objective:
     ratio          `token`, `sequence` or `detached`                  see `loss.values`
     mask           `none`, `token`, `sequence`, `geometric` or `binary_tv`, see `correction`
     mask_low, mask_high   its bounds
-    trust          `none` or `graft`, the weight of foreign samples   see `correction`
-    floor          δ of `graft`
+    trust          `none`, `graft` or `hacpo`: how foreign samples weigh  see `correction`
+    floor          δ of `trust`
     imitation      λ of SGT: of a foreign group only one right sample counts, with Â = λ; None: all by their advantages
     aggregation    `sample`, `token` or `fixed`                       see `aggregation`
     divisor        tokens, for `fixed` only; the learner puts the run's completion cap where it is None
@@ -216,8 +216,8 @@ class Objective:
         factor = torch.ones_like(log_ratio)
         if self.mask != "none":
             factor = factor * MASKS[self.mask](samples, log_ratio, self.mask_low, self.mask_high)
-        if self.trust == "graft":
-            factor = factor * trust(samples, likelihood, self.floor)[samples.of_chunks(samples.owner)]
+        if self.trust != "none":
+            factor = factor * trust(samples, likelihood, self.trust, self.floor)[samples.of_chunks(samples.owner)]
         return factor
 
     @property

@@ -14,6 +14,7 @@ def _named(name: ObjectiveName, **parts: Any) -> Objective:
     return Objective(name, own_only=name in OWN_ONLY, **parts)
 
 
+_GSPO_CLIP: Mapping[str, Any] = {"epsilon": 3e-4, "epsilon_high": 4e-4}
 _CISPO: Mapping[str, Any] = {"epsilon": None, "epsilon_high": 4.0}  # sg(min(R, 5)): no clip below
 
 # grpo         trains alone, section 2: the term of vis without foreign data
@@ -23,6 +24,7 @@ _CISPO: Mapping[str, Any] = {"epsilon": None, "epsilon_high": 4.0}  # sg(min(R, 
 # gated        our own, see `gate`: everything one makes oneself, of others what is no stranger than that
 # graft        GRAFT: peers' groups weigh min(s, 1) if s > δ; ε_high > ε, tokens of the batch alike
 # sgt          Mutual RL / SGT (arXiv 2605.07244): GRPO, and λ · NLL on one right sample of a peer's group
+# hacpo        GSPO on one's own, HACPO's weight on foreign samples (arXiv 2603.02604), see `correction`
 # icepop       ρ_t where 0.5 ≤ ρ_t ≤ 5, else nothing (Ling's IcePop)
 # mis          Π ρ_t of the sample, nothing beyond 3 (masked importance sampling; TRL's default)
 # geo-rs       ftis without its filter; a sample counts if its geometric mean of ρ is within [0.5, 2] (verl)
@@ -49,11 +51,12 @@ PRESETS: Mapping[str, Objective] = MappingProxyType(
             _named("ftis-author", advantage="mean", count_end=False, count_dropped=False),
             _named("graft", importance="none", threshold=None, trust="graft", epsilon_high=0.28, aggregation="token"),
             _named("sgt", importance="none", threshold=None, imitation=0.1),
+            _named("hacpo", importance="none", threshold=None, trust="hacpo", ratio="sequence", **_GSPO_CLIP),
             _named("icepop", truncation=5.0, threshold=None, mask="token", mask_low=0.5, mask_high=5.0),
             _named("mis", importance="sequence", threshold=None, mask="sequence"),
             _named("geo-rs", threshold=None, mask="geometric", mask_low=0.5, mask_high=2.0),
             _named("dppo", importance="vanilla", threshold=None, epsilon=None, mask="binary_tv", mask_high=0.2),
-            _named("gspo", importance="vanilla", threshold=None, ratio="sequence", epsilon=3e-4, epsilon_high=4e-4),
+            _named("gspo", importance="vanilla", threshold=None, ratio="sequence", **_GSPO_CLIP),
             _named("cispo", importance="vanilla", threshold=None, ratio="detached", aggregation="token", **_CISPO),
             _named("dapo", importance="vanilla", threshold=None, epsilon_high=0.28, aggregation="token"),
         )
