@@ -87,6 +87,8 @@ def test_hints_and_the_order_of_keys_do_not_change_the_id() -> None:
         {"eos": (151645,)},
         {"tokenizer": "ac" * 32},
         {"vocabulary": 151666},
+        {"common": 16},
+        {"common": 16, "epoch": 600},
     ],
     ids=lambda change: next(iter(change)),
 )

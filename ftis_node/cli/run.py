@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import JsonOption, RewardOption, print_json
-from ftis_node.config.run import RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
+from ftis_node.config.run import EPOCH, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
 from ftis_node.text import say
 
@@ -48,6 +48,10 @@ def new(
     any_tokenizer: Annotated[
         bool, typer.Option("--any-tokenizer", help="For models of any tokenizer: nodes exchange text.")
     ] = False,
+    common: Annotated[
+        int, typer.Option(help="Rows of each epoch that all nodes answer, as answers to one another's failures.")
+    ] = 0,
+    epoch: Annotated[int, typer.Option(help="Seconds of an epoch of common rows.")] = EPOCH,
     bootstrap: Annotated[list[str] | None, typer.Option(help="An address to join at, repeatable; a hint.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -71,7 +75,8 @@ def new(
         tokenizer = load_tokenizer(model or "tiny-a")
         facts |= {"eos": end_ids(tokenizer), "tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
-    run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **caps)
+    shared = {"common": common, "epoch": epoch} if common else {}
+    run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **caps, **shared)
     run_file = RunFile(run=run, hints=hints)
     try:
         output.write_text(dump_run_file(run_file), encoding="utf-8")

@@ -51,11 +51,13 @@ CODE = "code:"
 _ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
 # A round of more groups is several rounds. Announcements, and what is remembered of who holds what, grow with it.
 SLOTS_MAX = 256
+EPOCH = 900  # seconds
 TOKENS_MAX = 1 << 17  # of a prompt, of a completion
 BYTES_MAX = 1 << 20  # of a prompt, of a completion, in a text run
 ANY = "any"
 """The `tokenizer` of a text run."""
 _ONLY_TOKENS = ("prompt_tokens", "eos", "vocabulary")
+_ONLY_COMMON = ("common", "epoch")
 _ONLY_TEXT = ("prompt_bytes", "completion_bytes", "logprob_min")
 # Beyond these, logits over temperature overflow, or no token is likelier than another: the compute process fails.
 TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 100.0
@@ -72,7 +74,8 @@ class Run(BaseModel):
     task, reward: names. data: sha256 of the task's data, lower-case hex. template: the prompt's text, with
     ``{question}`` once. group: completions a prompt. slots: groups an author may announce a round. completion_tokens:
     cap, in tokens of the completion's author. collaboration: whether a node makes the whole group of a prompt; in a
-    horizontal run it makes one of `parts` of equal size, each by another author.
+    horizontal run it makes one of `parts` of equal size, each by another author. common: slots below it have the rows
+    of the epoch, the same for all authors; epoch: its length in seconds; see `swarm.common_rows`.
 
     A token run is for one tokenizer (packet 1). tokenizer: its fingerprint, lower-case hex. eos: ids that end a
     completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.
@@ -101,6 +104,8 @@ class Run(BaseModel):
     logprob_min: float = Field(default=-32.0, ge=-1000.0, le=-1.0, allow_inf_nan=False)
     collaboration: Literal["vertical", "horizontal"] = "vertical"
     parts: int = Field(default=1, ge=1, le=256)
+    common: int = Field(default=0, ge=0, le=SLOTS_MAX // 2)
+    epoch: int = Field(default=EPOCH, ge=60, le=3600)
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Run:
@@ -115,6 +120,10 @@ class Run(BaseModel):
             raise ValueError("a horizontal run has 2 parts or more, a vertical one has 1")
         if self.group % self.parts:
             raise ValueError(f"group must be a multiple of the {self.parts} parts")
+        if self.common and self.parts > 1:
+            raise ValueError("a run with common rows is vertical")
+        if 2 * self.common > self.slots:
+            raise ValueError("common must be at most half of slots")
         if self.packet_bytes_max > MAX_PACKET_BYTES:
             raise ValueError(
                 f"group × completion_tokens makes packets of up to {self.packet_bytes_max} bytes, "
@@ -140,13 +149,16 @@ class Run(BaseModel):
     @model_serializer(mode="wrap")
     def _fields_that_it_has(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what this run does not have, so that ids of runs from before these fields stand."""
-        other = (*(_ONLY_TOKENS if self.text else _ONLY_TEXT), *(("parts",) if self.parts == 1 else ()))
+        other = [*(_ONLY_TOKENS if self.text else _ONLY_TEXT)]
+        other += ["parts"] if self.parts == 1 else []
+        other += [] if self.common else _ONLY_COMMON
         return {name: value for name, value in write(self).items() if name not in other}
 
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
-        A vertical run has no field `parts`, and neither kind has the fields that only the other needs. The temperature
+        A vertical run has no field `parts`, one without common rows neither `common` nor `epoch`, and neither kind of
+        run has the fields that only the other needs. The temperature
         is written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if integral.
         """
         fields = self.model_dump(mode="json")
@@ -168,6 +180,10 @@ class Run(BaseModel):
     def completions(self) -> int:
         """Completions a packet: a group, or in a horizontal run one author's part of it."""
         return self.group // self.parts
+
+    def epoch_at(self, unix: float) -> int:
+        """The epoch of common rows at a unix time, in seconds."""
+        return int(unix) // self.epoch
 
     @property
     def caps(self) -> dict[str, int]:
@@ -194,6 +210,8 @@ class Run(BaseModel):
 def in_short(run: Run) -> str:
     """Describe to people what is trained on, and how much of it."""
     models = "for models of any tokenizer" if run.text else "for models of one tokenizer"
+    if run.common:
+        models += f"; {run.common} rows common to all every {run.epoch} s"
     return (
         f"{run.task}, judged by {run.reward}; {run.group} completions a prompt, of up to {run.completion_tokens} "
         f"tokens, at temperature {run.temperature:g}; {models}"

@@ -77,11 +77,11 @@ class MemorySwarm:
         self._pulling: asyncio.Task[None] | None = None
         network.members.append(self)
 
-    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
+    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
         """Tells all others; nobody forges anything in here, so nothing is signed."""
         self.next_round = round + 1
         announcement = Announcement(
-            self._context.run_id, self.author, round, policy_step, 0, PacketRefs.of(packets), b""
+            self._context.run_id, self.author, round, policy_step, issued_at, PacketRefs.of(packets), b""
         )
         for member in self._network.members:
             if member is not self:
@@ -136,7 +136,8 @@ class MemorySwarm:
             target.known.done |= 1 << target.index
             author, round, slot = target.key
             data = self._network.body(target)
-            verdict = admit(self._context, author, data, announced=(round, slot), digest=target.ref.digest)
+            issued_at, digest = target.known.announcement.issued_at, target.ref.digest
+            verdict = admit(self._context, author, data, announced=(round, slot), issued_at=issued_at, digest=digest)
             if isinstance(verdict, Rejection):
                 raise FtisError(f"A packet of {peer_id(author)} was refused: {verdict.reason} ({verdict.detail}).")
             arrived.append(Arrival(verdict, data, target.known.born, target.ref.right))

@@ -93,6 +93,7 @@ class Participant:
             worker=self.meter,
             standing=Standing(clock, self.settings.defences),
             clock=clock,
+            unix=clock,
             pool=Pool(
                 self.settings.max_age,
                 clock,

@@ -58,7 +58,7 @@ class Scripted(InProcess):
 
     def _generate(self, request: Generate) -> Generated:
         answers, rng = [], random.Random(f"{self._seed}/{list(request.rows)}")
-        for slot, row in enumerate(request.rows):
+        for slot, row in zip(request.slots or range(len(request.rows)), request.rows, strict=True):
             example = self.engine.task.train[row]
             write = self._at_random if self._writes == RANDOM else self._payload
             written = [write(example, rng) for _ in range(self.engine.run.completions)]

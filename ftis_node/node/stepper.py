@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.progress import Progress, Totals
 from ftis_node.node.step_batch import OwnGroup, describe, mean, step_groups, to_show, without_dead
 from ftis_node.observe.recent import Recent
@@ -22,6 +22,7 @@ from ftis_node.step_report import DeviceSeconds, StepReport, StepSeconds, TakenS
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef
+from ftis_node.swarm.common_rows import OwnSlots
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.needs import right_of
 from ftis_node.swarm.pool import Newcomers, Pool, Scored, Want
@@ -49,8 +50,8 @@ class Exchange(Protocol):
 
     interval: float
 
-    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
-        """Announce packets that are in the store."""
+    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int) -> None:
+        """Announce packets that are in the store. issued_at: unix seconds, which decide the rows of common slots."""
 
     def poke(self) -> None:
         """Tell the swarm that the node wants more groups."""
@@ -88,6 +89,7 @@ class Stepper:
         worker: Compute,
         standing: Standing,
         clock: Callable[[], float] | None = None,
+        unix: Callable[[], float] = unix_seconds,
         pool: Pool | None = None,
     ) -> None:
         """
@@ -95,6 +97,7 @@ class Stepper:
             standing: the reputation of authors; it receives the results of their groups.
             clock: measures the ages of groups and all durations in seconds; the event loop must keep the same time. By
                 default groups age while the machine sleeps, and steps count only the time that it is awake.
+            unix: the time by which epochs of common rows go.
             pool: by default one that drops groups without a signal.
         """
         self.progress = Progress()
@@ -118,7 +121,8 @@ class Stepper:
         self.resting = False  # no compute process can score groups, so nothing is pulled
         self.idle_steps = 0  # steps in a row that changed nothing
         self.generation_batch = sys.maxsize  # sequences that the compute process has room to generate side by side
-        self._clock, self._age_clock = clock or time.monotonic, clock or boot_seconds
+        self._clock, self._age_clock, self._unix = clock or time.monotonic, clock or boot_seconds, unix
+        self._slots = OwnSlots(context.run)
         self._context = context
         self.run = context.run
         self._identity = identity
@@ -379,24 +383,26 @@ class Stepper:
         return min(self._settings.wait, missing * cost)
 
     async def generate(self, count: int) -> list[OwnGroup]:
-        """Generate, store and announce `count` groups, in rounds of at most `run.slots`."""
+        """Generate, store and announce `count` groups, in as many rounds as their slots need."""
         groups: list[OwnGroup] = []
         while len(groups) < count:
-            groups += await self._generate_round(min(count - len(groups), self.run.slots))
+            groups += await self._generate_round(min(count - len(groups), self._slots.most))
         return groups
 
     async def _generate_round(self, count: int) -> list[OwnGroup]:
         began = self._clock()
         number = self._store.upcoming_round()
         author = self._identity.author
-        rows = [self._context.row_of(author, number, slot) for slot in range(count)]
-        request = Generate(rows, author, number, self.progress.step)
+        issued_at = int(self._unix())
+        slots = self._slots.take(count, issued_at)
+        rows = [self._context.row_of(author, number, slot, issued_at) for slot in slots]
+        request = Generate(rows, author, number, self.progress.step, slots)
         answer = await self._beside(self.worker.call(request), lambda: self._store.take_round(number))
         self.generation_batch = answer.generation_batch
         self._group_seconds.append((self._clock() - began) / count)
         groups: list[OwnGroup] = []
-        for slot, made in enumerate(answer.groups):
-            verdict = admit(self._context, author, made.packet, announced=(number, slot))
+        for slot, made in zip(slots, answer.groups, strict=True):
+            verdict = admit(self._context, author, made.packet, announced=(number, slot), issued_at=issued_at)
             if isinstance(verdict, Rejection):  # peers would refuse it, so it is neither sent nor trained on
                 self.own_refused += 1
                 logger.error("A group of this node's own is unsound: %s (%s)", verdict.reason, verdict.detail)
@@ -413,7 +419,7 @@ class Stepper:
             PacketRef(one.group.packet.slot, one.group.digest, len(one.group.data), right_of(one.rewards))
             for one in groups
         ]
-        self.swarm.announce(number, self.progress.step, refs)
+        self.swarm.announce(number, self.progress.step, refs, issued_at)
         return groups
 
     def _account(

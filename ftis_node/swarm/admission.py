@@ -101,8 +101,13 @@ class AdmissionContext:
         """−(ln V + 18) in a token run, the run's own bound in a text run; in nats."""
         return self.run.logprob_min if self.run.text else -(math.log(self.run.vocabulary) + LOGPROB_MARGIN)
 
-    def row_of(self, author: bytes, round: int, slot: int) -> int:
-        """The row that a slot must answer; all authors of a horizontal run share it."""
+    def row_of(self, author: bytes, round: int, slot: int, issued_at: int = 0) -> int:
+        """The row that a slot must answer; all authors share it in a horizontal run, and in common slots.
+
+        issued_at: of its announcement, unix seconds; only common slots need it.
+        """
+        if slot < self.run.common:
+            return draw(self.run_id, b"", self.run.epoch_at(issued_at), slot, self.rows)
         return draw(self.run_id, author if self.run.parts == 1 else b"", round, slot, self.rows)
 
     def digest_of_row(self, row: int) -> bytes:
@@ -116,12 +121,14 @@ def admit(
     data: bytes,
     *,
     announced: tuple[int, int] | None = None,
+    issued_at: int = 0,
     digest: bytes | None = None,
 ) -> Group | Rejection:
     """Judge a packet. Never raises, whatever the bytes.
 
-    author: the 38-byte peer id that signed the announcement. announced: the announced (round, slot). digest: the
-    announced sha256. Leave it out only if you compared it before: without it, every fault is blamed on `author`.
+    author: the 38-byte peer id that signed the announcement. announced: the announced (round, slot). issued_at: of the
+    announcement; only a run with common rows needs it. digest: the announced sha256. Leave it out only if you compared
+    it before: without it, every fault is blamed on `author`.
     """
     # No announcement can name so large a packet, so the author did not sign it.
     if len(data) > MAX_PACKET_BYTES:
@@ -135,7 +142,7 @@ def admit(
         packet = decode(data)
     except PacketError as error:
         return _refuse(Reason.MALFORMED, str(error))
-    row = context.row_of(author, packet.round, packet.slot)
+    row = context.row_of(author, packet.round, packet.slot, issued_at)
     rejection = (
         _check_origin(context, author, packet, announced)
         or _check_prompt(context, packet, row)

@@ -14,6 +14,7 @@ from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, AnnouncementError, decode_announcement
 from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.budgets import Budgets
+from ftis_node.swarm.common_rows import Answered
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.needs import teaches
 from ftis_node.swarm.standing import Standing
@@ -83,6 +84,7 @@ class Gossip:
         self._run = run
         self._run_id = run.id
         self._own = own
+        self._answered = Answered(run)
         self._standing = standing
         standing.banned_author.append(table.forget_author)
         self._seen = seen
@@ -291,7 +293,7 @@ class Gossip:
             return "malformed"
         if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
             return "own or banned"
-        if announcement.author == introducer:
+        if announcement.author == introducer and not self._run.common:  # then it is the time of the draw
             for note in self.on_time:
                 note(introducer, announcement.issued_at + entry.age_ms / 1000)
         if abs(unix_seconds() - announcement.issued_at) > REPLAY_FENCE:
@@ -315,17 +317,19 @@ class Gossip:
         elif outcome is Outcome.OLD:
             self._standing.late(announcement.author)
         elif outcome is Outcome.NEW:
-            self._mark_done(announcement)
+            self._mark_done(announcement, entry.age_ms / 1000)
         return outcome.name.lower()
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""
         return int.from_bytes(held[: (self._run.slots + 7) // 8], "little")
 
-    def _mark_done(self, announcement: Announcement) -> None:
-        """Mark the packets that need not be pulled: those known already, and those that teach nothing by the hint."""
+    def _mark_done(self, announcement: Announcement, age: float) -> None:
+        """Mark the packets that need not be pulled: those known already, those that teach nothing by the hint, and
+        common rows that do not count."""
         known = self.table.get(announcement.author, announcement.round)
         if known is not None:
+            known.done |= self._answered.refused(announcement, age)
             for index, ref in enumerate(announcement.packets):
                 known_already = self._seen(announcement.author, announcement.round, ref.slot)
                 if known_already or not teaches(self._run, ref.right):

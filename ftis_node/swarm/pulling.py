@@ -249,7 +249,8 @@ class Pulling:
         target.known.done |= 1 << target.index
         if self._store.seen(author, round, slot):
             return None
-        verdict = admit(self._context, author, data, announced=(round, slot), digest=target.ref.digest)
+        issued_at, digest = target.known.announcement.issued_at, target.ref.digest
+        verdict = admit(self._context, author, data, announced=(round, slot), issued_at=issued_at, digest=digest)
         if isinstance(verdict, Rejection):
             self._blame(author, target, verdict)
             return None

@@ -177,14 +177,19 @@ class Swarm:
         tasks = (*self._tasks, *self.pulling.running(), *self._asking.values(), *self._cutting.values())
         return [task for task in tasks if not task.done()]
 
-    def announce(self, round: int, policy_step: int, packets: Sequence[PacketRef]) -> None:
-        """Sign and spread a round of this node's own packets, which the store has already."""
+    def announce(
+        self, round: int, policy_step: int, packets: Sequence[PacketRef], issued_at: int | None = None
+    ) -> None:
+        """Sign and spread a round of this node's own packets, which the store has already.
+
+        issued_at: unix seconds when the round's rows were drawn; None: now.
+        """
         announcement = announce(
             self._identity,
             run_id=self._run.id,
             round=round,
             policy_step=policy_step,
-            issued_at=int(unix_seconds()),
+            issued_at=int(unix_seconds()) if issued_at is None else issued_at,
             packets=packets,
         )
         self.gossip.announce(announcement)

@@ -205,11 +205,18 @@ class Engine:
         digests = b"".join(self.packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
         return OpenedRun(digests, self.learner.objective.own_only)
 
-    def generate(self, rows: Sequence[int], author: bytes = b"", round: int = 0, policy_step: int = 0) -> Generated:
+    def generate(
+        self,
+        rows: Sequence[int],
+        author: bytes = b"",
+        round: int = 0,
+        policy_step: int = 0,
+        slots: Sequence[int] = (),
+    ) -> Generated:
         """Sample and score a group (in a horizontal run a part of it) for each row of the training data.
 
         Args:
-            author, round, policy_step: values for the packets; their slots count from 0.
+            author, round, policy_step, slots: values for the packets; their slots count from 0 where none are given.
         """
         began = time.perf_counter()
         with self.usage.of("generate"):
@@ -218,7 +225,7 @@ class Engine:
             self.packets.write(
                 Slot(author, round, slot, policy_step), self._prompt(self.task.train[row]), self.prompts[row], group
             )
-            for slot, (row, group) in enumerate(zip(rows, groups, strict=True))
+            for slot, row, group in zip(slots or range(len(rows)), rows, groups, strict=True)
         ]
         with self.usage.of("score"):
             rewards = [self._rewards(row, packet, self._scorer) for row, packet in zip(rows, packets, strict=True)]

@@ -173,13 +173,14 @@ class Open(Request[OpenedRun], frozen=True):
 
 
 class Generate(Request[Generated], frozen=True):
-    """Sample a group for each row, as packets of one round of `author` (38 bytes) with slots from 0."""
+    """Sample a group for each row, as packets of one round of `author` (38 bytes). slots: empty: from 0."""
 
     op = "generate"
     rows: Sequence[int]
     author: bytes = b""
     round: int = 0
     policy_step: int = 0
+    slots: Sequence[int] = ()
 
 
 class ScoreGroup(Request[list[float]], frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -107,8 +108,11 @@ class Round:
 
     @property
     def refs(self) -> list[PacketRef]:
-        """The entries of its announcement."""
-        return [PacketRef(slot, group.digest, len(body), 1) for slot, (group, body) in enumerate(self.packets)]
+        """The entries of its announcement; a third is right, as `model.rewards` has it."""
+        return [
+            PacketRef(slot, group.digest, len(body), math.ceil(len(group.packet.lengths) / 3))
+            for slot, (group, body) in enumerate(self.packets)
+        ]
 
 
 def make_round(

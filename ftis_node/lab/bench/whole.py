@@ -101,8 +101,15 @@ class RandomEngine(Engine):
         )
         return run, self.open(run).prompt_digests
 
-    def generate(self, rows: Sequence[int], author: bytes = b"", round: int = 0, policy_step: int = 0) -> Generated:
-        made = super().generate(rows, author, round, policy_step)
+    def generate(
+        self,
+        rows: Sequence[int],
+        author: bytes = b"",
+        round: int = 0,
+        policy_step: int = 0,
+        slots: Sequence[int] = (),
+    ) -> Generated:
+        made = super().generate(rows, author, round, policy_step, slots)
         groups = [ScoredPacket(group.packet, rewards(len(group.rewards))) for group in made.groups]
         return Generated(groups, made.seconds, made.generation_batch)
 
@@ -210,7 +217,7 @@ class Author:
         self._made = make_round(self._context, self.author, self._store, groups, self._packet)
 
     def announce(self) -> None:
-        self._swarm.announce(self._made.number, self._made.number, self._made.refs)
+        self._swarm.announce(self._made.number, self._made.number, self._made.refs, 0)
 
     def _packet(self, number: int, slot: int) -> Packet:
         run, prompts = self._node.run, self._node.engine.prompts

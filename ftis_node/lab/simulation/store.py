@@ -42,10 +42,10 @@ class Context(AdmissionContext):
     def _drawn(self) -> dict[tuple[bytes, int, int], int]:
         return {}
 
-    def row_of(self, author: bytes, round: int, slot: int) -> int:
+    def row_of(self, author: bytes, round: int, slot: int, issued_at: int = 0) -> int:
         key = (author, round, slot)
         if key not in self._drawn:
-            self._drawn[key] = super().row_of(author, round, slot)
+            self._drawn[key] = super().row_of(author, round, slot, issued_at)
         return self._drawn[key]
 
 

@@ -1,0 +1,73 @@
+"""Common rows: in every epoch all authors answer the same rows in some of their slots, and nobody waits for anybody.
+
+A run with `common` slots draws the rows of slots below it from (run, epoch, slot), without the author. The epoch is
+`issued_at` // `epoch`, in seconds; `issued_at` is the author's time when it drew the round's rows, and signed.
+"""
+
+from __future__ import annotations
+
+from ftis_node.config.run import Run
+from ftis_node.host.clocks import unix_seconds
+from ftis_node.swarm.announcement import Announcement
+from ftis_node.swarm.bounded import make_room
+
+OWN_PART = 2  # one slot in so many of a round is of the author's own rows, at least
+TOLERANCE = 1  # epochs between `issued_at` and the age, each way: clocks differ, and groups take time to generate
+AUTHORS_MAX = 4096  # authors of whom is remembered what they answered
+EPOCHS_MAX = 2 * TOLERANCE + 1  # of an author
+
+
+class OwnSlots:
+    """The slots of a node's own rounds."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._epoch = -1
+        self._answered = 0  # common slots of the epoch, from 0 on
+
+    @property
+    def most(self) -> int:
+        """The most groups of a round."""
+        return self._run.slots - self._run.common
+
+    def take(self, count: int, unix: float) -> list[int]:
+        """The slots of a round of `count` groups, ascending.
+
+        Up to half of them are the common ones that this node has not answered in this epoch, in order, so that a slow
+        node answers the rows that a fast one answered first.
+        """
+        common = self._run.common
+        if not common:
+            return list(range(count))
+        if (epoch := self._run.epoch_at(unix)) != self._epoch:
+            self._epoch, self._answered = epoch, 0
+        first = self._answered
+        self._answered = min(common, first + count - -(-count // OWN_PART))
+        shared = range(first, self._answered)
+        return [*shared, *range(common, common + count - len(shared))]
+
+
+class Answered:
+    """The common slots that each author has answered. An (author, epoch, slot) counts once."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._slots: dict[bytes, dict[int, int]] = {}  # author → epoch → a bit mask of slots
+
+    def refused(self, announcement: Announcement, age: float) -> int:
+        """Note a new announcement of this age, in seconds. Return a bit mask of its packets that do not count.
+
+        These are the common slots that its author has answered before, and all if its epoch disagrees with the age.
+        """
+        common = {i: ref.slot for i, ref in enumerate(announcement.packets) if ref.slot < self._run.common}
+        if not common:
+            return 0
+        epoch = self._run.epoch_at(announcement.issued_at)
+        if abs(epoch - self._run.epoch_at(unix_seconds() - age)) > TOLERANCE:
+            return sum(1 << index for index in common)
+        make_room(self._slots, announcement.author, AUTHORS_MAX)
+        epochs = self._slots.setdefault(announcement.author, {})
+        make_room(epochs, epoch, EPOCHS_MAX)
+        before = epochs.get(epoch, 0)
+        epochs[epoch] = before | sum(1 << slot for slot in common.values())
+        return sum(1 << index for index, slot in common.items() if before >> slot & 1)
