@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.node.progress import Progress
-from ftis_node.node.step_batch import OwnGroup
+from ftis_node.node.step_batch import OwnGroup, mean
 from ftis_node.node.stepper import Stepper
 from ftis_node.policy.load import load_tokenizer
 from ftis_node.step_report import TakenStep
@@ -28,6 +28,7 @@ from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.needs import RowState
 from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import load_task
@@ -190,11 +191,25 @@ class Participant:
             "event": "step",
             **self.counts(),
             **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
+            **self._own_groups(),
             **{name: last[name] for name in (*plain, "tokens", "skipped", "warnings")},
             "overall": diagnostics.overall,
             "own": diagnostics.sources.get("own", {}),
             "foreign": diagnostics.foreign if taken.batch.foreign_groups else {},
         }
+
+    def _own_groups(self) -> dict[str, Any]:
+        """Shares of the own groups since the last step that are all wrong, all alike; their pass@8; and the rows."""
+        rewards, needs = list(self.meter.rewards), self.stepper.progress.needs
+        self.meter.rewards.clear()
+        shares = {
+            "failed": mean([max(group) <= 0 for group in rewards]),
+            "alike": mean([min(group) == max(group) for group in rewards]),
+            "pass_at_8": mean([_pass_at(8, group) for group in rewards]),
+        }
+        found = needs.count(*RowState), needs.count(RowState.LEARNED, RowState.DONE), needs.count(RowState.DONE)
+        rows = {"needs": dict(zip(("found", "learned", "done"), found, strict=True))} if self.stepper.by_need else {}
+        return {"groups": shares, **rows}
 
     # --- what outlives an interruption ----------------------------------------------------------------------------
 
@@ -232,6 +247,12 @@ class Participant:
         self.stepper.standing.take_up(facts.get("standing", {"authors": {}}))
         self.meter.generated, self.meter.trained = facts["lab"]["generated"], facts["lab"]["trained"]
         self.compute.cpu = facts["lab"]["cpu"]
+
+
+def _pass_at(k: int, rewards: Sequence[float]) -> float:
+    """1 − C(n − c, k) / C(n, k), the unbiased estimate from c right ones of n samples (arXiv 2107.03374)."""
+    n, wrong = len(rewards), sum(reward <= 0 for reward in rewards)
+    return 1 - math.comb(wrong, min(k, n)) / math.comb(n, min(k, n))
 
 
 def kept(directory: Path, names: Iterable[str], step: int) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis_node.host.files import replace_text
-from ftis_node.lab.reporting import attacks, outcomes, speed, sweeps, training
+from ftis_node.lab.reporting import attacks, outcomes, rows, speed, sweeps, training
 from ftis_node.lab.reporting import book as say
 from ftis_node.lab.reporting.book import Book
 from ftis_node.lab.reporting.claims import LEVEL, Finding, judge
@@ -66,6 +66,7 @@ def write_report(out: Path, destination: Path | None = None, *, small: bool = Fa
         sweeps.swept(results, book)
         outcomes.curves(results, book)
         outcomes.finals(results, book, drawn=True)
+    rows.learned(results, book)
     if not (grid or small):
         outcomes.differences(results, book)
         outcomes.gains(results, book)

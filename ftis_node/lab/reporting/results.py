@@ -54,6 +54,14 @@ class Steps:
     columns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in FOREIGN})
     skipped: int = 0
     said: list[dict[str, float]] = field(default_factory=list)  # see `lab.payloads.Watch.take`
+    groups: list[dict[str, float | None]] = field(default_factory=list)  # see `Participant.told_step`
+    needs: dict[str, float] = field(default_factory=dict)  # at the end
+
+    def late(self, what: str) -> float:
+        """The mean of a figure of its own groups over the last quarter of the steps; nan without any."""
+        known = [one[what] for one in self.groups[-math.ceil(len(self.groups) / LATE) :] if self.groups]
+        values = [value for value in known if value is not None]
+        return sum(values) / len(values) if values else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +281,8 @@ def _add_step(steps: Steps, event: dict[str, Any]) -> None:
     steps.skipped += bool(event.get("skipped"))
     if "payloads" in event:
         steps.said.append({name: float(value) for name, value in event["payloads"].items()})
+    steps.groups += [event["groups"]] if "groups" in event else []
+    steps.needs = event.get("needs", steps.needs)
     for name, column in steps.columns.items():
         column.append(float(foreign.get(name, math.nan)))
 
