@@ -13,9 +13,9 @@ import msgspec
 import psutil
 
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.node.checkpointing import CheckpointStatus
 from ftis_node.node.progress import Totals
 from ftis_node.node.stepper import Stepper
+from ftis_node.observe.answers import CheckpointStatus, LeftOut, PoolStatus
 from ftis_node.observe.api import Answer
 from ftis_node.observe.view import number
 from ftis_node.step_report import DeviceSeconds, StepSeconds, TakenStep
@@ -42,14 +42,6 @@ class LastStep(msgspec.Struct, frozen=True):
     gradient_norm: float | None
     tokens: int
     skipped: str | None
-
-
-class PoolStatus(msgspec.Struct, frozen=True):
-    """Waiting groups, and groups without a signal or too old since the start."""
-
-    waiting: int
-    no_signal: int
-    expired: int
 
 
 class NeedsStatus(msgspec.Struct, frozen=True):
@@ -172,13 +164,6 @@ class PeerRow(msgspec.Struct, frozen=True):
     standing: PeerStanding
     bytes_in: int
     bytes_out: int
-
-
-class LeftOut(msgspec.Struct, frozen=True):
-    """A peer that this node refuses, with the reason."""
-
-    id: str
-    reason: str
 
 
 class PeersReport(msgspec.Struct, frozen=True):
