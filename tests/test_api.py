@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import socket
 import stat
@@ -11,15 +12,23 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import fields
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.errors import UserError
+from ftis_node.node.status import ComputeStatus, LastStep, NetworkStatus, NodeStatus, PeerRow, TrainingStatus
+from ftis_node.observe import answers
 from ftis_node.observe.answers import Status
 from ftis_node.observe.api import Api, ask
 from ftis_node.store.home import Home
+from ftis_node.swarm.peer_clocks import ClockDifference
+from ftis_node.swarm.standing import PeerStanding
+from ftis_node.swarm.wire.transport import Health
+from ftis_node.worker.messages import GpuFigures, ModelFacts
 
 
 @pytest.fixture
@@ -94,6 +103,25 @@ async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_p
         assert "same version" in error.value.fix
         told |= {"step": 3, "state": "ONLINE"}
     await api.close()
+
+
+@pytest.mark.parametrize(
+    ("read", "written"),
+    [
+        (answers.Status, (NodeStatus, ComputeStatus, ModelFacts, TrainingStatus)),
+        (answers.Peer, (PeerRow, PeerStanding)),
+        (answers.Gpu, (GpuFigures,)),
+        (answers.LastStep, (LastStep,)),
+        (answers.Network, (NetworkStatus,)),
+        (answers.P2pd, (Health,)),
+        (answers.Clock, (ClockDifference,)),
+    ],
+)
+def test_no_field_is_read_that_no_node_writes(read: type[Any], written: tuple[type[Any], ...]) -> None:
+    """A default would hide that the writer has another name for it."""
+    names = {field for kind in written for field in inspect.get_annotations(kind)}
+    names |= {field.name for kind in written if issubclass(kind, msgspec.Struct) for field in fields(kind)}
+    assert {field.name for field in fields(read)} <= names
 
 
 @pytest.mark.parametrize(("stalled", "code"), [(False, 0), (True, 1)])

@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.errors import UserError
-from ftis_node.observe.answers import Asked
+from ftis_node.observe.answers import NodeState
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -39,7 +38,7 @@ def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonO
         if not answer.pausing or answer.finishing or answer.state == "STOPPING":
             raise UserError(f"The node does not pause: it is {answer.state}.", "Ask it with `ftis-node status`.")
         time.sleep(POLL_SECONDS)
-        answer = ask_daemon(home, "/status", Asked, timeout=PATIENCE)
+        answer = ask_daemon(home, "/status", NodeState, timeout=PATIENCE)
     said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
     _say(answer, said.get(answer.state, "The node completes its step and pauses."), json=json)
 
@@ -50,8 +49,8 @@ def resume(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     _say(answer, "The node ends." if answer.state == "STOPPING" else "The node goes on.", json=json)
 
 
-def _command(home: Path, name: str) -> Asked:
-    return ask_daemon(home, f"/{name}", Asked, action=True)
+def _command(home: Path, name: str) -> NodeState:
+    return ask_daemon(home, f"/{name}", NodeState, action=True)
 
 
 def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
@@ -66,8 +65,8 @@ def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
     _say(answer, "The node has ended." if wait else text, json=json)
 
 
-def _say(answer: Asked, text: str, *, json: bool) -> None:
+def _say(answer: NodeState, text: str, *, json: bool) -> None:
     if json:
-        print_json(msgspec.structs.asdict(answer))
+        print_json({name: getattr(answer, name) for name in ("state", "pausing", "finishing")})
     else:
         say(text)

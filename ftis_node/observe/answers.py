@@ -82,31 +82,31 @@ class Network(msgspec.Struct, frozen=True):
     clock: Clock | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node answers to a request to change what it does."""
+class NodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's state. curve: step and pass@1 of the latest evaluations. uptime: seconds."""
 
+    name: str = ""
     state: str
-    pausing: bool = False
-    finishing: bool = False
-
-
-class Status(Asked, frozen=True, kw_only=True):
-    """A node's status. step, network: None before the node has joined its run."""
-
     reason: str = ""
     advice: str = ""
     stalled: bool = False
-    name: str = ""
+    pausing: bool = False
+    finishing: bool = False
     model: str = ""
+    addresses: list[str] = []
+    run: str | None = None
+    curve: list[tuple[int, float]] = []
+    page: str | None = None
+    uptime: float = 0.0
+
+
+class Status(NodeState, frozen=True, kw_only=True):
+    """A node's status. step, network: None before the node has joined its run."""
+
     kind: str | None = None
     tokenizer: str | None = None
     plan: Planned | None = None
     gpu: Gpu | None = None
-    addresses: list[str] = []
-    run: str | None = None
-    page: str | None = None
-    uptime: float = 0.0
-    curve: list[tuple[int, float]] = []
     step: int | None = None
     step_seconds: float = 0.0
     last_step: LastStep | None = None
@@ -128,14 +128,19 @@ class Status(Asked, frozen=True, kw_only=True):
     network: Network | None = None
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer. used: all its groups trained on. accepted, refused (by reason), bytes_in, bytes_out: since the start."""
+class KnownPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer of the node's view. used: all its groups trained on."""
 
     id: str
     agent: str = ""
     addresses: list[str] = []
     seconds_since_seen: float = 0.0
     used: int = 0
+
+
+class Peer(KnownPeer, frozen=True, kw_only=True):
+    """A peer with its standing in words. accepted, refused (by reason), bytes_in, bytes_out: since the start."""
+
     standing: str = ""
     accepted: int = 0
     refused: dict[str, int] = {}

@@ -146,10 +146,7 @@ def _figures(status: Status) -> Table:
         ("up", duration(status.uptime)),
         ("pass@1", f"{before} → {now} (step {status.pass_at_1_step})"),
         ("reward", f"own {number(status.own_reward, '.2f')}, foreign {number(status.foreign_reward, '.2f')}"),
-        (
-            "groups",
-            f"own {status.own_groups_used}, foreign {foreign} ({share} of the loss)",
-        ),
+        ("groups", f"own {status.own_groups_used}, foreign {foreign} ({share} of the loss)"),
         ("filtered", number(status.filtered_fraction, ".0%")),
         ("saved", saved_line(status.checkpoint)),
         ("swarm", f"{counted(status.peers, 'peer')}, {counted(status.pool.waiting, 'group')} waiting"),
