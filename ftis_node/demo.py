@@ -12,15 +12,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.live import Live
 
 from ftis_node.config.run import Run, RunFile, dump_run_file, run_for
 from ftis_node.errors import UsageError, UserError
+from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.metrics import read_events
 from ftis_node.observe.plot import TO_DRAW, can_draw, plot_pass_at_1
@@ -50,21 +50,21 @@ class _Member:
     flags: tuple[str, ...]
     home: Home
     role: str
+    status: Status
     process: subprocess.Popen[bytes] | None = None
-    status: dict[str, Any] = field(default_factory=dict)
 
     def poll(self) -> None:
         """Read the daemon's status; keep the last one if it does not answer."""
         with suppress(UserError):
-            self.status = ask(self.home.api_socket(), "/status", timeout=2.0)
+            self.status = ask(self.home.api_socket(), "/status", Status, timeout=2.0)
 
     @property
     def steps(self) -> int:
-        return int(self.status.get("step", 0))
+        return self.status.step or 0
 
     @property
     def tokenizer(self) -> str:
-        return str(self.status.get("tokenizer") or "")
+        return self.status.tokenizer or ""
 
     def curve(self) -> list[tuple[float, float]]:
         return [(e["since_start"], e["pass_at_1"]) for e in read_events(self.home.metrics, "evaluation")]
@@ -161,7 +161,8 @@ class Demo:
         self._interrupted = True
 
     def _member(self, name: str, model: str, role: str, *flags: str) -> _Member:
-        return _Member(name, model, flags, Home(self.output / name.lower()), role)
+        status = Status(name=name, model=model, state="STARTING", reason=STARTING)
+        return _Member(name, model, flags, Home(self.output / name.lower()), role, status)
 
     def _start(self) -> None:
         """Start all nodes at once. A gets a free port, so that its address is known before it runs."""
@@ -189,8 +190,6 @@ class Demo:
                     env=environment,
                     start_new_session=True,  # Ctrl-C reaches only the demo, which then ends the nodes in order
                 )
-            named = {"name": member.name, "model": member.model}
-            member.status = {**named, "state": "STARTING", "reason": STARTING}
 
     def _watch(self, began: float) -> None:
         """Draw all nodes until each has taken its steps; without a terminal, print a line every few seconds."""
@@ -215,7 +214,7 @@ class Demo:
                 self._check_alive(member)
                 member.poll()
             done = min(member.steps for member in self.members)
-            scores = ", ".join(f"{m.name} {number(m.status.get('pass_at_1'), '.2f')}" for m in self.members)
+            scores = ", ".join(f"{m.name} {number(m.status.pass_at_1, '.2f')}" for m in self.members)
             where = f"slowest at step {min(done, self.steps)} of {self.steps} · pass@1 {scores}"
             yield f"{elapsed:3.0f} s · {where if done else self._waiting_for()}"
             if done >= self.steps:
@@ -227,7 +226,7 @@ class Demo:
         doing: dict[str, list[str]] = {}
         for member in self.members:
             if not member.steps:
-                doing.setdefault(member.status["reason"], []).append(member.name)
+                doing.setdefault(member.status.reason, []).append(member.name)
         return " ".join(f"{', '.join(names)}: {reason}" for reason, names in doing.items())
 
     def _check_alive(self, member: _Member) -> None:
@@ -273,7 +272,7 @@ class Demo:
         """authors: the tokenizer of each, by peer id."""
         evaluations = read_events(member.home.metrics, "evaluation")
         status = member.status
-        by_author, needs = status.get("foreign_groups_used", {}), evaluations[-1]["needs"] if evaluations else {}
+        by_author, needs = status.foreign_groups_used, evaluations[-1]["needs"] if evaluations else {}
         others = {authors[author] for author, groups in by_author.items() if groups and author in authors}
         return NodeSummary(
             name=member.name,
@@ -284,15 +283,15 @@ class Demo:
             steps=max(member.steps, evaluations[-1]["step"]) if evaluations else member.steps,
             pass_at_1_before=evaluations[0]["pass_at_1"] if evaluations else 0.0,
             pass_at_1_after=evaluations[-1]["pass_at_1"] if evaluations else 0.0,
-            own_groups_used=status.get("own_groups_used", 0),
+            own_groups_used=status.own_groups_used or 0,
             foreign_groups_used=sum(by_author.values()),
             foreign_groups_by_author=by_author,
-            foreign_weight_share=status.get("foreign_weight_share", 0.0),
+            foreign_weight_share=status.foreign_weight_share or 0.0,
             rows_needed=needs.get("tried", 0),
             rows_learned=needs.get("learned", 0),
             rows_now=needs.get("done", 0),
-            bytes_in=status.get("bytes_in", 0),
-            bytes_out=status.get("bytes_out", 0),
+            bytes_in=status.bytes_in or 0,
+            bytes_out=status.bytes_out or 0,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import socket
 import stat
@@ -11,14 +12,23 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import fields
 from typer.testing import CliRunner
 
 from ftis_node.cli import app
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.errors import UserError
+from ftis_node.node.status import ComputeStatus, LastStep, NetworkStatus, NodeStatus, PeerRow, TrainingStatus
+from ftis_node.observe import answers
+from ftis_node.observe.answers import Status
 from ftis_node.observe.api import Api, ask
 from ftis_node.store.home import Home
+from ftis_node.swarm.peer_clocks import ClockDifference
+from ftis_node.swarm.standing import PeerStanding
+from ftis_node.swarm.wire.transport import Health
+from ftis_node.worker.messages import GpuFigures, ModelFacts
 
 
 @pytest.fixture
@@ -45,9 +55,9 @@ async def stopped(socket_path: Path) -> AsyncIterator[asyncio.Event]:
 
 
 async def test_it_answers_reads_and_actions(socket_path: Path, stopped: asyncio.Event) -> None:
-    assert await asyncio.to_thread(ask, socket_path, "/status") == {"state": "ONLINE", "step": 3}
+    assert await asyncio.to_thread(ask, socket_path, "/status", dict) == {"state": "ONLINE", "step": 3}
     assert not stopped.is_set()
-    assert await asyncio.to_thread(ask, socket_path, "/stop", action=True) == {"stopping": True}
+    assert await asyncio.to_thread(ask, socket_path, "/stop", dict, action=True) == {"stopping": True}
     assert stopped.is_set()
 
 
@@ -57,7 +67,7 @@ def test_only_its_owner_may_connect(socket_path: Path, stopped: asyncio.Event) -
 
 async def test_reading_never_acts(socket_path: Path, stopped: asyncio.Event) -> None:
     with pytest.raises(UserError, match="405"):
-        await asyncio.to_thread(ask, socket_path, "/stop")
+        await asyncio.to_thread(ask, socket_path, "/stop", dict)
     assert not stopped.is_set()
 
 
@@ -66,7 +76,7 @@ async def test_a_daemon_that_cannot_answer_is_not_called_dead(
     socket_path: Path, stopped: asyncio.Event, route: str, status: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        await asyncio.to_thread(ask, socket_path, route)
+        await asyncio.to_thread(ask, socket_path, route, dict)
     assert status in error.value.what
     assert "node.log" in error.value.fix
 
@@ -74,9 +84,44 @@ async def test_a_daemon_that_cannot_answer_is_not_called_dead(
 def test_without_a_daemon_it_says_how_to_start_one(socket_path: Path) -> None:
     for path in (None, socket_path):
         with pytest.raises(UserError) as error:
-            ask(path, "/status")
+            ask(path, "/status", dict)
         assert "No ftis-node daemon is running" in error.value.what
         assert "ftis-node join" in error.value.fix
+
+
+async def test_what_another_version_answers_is_read_as_far_as_it_can_be(socket_path: Path) -> None:
+    told: dict[str, Any] = {"state": "ONLINE", "later": [1], "network": {"reachability": "direct", "later": 2}}
+    api = Api({"/status": lambda: told}, {})
+    await api.start(socket_path)
+    assert await asyncio.to_thread(ask, socket_path, "/status", dict) == told, "as it is, for --json"
+    status = await asyncio.to_thread(ask, socket_path, "/status", Status)
+    assert status.network is not None and status.network.p2pd_restarts == 0 and status.step is None
+    for wrong, where in (({"step": "three"}, r"step"), ({"state": None}, "state"), ({"network": {}}, "reachability")):
+        told |= wrong
+        with pytest.raises(UserError, match=f"answer cannot be read: .*{where}") as error:
+            await asyncio.to_thread(ask, socket_path, "/status", Status)
+        assert "same version" in error.value.fix
+        told |= {"step": 3, "state": "ONLINE"}
+    await api.close()
+
+
+@pytest.mark.parametrize(
+    ("read", "written"),
+    [
+        (answers.Status, (NodeStatus, ComputeStatus, ModelFacts, TrainingStatus)),
+        (answers.Peer, (PeerRow, PeerStanding)),
+        (answers.Gpu, (GpuFigures,)),
+        (answers.LastStep, (LastStep,)),
+        (answers.Network, (NetworkStatus,)),
+        (answers.P2pd, (Health,)),
+        (answers.Clock, (ClockDifference,)),
+    ],
+)
+def test_no_field_is_read_that_no_node_writes(read: type[Any], written: tuple[type[Any], ...]) -> None:
+    """A default would hide that the writer has another name for it."""
+    names = {field for kind in written for field in inspect.get_annotations(kind)}
+    names |= {field.name for kind in written if issubclass(kind, msgspec.Struct) for field in fields(kind)}
+    assert {field.name for field in fields(read)} <= names
 
 
 @pytest.mark.parametrize(("stalled", "code"), [(False, 0), (True, 1)])
@@ -116,14 +161,14 @@ async def test_a_daemon_that_is_starting_is_waited_for(socket_path: Path, tmp_pa
     home = Home(tmp_path)
     home.open()
     home.record_runtime(socket_path.parent)
-    asked = asyncio.create_task(asyncio.to_thread(ask_daemon, tmp_path, "/status"))
+    asked = asyncio.create_task(asyncio.to_thread(ask_daemon, tmp_path, "/status", dict))
     await asyncio.sleep(0.05)
     api = Api({"/status": lambda: {"state": "LOADING"}}, {})
     await api.start(socket_path)
     assert await asked == {"state": "LOADING"}
     await api.close()
     with pytest.raises(UserError, match=r"starting, or ending, and does not answer.*ftis-node logs --home"):
-        await asyncio.to_thread(ask_daemon, tmp_path, "/status", starting=0.0)
+        await asyncio.to_thread(ask_daemon, tmp_path, "/status", dict, starting=0.0)
     home.close()
 
 
@@ -132,7 +177,7 @@ def test_a_dead_daemons_socket_is_as_good_as_none(socket_path: Path) -> None:
         dead.bind(str(socket_path))
         dead.listen()
     with pytest.raises(UserError, match="No ftis-node daemon is running"):
-        ask(socket_path, "/status")
+        ask(socket_path, "/status", dict)
 
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever(socket_path: Path) -> None:
@@ -140,4 +185,4 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever(socket_path: P
         silent.bind(str(socket_path))
         silent.listen()
         with pytest.raises(UserError, match="did not answer within"):
-            ask(socket_path, "/status", timeout=0.1)
+            ask(socket_path, "/status", dict, timeout=0.1)

@@ -18,6 +18,7 @@ from ftis_node.store.packets import SEEN_SECONDS, PacketStore
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.handshake import greeting
 from ftis_node.swarm.peer_clocks import LATEST, PEERS_MAX, ClockDifference, PeerClocks
+from tests.support.statuses import answered
 from tests.support.swarm import RUN, announcement, group, identity, member, packet
 
 ALICE, BOB = identity(1), identity(2)
@@ -126,7 +127,7 @@ def test_row_42_the_doctor_tells_the_difference() -> None:
     network = {"p2pd_restarts": 0, "p2pd": None, "reachability": "direct"}
     for behind, verdict in ((1.0, "ok"), (-600.0, "warn"), (4 * HOUR, "fail")):
         told = network | {"clock": {"behind": behind, "peers": 3}}
-        found = {one.subject: one for one in of_a_running_node({"addresses": [], "peers": 3, "network": told})}
+        found = {one.subject: one for one in of_a_running_node(answered(peers=3, network=told))}
         assert found["clock"].verdict == verdict, found["clock"]
 
 

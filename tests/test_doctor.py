@@ -38,6 +38,7 @@ from ftis_node.preflight.smoke import smoke
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from tests.support.statuses import answered
 from tests.support.swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
 
 Doctor = Callable[..., tuple[int, str, str]]
@@ -195,13 +196,13 @@ def test_a_gpu_that_a_daemon_of_this_home_uses_is_not_called_broken(
     monkeypatch.setattr(machine, "smoke", lambda _: Finding("gpu", "fail", "Out of memory.", "Look."))
     case = a_case(tmp_path, device="cuda")
     assert list(seen(machine.gpu, case)) == ["fail"]
-    case.status = {"state": "RUNNING"}
+    case.status = answered()
     assert "a daemon runs on this home" in seen(machine.gpu, case)["warn"].text
 
 
 def test_a_node_without_peers_may_be_the_first(tmp_path: Path) -> None:
     network = {"p2pd_restarts": 0, "p2pd": None, "reachability": "direct"}
-    found = of_a_running_node({"addresses": [], "peers": 0, "network": network})
+    found = of_a_running_node(answered(network=network))
     assert {one.subject: one.verdict for one in found}["peers"] == "warn" and not failed(found)
 
 
@@ -331,7 +332,7 @@ def test_a_model_that_does_not_fit_fails_and_one_that_does_not(tmp_path: Path) -
     assert case.plan is not None and case.shape is not None and place.checkpoint_bytes(case.plan, case.shape) > 0
     case = a_case(tmp_path, device="cpu", vram_gb=4.0)
     assert "of 4.00 GB" in seen(models.memory, case)["ok"].text
-    case.status = {"plan": {"memory_bytes": 1 << 30, "budget": 2 << 30, "fits": True}}
+    case.status = answered(plan={"memory_bytes": 1 << 30, "budget": 2 << 30, "fits": True})
     assert "1.00 GB of 2.00 GB" in seen(models.memory, case)["ok"].text
 
 
@@ -429,7 +430,7 @@ def test_a_port_of_the_page_that_is_taken_is_told(tmp_path: Path) -> None:
         case = a_case(tmp_path, http_port=number)
         found = seen(place.page, case)["fail"]
         assert f"port {number}" in found.text and f"pid {os.getpid()}" in found.advice and "http_port" in found.advice
-        case.status = {"page": f"http://127.0.0.1:{number}/"}
+        case.status = answered(page=f"http://127.0.0.1:{number}/")
         assert "daemon on this home" in seen(place.page, case)["ok"].text
         assert "switched off" in seen(place.page, a_case(tmp_path, http_port=number, page=False))["ok"].text
     assert list(seen(place.page, case)) == ["ok"]
@@ -443,7 +444,7 @@ def test_a_port_that_is_taken_says_by_whom(tmp_path: Path) -> None:
         case = a_case(tmp_path, host="127.0.0.1", port=number)
         found = seen(place.port, case)["fail"]
         assert "is taken" in found.text and f"pid {os.getpid()}" in found.advice
-        case.status = {"addresses": [f"/ip4/127.0.0.1/tcp/{number}/p2p/x"]}
+        case.status = answered(addresses=[f"/ip4/127.0.0.1/tcp/{number}/p2p/x"])
         assert "daemon on this home" in seen(place.port, case)["ok"].text
     case.status = None
     assert "is free" in seen(place.port, case)["ok"].text

@@ -33,6 +33,7 @@ from ftis_node.node import daemon
 from ftis_node.node.compute import FAILURES, ComputeProcess
 from ftis_node.node.options import JoinOptions
 from ftis_node.observe import plot
+from ftis_node.observe.answers import NodeState, Status
 from ftis_node.policy.load import choose_device, load_policy, make_policy
 from ftis_node.policy.ready import ready
 from ftis_node.preflight.bugreport import pack
@@ -228,7 +229,7 @@ def test_a_daemon_that_does_not_start_says_why_or_where(tmp_path: Path) -> None:
 
 
 def test_a_node_without_a_page_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(local, "ask_daemon", lambda *_: {"page": None})
+    monkeypatch.setattr(local, "ask_daemon", lambda *_: Status(state="ONLINE"))
     with pytest.raises(UserError, match="serves no page"):
         local.page(tmp_path, open_=False, json=False)
 
@@ -280,7 +281,7 @@ def test_a_task_in_python_has_rows_and_a_source_file(tmp_path: Path, monkeypatch
 def test_waiting_for_a_pause_ends_when_something_else_was_asked_for(
     instead: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    answers = iter([{"state": "ONLINE", "pausing": True, "finishing": False}, {**instead, "finishing": False}])
+    answers = iter([NodeState(state="ONLINE", pausing=True), NodeState(**instead)])
     monkeypatch.setattr(life, "ask_daemon", lambda *_, **__: next(answers))
     monkeypatch.setattr(life, "POLL_SECONDS", 0.0)
     with pytest.raises(UserError, match=f"does not pause: it is {instead['state']}"):

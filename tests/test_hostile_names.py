@@ -17,6 +17,7 @@ import pytest
 
 from ftis_node.cli import main
 from ftis_node.config.run import RunFile, dump_run_file, make_hints, parse_run_file
+from ftis_node.observe.answers import Peers, Status, read
 from ftis_node.observe.api import Api
 from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import JsonFormatter, TextFormatter
@@ -165,7 +166,11 @@ def test_row_45_whatever_a_name_holds_a_command_shows_it(
 
 
 def test_row_45_the_views_show_it(tmp_path: Path) -> None:
-    for view in (node_view(STATUS, PEERS["peers"], [HOSTILE], HOSTILE), nodes_view([STATUS], [[0.5]], HOSTILE)):
+    status = read(STATUS, Status)
+    for view in (
+        node_view(status, read(PEERS, Peers).peers, [HOSTILE], HOSTILE),
+        nodes_view([status], [[0.5]], HOSTILE),
+    ):
         with (tmp_path / "seen").open("w") as file:
             terminal = console()
             terminal.file, terminal.width = file, 2000

@@ -187,12 +187,12 @@ def test_the_error_that_a_daemon_without_a_terminal_ended_with_is_told_until_ano
     begin_output(tmp_path).write_text("a library's words\nerror: The disk is full.\n       Make room.\n")
     assert last_words(tmp_path) == "The disk is full."
     with pytest.raises(UserError, match=rf"{said} .*\. The last one ended with: The disk is full\."):
-        ask_daemon(tmp_path, "/status")
+        ask_daemon(tmp_path, "/status", dict)
     log = Home(tmp_path).log
     log.write_text("It runs.\n")
     os.utime(log, (log.stat().st_mtime + 5,) * 2)
     with pytest.raises(UserError, match=rf"{said} [^ ]*\. Start one"):
-        ask_daemon(tmp_path, "/status")
+        ask_daemon(tmp_path, "/status", dict)
 
 
 def test_what_is_added_is_followed_across_rotations_until_the_daemon_ends(tmp_path: Path) -> None:

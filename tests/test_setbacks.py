@@ -21,8 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ftis_node.errors import UserError
 from ftis_node.lab.replaying.lineage import EVENTS, lineage
-from ftis_node.node.checkpointing import CheckpointStatus, Saving, checkpoint_seconds, wear
+from ftis_node.node.checkpointing import Saving, checkpoint_seconds, wear
 from ftis_node.node.progress import Progress
+from ftis_node.observe.answers import CheckpointStatus
 from ftis_node.observe.metrics import MetricsLog, each_event
 from ftis_node.step_report import StepReport
 from ftis_node.store.checkpoints import verify

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from ftis_node.errors import UserError
+from ftis_node.observe.answers import Kind
 from ftis_node.observe.api import NoDaemon, ask
 from ftis_node.observe.logs import last_words
 from ftis_node.store.home import Home
@@ -20,11 +20,12 @@ POLL_SECONDS = 0.3
 def ask_daemon(
     home: Path,
     route: str,
+    kind: type[Kind],
     *,
     action: bool = False,
     timeout: float = ANSWER_SECONDS,
     starting: float = STARTING_SECONDS,
-) -> dict[str, Any]:
+) -> Kind:
     """Return the answer of the daemon on a home; see `observe.api.ask`.
 
     Args:
@@ -37,7 +38,7 @@ def ask_daemon(
     told = False
     while True:
         try:
-            return ask(place.api_socket(), route, action=action, timeout=timeout)
+            return ask(place.api_socket(), route, kind, action=action, timeout=timeout)
         except NoDaemon:
             if not place.in_use():
                 raise _none(place) from None

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ftis_node.errors import UserError
+from ftis_node.observe.answers import Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.logs import as_object, begin_output
 from ftis_node.store.home import Home
@@ -23,7 +23,7 @@ ERROR_LINES = 2
 
 def detach(
     home: Path, arguments: Sequence[str], tell: Callable[[str], None], peers: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> tuple[Status, int | None]:
     """Start a daemon that outlives this process and wait until it has its model, however long that takes.
 
     Args:
@@ -31,7 +31,7 @@ def detach(
         tell: given each sentence of what it is doing, and what its log says of `peers`, whose addresses its owner
             named: that one does not answer, first of all.
 
-    Returns the daemon's status; `pid` is None if it had nothing to do and has ended.
+    Returns the daemon's status and process id, None if it had nothing to do and has ended.
 
     Raises:
         UserError: another one runs there, or it ended; then the message is its own.
@@ -55,10 +55,10 @@ def detach(
     try:
         while daemon.poll() is None:
             status = _status(place, daemon.pid)
-            if status is not None and status["state"] != "LOADING":
-                return status | {"pid": daemon.pid}
-            if status is not None and status["reason"] != told:
-                told = status["reason"]
+            if status is not None and status.state != "LOADING":
+                return status, daemon.pid
+            if status is not None and status.reason != told:
+                told = status.reason
                 tell(told)
             elif not told and time.monotonic() - began > SILENT_SECONDS:
                 told = f"The daemon starts as process {daemon.pid}; it loads its libraries first."
@@ -70,7 +70,7 @@ def detach(
         tell(f"The daemon goes on starting as process {daemon.pid}; `kill {daemon.pid}` ends it.")
         raise
     if daemon.returncode == 0:
-        return {"state": "STOPPED", "reason": "It has taken its steps already.", "pid": None}
+        return Status(state="STOPPED", reason="It has taken its steps already."), None
     raise _its_own(output, before, daemon.returncode)
 
 
@@ -96,12 +96,12 @@ class _News:
                     yield message
 
 
-def _status(home: Home, pid: int) -> dict[str, Any] | None:
+def _status(home: Home, pid: int) -> Status | None:
     """Output of the new daemon; not that of another on the same home."""
     record = home.runtime()
     if record is not None and record.pid == pid:
         with suppress(UserError):
-            return ask(home.api_socket(), "/status")
+            return ask(home.api_socket(), "/status", Status)
     return None
 
 

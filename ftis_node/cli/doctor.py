@@ -70,13 +70,14 @@ def net(
     """Whether this machine can reach peers and they can reach it. Asks the node on this home if one runs."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     from ftis_node.config.settings import collect
+    from ftis_node.observe.answers import Status
     from ftis_node.observe.api import ask
     from ftis_node.preflight.net import looked_around, of_a_running_node
 
     chosen = collect(task="arithmetic", flags=given.values, file=given.file)[0]
     addresses = addresses_in(peers)
     try:
-        status = ask(Home(home.expanduser()).api_socket(), "/status") if not addresses else None
+        status = ask(Home(home.expanduser()).api_socket(), "/status", Status) if not addresses else None
     except UserError:
         status = None
     found = looked_around(chosen, addresses, seconds) if status is None else iter(of_a_running_node(status))

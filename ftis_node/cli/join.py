@@ -146,21 +146,22 @@ def _detach(options: JoinOptions) -> None:
     if not home.schema.exists():
         say(NOTICE % home.path, error=True)
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
-    status = detach(home.path, arguments, lambda line: say(line, error=True, flush=True), options.peers)
-    say(f"{status['state']}: {status['reason']}")
-    if status["pid"] is not None:
-        say(f"The daemon runs as process {status['pid']} on {home.path}; it ends with `ftis-node stop{home.flag}`.")
+    status, pid = detach(home.path, arguments, lambda line: say(line, error=True, flush=True), options.peers)
+    say(f"{status.state}: {status.reason}")
+    if pid is not None:
+        say(f"The daemon runs as process {pid} on {home.path}; it ends with `ftis-node stop{home.flag}`.")
 
 
 async def _watched(node: Node, tail: Tail) -> int:
     """Run the node with a live view on the terminal, in place of its log."""
     from rich.live import Live
 
+    from ftis_node.observe.answers import Peers, Status, read
     from ftis_node.observe.live import node_view
     from ftis_node.observe.terminal import console
 
     def look() -> RenderableType:
-        status, peers = node.status().row(), node.peers().row()["peers"]
+        status, peers = read(node.status().row(), Status), read(node.peers().row(), Peers).peers
         return node_view(status, peers, list(tail.lines), HINT % node.home.flag, whole=False)
 
     running = asyncio.create_task(node.run())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.errors import UserError
+from ftis_node.observe.answers import NodeState
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
@@ -33,24 +34,23 @@ def finish(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: Json
 def pause(home: HomeOption = DEFAULT_HOME, wait: WaitOption = False, json: JsonOption = False) -> None:
     """After this step the node saves and lets go of its GPU (or cores); it stays in the swarm and serves its peers."""
     answer = _command(home, "pause")
-    while wait and answer["state"] != "PAUSED":
-        if not answer["pausing"] or answer["finishing"] or answer["state"] == "STOPPING":
-            raise UserError(f"The node does not pause: it is {answer['state']}.", "Ask it with `ftis-node status`.")
+    while wait and answer.state != "PAUSED":
+        if not answer.pausing or answer.finishing or answer.state == "STOPPING":
+            raise UserError(f"The node does not pause: it is {answer.state}.", "Ask it with `ftis-node status`.")
         time.sleep(POLL_SECONDS)
-        status = ask_daemon(home, "/status", timeout=PATIENCE)
-        answer = {name: status[name] for name in answer}
+        answer = ask_daemon(home, "/status", NodeState, timeout=PATIENCE)
     said = {"PAUSED": "The node is paused.", "STOPPING": "The node ends."}
-    _say(answer, said.get(answer["state"], "The node completes its step and pauses."), json=json)
+    _say(answer, said.get(answer.state, "The node completes its step and pauses."), json=json)
 
 
 def resume(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Load the model again and go on from the last checkpoint."""
     answer = _command(home, "resume")
-    _say(answer, "The node ends." if answer["state"] == "STOPPING" else "The node goes on.", json=json)
+    _say(answer, "The node ends." if answer.state == "STOPPING" else "The node goes on.", json=json)
 
 
-def _command(home: Path, name: str) -> dict[str, Any]:
-    return ask_daemon(home, f"/{name}", action=True)
+def _command(home: Path, name: str) -> NodeState:
+    return ask_daemon(home, f"/{name}", NodeState, action=True)
 
 
 def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
@@ -65,8 +65,8 @@ def _end(home: Path, name: str, text: str, *, wait: bool, json: bool) -> None:
     _say(answer, "The node has ended." if wait else text, json=json)
 
 
-def _say(answer: dict[str, Any], text: str, *, json: bool) -> None:
+def _say(answer: NodeState, text: str, *, json: bool) -> None:
     if json:
-        print_json(answer)
+        print_json({name: getattr(answer, name) for name in ("state", "pausing", "finishing")})
     else:
         say(text)

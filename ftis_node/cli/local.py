@@ -3,50 +3,51 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, JsonOption, print_facts, print_json
+from ftis_node.observe.answers import Peer, Peers, Status
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import counted, duration, say
 
 
 def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Show what the node on this home is doing."""
-    answer = ask_daemon(home, "/status")
     if json:
-        print_json(answer)
+        print_json(ask_daemon(home, "/status", dict))
         return
     from ftis_node.observe.live import node_view
     from ftis_node.observe.terminal import console
 
+    answer = ask_daemon(home, "/status", Status)
     console().print(node_view(answer))
-    print_facts({key: answer[key] or "none" for key in ("run", "page", "addresses")})
+    print_facts({key: getattr(answer, key) or "none" for key in ("run", "page", "addresses")})
 
 
 def health(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Whether the node's loop goes on: exit code 0, or 1 if it does not answer or is stalled. Supervisors use it."""
-    answer = ask_daemon(home, "/status", starting=0.0)
+    answer = ask_daemon(home, "/status", Status, starting=0.0)
     if json:
-        print_json({key: answer[key] for key in ("state", "reason", "advice", "stalled")})
+        print_json({key: getattr(answer, key) for key in ("state", "reason", "advice", "stalled")})
     else:
-        say(f"{answer['state']}: {answer['reason']}")
-    sys.exit(1 if answer["stalled"] else 0)
+        say(f"{answer.state}: {answer.reason}")
+    sys.exit(1 if answer.stalled else 0)
 
 
 def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Show the peers it works with, and those left out and why."""
-    answer = ask_daemon(home, "/peers")
     if json:
-        print_json(answer)
+        print_json(ask_daemon(home, "/peers", dict))
         return
-    for peer in sorted(answer["peers"], key=lambda peer: -peer["used"]):
+    answer = ask_daemon(home, "/peers", Peers)
+    for peer in sorted(answer.peers, key=lambda peer: -peer.used):
         say(*_told(peer))
-    for peer in answer["left_out"]:
-        say(peer["id"], f"  left out: {peer['reason']}")
-    if not answer["peers"] and not answer["left_out"]:
+    for refused in answer.left_out:
+        say(refused.id, f"  left out: {refused.reason}")
+    if not answer.peers and not answer.left_out:
         say("no peers")
 
 
@@ -62,12 +63,12 @@ def page(
     from ftis_node.observe.web import link, read_token
 
     place = Home(home.expanduser())
-    address = ask_daemon(home, "/status").get("page")
+    address = ask_daemon(home, "/status", Status).page
     if address is None:
         raise UserError("The node on this home serves no page.", "Start it without --set page=false.")
     found = link(address, read_token(place.page_token))
     # Every user of the machine can read a browser's command line: it gets a link that opens once, never the token.
-    opened = open_ and webbrowser.open(ask_daemon(home, "/page")["link"])
+    opened = open_ and webbrowser.open(ask_daemon(home, "/page", dict[str, str])["link"])
     if json:
         print_json({"page": found, "opened": opened})
         return
@@ -84,7 +85,7 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     place = Home(home.expanduser())
     identity = Identity.load(place.key)
     try:
-        addresses = ask_daemon(home, "/status")["addresses"]
+        addresses = ask_daemon(home, "/status", Status).addresses
     except UserError:
         addresses = []
     if json:
@@ -93,12 +94,12 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         print_facts({"peer id": identity.peer_id, "addresses": addresses or "known while its daemon runs"})
 
 
-def _told(peer: dict[str, Any]) -> list[str]:
+def _told(peer: Peer) -> list[str]:
     """A peer in a few lines."""
-    refused = sum(peer["refused"].values())
-    came_of_it = f"since this start {counted(peer['accepted'], 'group')} accepted, {refused} refused"
-    came_of_it += f"; {peer['used']} used in all"
-    megabytes = f"{peer['bytes_in'] / 1e6:.2f} MB in, {peer['bytes_out'] / 1e6:.2f} out"
-    lines = [f"standing: {peer['standing']}", came_of_it, megabytes]
-    lines.append(f"heard of {duration(peer['seconds_since_seen'])} ago, calls itself {peer['agent']}")
-    return [peer["id"], *(f"  {line}" for line in [*lines, *peer["addresses"]])]
+    refused = sum(peer.refused.values())
+    came_of_it = f"since this start {counted(peer.accepted, 'group')} accepted, {refused} refused"
+    came_of_it += f"; {peer.used} used in all"
+    megabytes = f"{peer.bytes_in / 1e6:.2f} MB in, {peer.bytes_out / 1e6:.2f} out"
+    lines = [f"standing: {peer.standing}", came_of_it, megabytes]
+    lines.append(f"heard of {duration(peer.seconds_since_seen)} ago, calls itself {peer.agent}")
+    return [peer.id, *(f"  {line}" for line in [*lines, *peer.addresses])]

@@ -9,6 +9,7 @@ import typer
 
 from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, print_json
+from ftis_node.observe.answers import Peers, Status
 from ftis_node.observe.logs import last_lines
 from ftis_node.store.home import DEFAULT_HOME, Home
 
@@ -30,13 +31,13 @@ def top(
     from ftis_node.observe.terminal import console
 
     if json:
-        print_json({"status": ask_daemon(home, "/status"), **ask_daemon(home, "/peers")})
+        print_json({"status": ask_daemon(home, "/status", dict), **ask_daemon(home, "/peers", dict)})
         return
     place = Home(home.expanduser())
 
     def look() -> RenderableType:
-        status = ask_daemon(home, "/status")
-        peers = ask_daemon(home, "/peers")["peers"]
+        status = ask_daemon(home, "/status", Status)
+        peers = ask_daemon(home, "/peers", Peers).peers
         return node_view(status, peers, last_lines(place.log, LINES), "" if once else HINT, whole=once)
 
     terminal = console()

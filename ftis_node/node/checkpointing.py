@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.files import bytes_under, replace_text
 from ftis_node.node.progress import Progress
+from ftis_node.observe.answers import CheckpointStatus
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.policy.names import lasting, same_model
 from ftis_node.step_report import StepReport
@@ -53,20 +52,6 @@ def wear(minutes: float | None, size: int) -> str:
     if not seconds:
         return f"a checkpoint of {rounded(size)} after every step"
     return f"a checkpoint of {rounded(size)} every {seconds / 60:.3g} min, {rounded(size * 86400 / seconds)} a day"
-
-
-class CheckpointStatus(msgspec.Struct, frozen=True):
-    """The newest checkpoint; every field is None before the first.
-
-    bytes        None: not known yet
-    age_seconds  seconds of training since it was taken
-    due_seconds  seconds until the next checkpoint; None while every step is saved
-    """
-
-    step: int | None
-    bytes: int | None
-    age_seconds: float | None
-    due_seconds: float | None
 
 
 class Saving:

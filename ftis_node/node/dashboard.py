@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def _metrics(status: Answer, peers: Answer) -> Handler:
 
 
 def _at_once(facts: Answer) -> Callable[[], Any]:
-    async def answer() -> dict[str, object]:
+    async def answer() -> Mapping[str, object]:
         return facts()
 
     return answer
@@ -128,7 +128,7 @@ class _Texts:
         self._lock = asyncio.Lock()
         self._known: dict[Shown, GroupText] = {}
 
-    async def answer(self) -> dict[str, Any]:
+    async def answer(self) -> dict[str, object]:
         stepper = self._stepper()
         if stepper is None:
             return {"step": 0, "groups": []}

@@ -13,9 +13,9 @@ import msgspec
 import psutil
 
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.node.checkpointing import CheckpointStatus
 from ftis_node.node.progress import Totals
 from ftis_node.node.stepper import Stepper
+from ftis_node.observe.answers import CheckpointStatus, KnownPeer, LeftOut, NodeState, PoolStatus
 from ftis_node.observe.api import Answer
 from ftis_node.observe.view import number
 from ftis_node.step_report import DeviceSeconds, StepSeconds, TakenStep
@@ -42,14 +42,6 @@ class LastStep(msgspec.Struct, frozen=True):
     gradient_norm: float | None
     tokens: int
     skipped: str | None
-
-
-class PoolStatus(msgspec.Struct, frozen=True):
-    """Waiting groups, and groups without a signal or too old since the start."""
-
-    waiting: int
-    no_signal: int
-    expired: int
 
 
 class NeedsStatus(msgspec.Struct, frozen=True):
@@ -134,23 +126,9 @@ class TrainingStatus(msgspec.Struct, frozen=True):
     own_groups_refused: int
 
 
-class NodeStatus(msgspec.Struct, frozen=True):
-    """A node's status. curve: step and pass@1 of the latest evaluations. uptime: seconds. training: None before the
-    node has joined its run."""
+class NodeStatus(NodeState, frozen=True, kw_only=True):
+    """A node's status. training: None before the node has joined its run."""
 
-    name: str
-    state: str
-    reason: str
-    advice: str
-    stalled: bool
-    pausing: bool
-    finishing: bool
-    model: str
-    addresses: list[str]
-    run: str | None
-    curve: list[tuple[int, float]]
-    page: str | None
-    uptime: float
     compute: ComputeStatus
     training: TrainingStatus | None
 
@@ -161,24 +139,12 @@ class NodeStatus(msgspec.Struct, frozen=True):
         return own | self.compute.row() | (msgspec.to_builtins(self.training) or {})
 
 
-class PeerRow(msgspec.Struct, frozen=True):
-    """A peer of the view. used: all its groups trained on. bytes_in, bytes_out: since the start."""
+class PeerRow(KnownPeer, frozen=True, kw_only=True):
+    """A peer of the view. bytes_in, bytes_out: since the start."""
 
-    id: str
-    agent: str
-    addresses: list[str]
-    seconds_since_seen: float
-    used: int
     standing: PeerStanding
     bytes_in: int
     bytes_out: int
-
-
-class LeftOut(msgspec.Struct, frozen=True):
-    """A peer that this node refuses, with the reason."""
-
-    id: str
-    reason: str
 
 
 class PeersReport(msgspec.Struct, frozen=True):

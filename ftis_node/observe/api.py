@@ -14,8 +14,9 @@ from typing import Any
 from aiohttp import web
 
 from ftis_node.errors import UserError
+from ftis_node.observe.answers import Kind, read
 
-Answer = Callable[[], dict[str, Any]]
+Answer = Callable[[], Mapping[str, object]]
 Text = Callable[[], bytes]
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' text exposition
 LOOK_INTO_LOG = "Look into node.log in its home."
@@ -81,18 +82,21 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def ask(path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0) -> dict[str, Any]:
+def ask(path: Path | None, route: str, kind: type[Kind], *, action: bool = False, timeout: float = 5.0) -> Kind:
     """Asks a running daemon; see `ask_text`.
+
+    Args:
+        kind: what the answer is read as, see `observe.answers`; `dict` leaves it as it is.
 
     Raises:
         NoDaemon: nobody answers there.
-        UserError: the daemon does not answer in time, or not this.
+        UserError: the daemon does not answer in time, not this, or not what `kind` needs.
     """
     try:
-        answer: dict[str, Any] = json.loads(ask_text(path, route, action=action, timeout=timeout))
+        answer = json.loads(ask_text(path, route, action=action, timeout=timeout))
     except ValueError as error:
         raise NoDaemon from error
-    return answer
+    return read(answer, kind)
 
 
 def ask_text(path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0) -> bytes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ftis_node.observe.answers import CheckpointStatus, Gpu, Peer, Status
 from ftis_node.observe.terminal import words
 from ftis_node.observe.view import number, sparkline
 from ftis_node.text import counted, duration, rounded
@@ -50,8 +50,8 @@ _CUTS = (
 
 
 def node_view(
-    status: dict[str, Any],
-    peers: Sequence[dict[str, Any]] = (),
+    status: Status,
+    peers: Sequence[Peer] = (),
     lines: Sequence[str] = (),
     hint: str = "",
     *,
@@ -73,8 +73,8 @@ def node_view(
 class _View:
     """The view in the height that there is."""
 
-    status: dict[str, Any]
-    peers: Sequence[dict[str, Any]]
+    status: Status
+    peers: Sequence[Peer]
     lines: Sequence[str]
     hint: str
 
@@ -88,12 +88,12 @@ class _View:
     def panel(self, cut: _Cut) -> Panel:
         status = self.status
         parts: list[list[RenderableType]] = [[_headline(status)]]
-        if status.get("advice"):
-            parts[0].append(words(f"→ {status['advice']}", "bold"))
-        if "step" in status and cut.figures:
+        if status.advice:
+            parts[0].append(words(f"→ {status.advice}", "bold"))
+        if status.step is not None and cut.figures:
             parts.append([_figures(status)])
-        if cut.curve and (curve := status.get("curve")):
-            parts.append([words("pass@1 ") + words(sparkline([rate for _, rate in curve]), "green")])
+        if cut.curve and status.curve:
+            parts.append([words("pass@1 ") + words(sparkline([rate for _, rate in status.curve]), "green")])
         if self.peers and cut.peers:
             parts.append([_peers(self.peers, cut.peers)])
         if self.lines and cut.lines:
@@ -101,76 +101,73 @@ class _View:
         if self.hint and cut.figures:
             parts.append([words(self.hint, "dim")])
         shown = [row for part in parts for row in ([Text(), *part] if cut.gaps else part)]
-        kind = f"({status['kind']})" if status.get("kind") else ""
-        title = " ".join(filter(None, ["ftis-node", status.get("name"), "·", status["model"], kind]))
+        kind = f"({status.kind})" if status.kind else ""
+        title = " ".join(filter(None, ["ftis-node", status.name, "·", status.model, kind]))
         return Panel(Group(*shown[cut.gaps :]), title=words(title), title_align="left", border_style="dim")
 
 
-def gpu_line(gpu: dict[str, Any]) -> str:
+def gpu_line(gpu: Gpu) -> str:
     """A GPU's utilization, if it is known, and its memory in use and in all."""
-    busy = gpu.get("utilization")
-    memory = f"{rounded(gpu['used_bytes'])} of {rounded(gpu['total_bytes'])}"
-    return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {rounded(gpu['allocated_bytes'])} in tensors"
+    busy = gpu.utilization
+    memory = f"{rounded(gpu.used_bytes)} of {rounded(gpu.total_bytes)}"
+    return f"{'' if busy is None else f'{busy:.0%} busy, '}{memory}, {rounded(gpu.allocated_bytes)} in tensors"
 
 
-def saved_line(checkpoint: dict[str, Any]) -> str:
+def saved_line(checkpoint: CheckpointStatus) -> str:
     """The newest checkpoint's step and age, and when the next is due."""
-    if checkpoint["step"] is None:
+    if checkpoint.step is None or checkpoint.age_seconds is None:
         return "nothing yet"
-    due = checkpoint["due_seconds"]
+    due = checkpoint.due_seconds
     then = "" if due is None else f", next in {duration(due)}"
-    return f"step {checkpoint['step']}, {duration(checkpoint['age_seconds'])} ago{then}"
+    return f"step {checkpoint.step}, {duration(checkpoint.age_seconds)} ago{then}"
 
 
-def _headline(status: dict[str, Any]) -> Text:
-    state = status["state"]
-    text = words(state, f"bold {_COLOURS.get(state, 'cyan')}") + words(f"  {status['reason']}")
-    if status.get("pausing") and state != "PAUSED":
+def _headline(status: Status) -> Text:
+    state = status.state
+    text = words(state, f"bold {_COLOURS.get(state, 'cyan')}") + words(f"  {status.reason}")
+    if status.pausing and state != "PAUSED":
         text.append("  It pauses after this step.")
-    if status.get("finishing"):
+    if status.finishing:
         text.append("  It ends after this step.")
     return text
 
 
-def _figures(status: dict[str, Any]) -> Table:
-    before, now = number(status["pass_at_1_before"], ".3f"), number(status["pass_at_1"], ".3f")
-    foreign = sum(status["foreign_groups_used"].values())
-    seconds = (status["last_step"] or {}).get("seconds", {})
+def _figures(status: Status) -> Table:
+    before, now = number(status.pass_at_1_before, ".3f"), number(status.pass_at_1, ".3f")
+    foreign = sum(status.foreign_groups_used.values())
+    seconds = status.last_step.seconds if status.last_step is not None else {}
     split = [f"{name} {seconds[name]:.1f}" for name in ("generate", "wait", "train") if name in seconds]
-    split += [f"device idle {number(status['idle_share'], '.0%')}"] if seconds else []
+    split += [f"device idle {number(status.idle_share, '.0%')}"] if seconds else []
     told = f" ({', '.join(split)})" if split else ""
-    share = number(status["foreign_weight_share"], ".0%")
-    megabytes = [number(status[way], ".2f", 1e-6) for way in ("bytes_in", "bytes_out")]
+    share = number(status.foreign_weight_share, ".0%")
+    megabytes = [number(way, ".2f", 1e-6) for way in (status.bytes_in, status.bytes_out)]
     rows = [
-        ("step", f"{status['step']}, {status['step_seconds']:.1f} s each{told}" if seconds else str(status["step"])),
-        ("up", duration(status["uptime"])),
-        ("pass@1", f"{before} → {now} (step {status['pass_at_1_step']})"),
-        ("reward", f"own {number(status['own_reward'], '.2f')}, foreign {number(status['foreign_reward'], '.2f')}"),
-        (
-            "groups",
-            f"own {status['own_groups_used']}, foreign {foreign} ({share} of the loss)",
-        ),
-        ("filtered", number(status["filtered_fraction"], ".0%")),
-        ("saved", saved_line(status["checkpoint"])),
-        ("swarm", f"{counted(status['peers'], 'peer')}, {counted(status['pool']['waiting'], 'group')} waiting"),
+        ("step", f"{status.step}, {status.step_seconds:.1f} s each{told}" if seconds else str(status.step)),
+        ("up", duration(status.uptime)),
+        ("pass@1", f"{before} → {now} (step {status.pass_at_1_step})"),
+        ("reward", f"own {number(status.own_reward, '.2f')}, foreign {number(status.foreign_reward, '.2f')}"),
+        ("groups", f"own {status.own_groups_used}, foreign {foreign} ({share} of the loss)"),
+        ("filtered", number(status.filtered_fraction, ".0%")),
+        ("saved", saved_line(status.checkpoint)),
+        ("swarm", f"{counted(status.peers, 'peer')}, {counted(status.pool.waiting, 'group')} waiting"),
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
     ]
-    rows += [("gpu", gpu_line(gpu)) if (gpu := status.get("gpu")) else ("", "")]
+    rows += [("gpu", gpu_line(gpu)) if (gpu := status.gpu) else ("", "")]
     table = Table.grid(padding=(0, 2))
     for left, right in zip(rows[::2], rows[1::2], strict=True):
         table.add_row(words(left[0], "dim"), words(left[1]), words(right[0], "dim"), words(right[1]))
     return table
 
 
-def _peers(peers: Sequence[dict[str, Any]], most: int) -> Table:
+def _peers(peers: Sequence[Peer], most: int) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("peer", no_wrap=True)
     for column in ("used", "MB in", "out"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("standing", no_wrap=True, overflow="ellipsis")
-    for peer in sorted(peers, key=lambda peer: -peer["used"])[:most]:
-        traffic = (number(peer["bytes_in"], ".2f", 1e-6), number(peer["bytes_out"], ".2f", 1e-6))
-        cells = (f"…{peer['id'][-8:]}", str(peer["used"]), *traffic, str(peer.get("standing", "")))
+    for peer in sorted(peers, key=lambda peer: -peer.used)[:most]:
+        traffic = (number(peer.bytes_in, ".2f", 1e-6), number(peer.bytes_out, ".2f", 1e-6))
+        cells = (f"…{peer.id[-8:]}", str(peer.used), *traffic, peer.standing)
         table.add_row(*map(words, cells))
     if len(peers) > most:
         table.add_row(words(f"and {len(peers) - most} more", "dim"))

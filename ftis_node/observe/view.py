@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from ftis_node.observe.answers import Status
 from ftis_node.observe.terminal import words
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def nodes_view(statuses: Sequence[dict[str, Any]], curves: Sequence[Sequence[float]], headline: str) -> RenderableType:
+def nodes_view(statuses: Sequence[Status], curves: Sequence[Sequence[float]], headline: str) -> RenderableType:
     """A table with one row a node and its curve below; fits 80 columns.
 
     Args:
-        statuses: what each node's API answered; only ``name``, ``model`` and ``state`` must be there.
+        statuses: what each node's API answered.
         curves: each node's pass@1 so far, drawn as a spark line.
         headline: a line above the table.
     """
@@ -29,7 +29,7 @@ def nodes_view(statuses: Sequence[dict[str, Any]], curves: Sequence[Sequence[flo
     for status in statuses:
         table.add_row(*(words(cell) for cell in _row(status)))
     sparks = [
-        words(f"{status['name']:5}") + words(sparkline(curve), "green")
+        words(f"{status.name:5}") + words(sparkline(curve), "green")
         for status, curve in zip(statuses, curves, strict=True)
     ]
     return Group(words(headline), table, *sparks)
@@ -41,24 +41,24 @@ def sparkline(values: Sequence[float], width: int = 70) -> str:
     return "".join(_SPARKS[min(top, max(0, round(value * top)))] for value in values[-width:])
 
 
-def _row(status: dict[str, Any]) -> list[str]:
-    before, now = number(status.get("pass_at_1_before"), ".2f"), number(status.get("pass_at_1"), ".2f")
+def _row(status: Status) -> list[str]:
+    before, now = number(status.pass_at_1_before, ".2f"), number(status.pass_at_1, ".2f")
     return [
-        f"{status['name']} {status.get('kind', '')}",
-        status["model"],
-        status["state"].lower(),
-        number(status.get("step"), "d"),
-        f"{before} → {now}" if "step" in status else "–",
-        number(status.get("own_groups_used"), "d"),
-        str(sum(status["foreign_groups_used"].values())) if "step" in status else "–",
-        number(status.get("foreign_weight_share"), ".0%"),
-        number(status.get("filtered_fraction"), ".0%"),
-        number(status.get("bytes_in"), ".2f", 1e-6),
-        number(status.get("bytes_out"), ".2f", 1e-6),
+        f"{status.name} {status.kind or ''}",
+        status.model,
+        status.state.lower(),
+        number(status.step, "d"),
+        f"{before} → {now}" if status.step is not None else "–",
+        number(status.own_groups_used, "d"),
+        str(sum(status.foreign_groups_used.values())) if status.step is not None else "–",
+        number(status.foreign_weight_share, ".0%"),
+        number(status.filtered_fraction, ".0%"),
+        number(status.bytes_in, ".2f", 1e-6),
+        number(status.bytes_out, ".2f", 1e-6),
     ]
 
 
-def number(value: Any, form: str, scale: float = 1.0) -> str:
+def number(value: float | None, form: str, scale: float = 1.0) -> str:
     if value is None:
         return "–"
     return format(value if form == "d" else value * scale, form)

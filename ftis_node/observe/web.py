@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 from asyncio import Transport
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -88,7 +88,7 @@ def link(address: str, token: str) -> str:
     return f"{address}?{urlencode({'token': token})}"
 
 
-def json_route(path: str, answer: Callable[[], Awaitable[dict[str, Any]]]) -> Route:
+def json_route(path: str, answer: Callable[[], Awaitable[Mapping[str, object]]]) -> Route:
     """A route that answers a JSON object."""
 
     async def handle(request: web.BaseRequest) -> web.Response:

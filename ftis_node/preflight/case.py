@@ -6,12 +6,13 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ftis_node.config.run import Run, RunFile, load_run_file
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.options import JoinOptions
+from ftis_node.observe.answers import Status
 from ftis_node.policy.names import resolve
 from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import parse_address
@@ -54,7 +55,7 @@ class Case:
     download: tuple[int, str] | None = None
     step: int | None = None
     peer_id: str | None = None
-    status: dict[str, Any] | None = None
+    status: Status | None = None
     hub: Hub | None = None
     shape: Geometry | None = None
     plan: Plan | None = None

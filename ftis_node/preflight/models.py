@@ -87,11 +87,11 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
     remembered = LearnedSizes(case.home.plan, settings.model).sizes | settled(case.home.checkpoints, settings.model)
     _, case.plan = settle(settings, load, remembered, shape)
     chosen = case.plan
-    if case.status and case.status.get("plan"):  # its own model is no longer free memory
-        running = case.status["plan"]
-        need, budget = rounded(running["memory_bytes"]), rounded(running["budget"])
+    if case.status and case.status.plan:  # its own model is no longer free memory
+        running = case.status.plan
+        need, budget = rounded(running.memory_bytes), rounded(running.budget)
         text = f"The running daemon planned with {need} of {budget}."
-        yield Finding("memory", "ok" if running["fits"] else "warn", text)
+        yield Finding("memory", "ok" if running.fits else "warn", text)
         return
     device, what = choose_device(settings.device), "LoRA" if chosen.lora else "full training"
     need, budget = rounded(chosen.memory.total), rounded(chosen.budget)

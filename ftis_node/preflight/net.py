@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
@@ -17,6 +16,7 @@ from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UserError
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, SET_CLOCK
+from ftis_node.observe.answers import Status
 from ftis_node.preflight.finding import Finding
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
@@ -34,26 +34,25 @@ FORWARD = (
 )
 
 
-def of_a_running_node(status: dict[str, Any]) -> list[Finding]:
+def of_a_running_node(status: Status) -> list[Finding]:
     """Findings about the network from the status of a running daemon."""
-    found = [_addresses(status["addresses"] or [])]
-    network = status.get("network")
+    found = [_addresses(status.addresses)]
+    network = status.network
     if network is None:
-        return [*found, Finding("daemon", "warn", f"It is still starting: {status['reason']}")]
-    restarts = network["p2pd_restarts"]
-    if restarts:
+        return [*found, Finding("daemon", "warn", f"It is still starting: {status.reason}")]
+    if restarts := network.p2pd_restarts:
         text = f"The network daemon p2pd had to be started again {restarts} times."
         found.append(
             Finding("p2pd", "warn", text, "If that number grows, look into the log, and at this machine's memory.")
         )
-    if status["peers"]:
-        found.append(Finding("peers", "ok", f"{status['peers']} peers."))
+    if status.peers:
+        found.append(Finding("peers", "ok", f"{status.peers} peers."))
     else:
         advice = "Fine for the first node of a run; else dial one by hand: `ftis-node doctor net --peers ADDRESS`."
         found.append(Finding("peers", "warn", "No peers: it trains alone.", advice))
-    if network.get("clock") is not None:
-        found.append(_clock(network["clock"]["behind"], f"the clocks of {counted(network['clock']['peers'], 'peer')}"))
-    found.append(_reachability(network["reachability"], (network["p2pd"] or {}).get("reachability", "unknown")))
+    if clock := network.clock:
+        found.append(_clock(clock.behind, f"the clocks of {counted(clock.peers, 'peer')}"))
+    found.append(_reachability(network.reachability, network.p2pd.reachability if network.p2pd else "unknown"))
     return found
 
 

@@ -63,6 +63,7 @@ def home(case: Case) -> Iterator[Finding | UserError]:
 
 def _daemon(case: Case) -> Iterator[Finding | UserError]:
     """The daemon on the home, which keeps another from starting."""
+    from ftis_node.observe.answers import Status
     from ftis_node.observe.api import ask
 
     place = case.home
@@ -71,9 +72,9 @@ def _daemon(case: Case) -> Iterator[Finding | UserError]:
             yield place.taken()
         return
     with suppress(UserError):
-        case.status = ask(place.api_socket(), "/status", timeout=2.0)
+        case.status = ask(place.api_socket(), "/status", Status, timeout=2.0)
     if case.status is not None:
-        yield Finding("home", "ok", f"A daemon runs on {place.path}: {case.status['state']}. {case.status['reason']}")
+        yield Finding("home", "ok", f"A daemon runs on {place.path}: {case.status.state}. {case.status.reason}")
     elif place.in_use():
         advice = f"Look into {place.log}; if it hangs, end it: `ftis-node stop`, else kill -9."
         yield Finding("home", "fail", f"A daemon holds {place.path} but does not answer.", advice)
@@ -166,7 +167,7 @@ def port(case: Case) -> Iterator[Finding | UserError]:
         text = f"Any on {settings.host} will do; a node that others shall find again needs one of its own."
         yield Finding("port", "ok", text)
         return
-    ours = any(f"/{settings.port}/" in text for text in (case.status or {}).get("addresses") or ())
+    ours = any(f"/{settings.port}/" in text for text in (case.status.addresses if case.status else ()))
     where = f"{settings.port} on {settings.host}"
     check, free = partial(check_port, settings.host, settings.port), f"{where} is free, for TCP and UDP."
     yield from _bound("port", where, settings.port, check, free, ours=ours)
@@ -178,7 +179,7 @@ def page(case: Case) -> Iterator[Finding | UserError]:
     if not settings.page:
         yield Finding("page", "ok", "It is switched off.")
         return
-    ours = f":{settings.http_port}/" in ((case.status or {}).get("page") or "")
+    ours = f":{settings.http_port}/" in ((case.status.page if case.status else None) or "")
     where = f"{settings.http_host}, port {settings.http_port or 'any'}"
     free = f"It can be served at {where}."
     yield from _bound("page", where, settings.http_port, partial(check_page, settings), free, ours=ours)

@@ -149,7 +149,7 @@ class Arena:
         for name, daemon in self.daemons.items():
             found[name] = {}
             with contextlib.suppress(UserError):
-                found[name] = ask(daemon.home.api_socket(), "/peers")
+                found[name] = ask(daemon.home.api_socket(), "/peers", dict)
         return found
 
     def innocents_blamed(self) -> list[str]:

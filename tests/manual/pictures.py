@@ -19,6 +19,7 @@ from PIL import Image
 from rich.console import Console
 
 from ftis_node.cli.top import HINT, LINES
+from ftis_node.observe.answers import Peers, Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import last_lines
@@ -78,7 +79,7 @@ def terminal(daemon: Daemon, place: Path, out: Path) -> None:
     """What `ftis-node top` shows, as a picture."""
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
     socket = daemon.home.api_socket()
-    status, peers = ask(socket, "/status"), ask(socket, "/peers")["peers"]
+    status, peers = ask(socket, "/status", Status), ask(socket, "/peers", Peers).peers
     console.print(node_view(status, peers, last_lines(daemon.home.log, LINES), HINT))
     page = place / "top.html"
     page.write_text(

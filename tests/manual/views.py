@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ftis_node.errors import UserError
+from ftis_node.observe.answers import Peers
 from ftis_node.observe.api import ask
 from tests.support.daemons import Daemon
 
@@ -80,13 +81,13 @@ class Observer:
     def _ask(self, peer: str, daemon: Daemon) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
             try:
-                answer = ask(daemon.home.api_socket(), "/peers") if self._live(peer) else None
+                answer = ask(daemon.home.api_socket(), "/peers", Peers) if self._live(peer) else None
             except UserError:
                 answer = None
             if answer is None:
                 self._views.pop(peer, None)
             else:
-                self._views[peer] = {known["id"] for known in answer["peers"]}
+                self._views[peer] = {known.id for known in answer.peers}
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):

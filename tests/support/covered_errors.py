@@ -28,6 +28,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_api.py::test_a_daemon_that_is_starting_is_waited_for": {
         "cli/asking.py": ("The daemon on … is starting, or ending, and does not answer.",),
     },
+    "test_api.py::test_what_another_version_answers_is_read_as_far_as_it_can_be": {
+        "observe/answers.py": ("The daemon's answer cannot be read: ….",),
+    },
     "test_api.py::test_reading_never_acts": {
         "observe/api.py": ("The daemon answered … with … ….",),
     },

@@ -86,7 +86,7 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """The latest answer; {} while there is none."""
         with suppress(UserError):
-            return ask(self.home.api_socket(), "/status")
+            return ask(self.home.api_socket(), "/status", dict)
         return {}
 
     def wait(self, condition: Callable[[dict[str, Any]], Any], what: str, seconds: float = PATIENCE) -> dict[str, Any]:

@@ -123,8 +123,8 @@ def check_daemon(daemon: Daemon, seconds: float = 60) -> None:
         time.sleep(0.1)
     assert seen == {name: of for name, of in documented.items() if name in seen}, "documented otherwise, or not at all"
     assert documented.keys() - seen.keys() <= NOT_YET, "documented, and not exposed"
-    check(ask(socket, "/status"), "ftis-node status --json")
-    peers = ask(socket, "/peers")
+    check(ask(socket, "/status", dict), "ftis-node status --json")
+    peers = ask(socket, "/peers", dict)
     check(peers, "ftis-node peers --json")
     for peer in peers["peers"]:
         check(peer, "A peer")

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ftis_node.node.progress import Totals
+from ftis_node.observe.answers import Status, read
 
 PEER = "12D3KooWKAFkdZjAMAKaNHMycURaoRJDkJLfz2N7GFb4fDUZPfWV"
 SECONDS = {"generate": 1.0, "wait": 0.5, "train": 2.0, "total": 3.5}
@@ -109,6 +110,11 @@ TRAINING: dict[str, Any] = JOINING | {
     "refused_packets": {"malformed": 3, "holder": 1},
     "announcements": {"new": 5},
 }
+
+
+def answered(**told: Any) -> Status:
+    """A status as another program reads it."""
+    return read({"state": "ONLINE", **told}, Status)
 
 
 NOBODY: dict[str, Any] = {"peers": [], "left_out": []}
