@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ftis_node.lab.bench.reading import bench_reading, built_in_tokenizers
 from ftis_node.lab.bench.wire import bench_wire
+from tests.support.tokenizers import KINDS, REAL, tokenizer
 
 
 def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
@@ -19,6 +23,9 @@ def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
         "text_encode_us",
         "text_decode_us",
         "text_admit_us",
+        "spell_us_per_token",
+        "align_us_per_token",
+        "read_us_per_token",
     }
     assert 7 < result["text_bytes_per_token"] <= 8.06
     assert 0 < result["text_admit_us"] < 5_000
@@ -27,3 +34,16 @@ def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
     assert result["announcement_bytes"] <= 150 + 8 * 41
     # Tens of microseconds on an idle machine; the bound only catches a loop over tokens.
     assert 0 < result["admit_us"] < 5_000 and result["encode_us"] > 0 and result["decode_us"] > 0
+
+
+@pytest.mark.skipif(not set(REAL) <= set(KINDS), reason="the real tokenizers are not here")
+def test_reading_between_real_tokenizers_costs_a_few_microseconds_a_token() -> None:
+    figures = bench_reading(256, 5, {kind: tokenizer(kind) for kind in REAL})
+    assert 0 < figures["align_us_per_token"] < figures["read_us_per_token"]
+    assert figures["spell_us_per_token"] > 0
+
+
+def test_a_benchmark_between_two_alike_tokenizers_is_refused() -> None:
+    words = built_in_tokenizers()["tiny-bpe"]
+    with pytest.raises(RuntimeError, match="in chunks"):
+        bench_reading(64, 1, {"one": words, "other": words})

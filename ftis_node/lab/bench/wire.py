@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-
 import numpy as np
 
 from ftis_node.lab.bench.packets import ROWS, make_context, make_packet, make_run, make_text_packet, make_text_run
+from ftis_node.lab.bench.reading import bench_reading, built_in_tokenizers, median_us
 from ftis_node.packet import Group, decode, encode, packet_digest, prompt_digests
 from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.announcement import PacketRef, announce
@@ -17,6 +14,7 @@ from ftis_node.swarm.identity import Identity
 TOKENS = 256
 ANNOUNCED_PACKETS = 8
 ROUND, SLOT = 1_000, 3
+READING = 10  # of so many repeats one times the tokenizers, which take a thousand times longer
 
 
 def bench_wire(repeats: int = 200) -> dict[str, float]:
@@ -24,7 +22,8 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
 
     bytes_per_token and header_bytes are of a group of 12 completions of 256 tokens each; text_… are of packet version
     2, with 2.6 bytes of text a token. announcement_bytes is of a round of 8 packets. refuse_us is of a packet whose
-    last log-prob is none, which is seen after all else.
+    last log-prob is none, which is seen after all else. For spell_, align_ and read_us_per_token see `bench_reading`;
+    the tokenizers are those of the built-in models.
 
     Raises:
         RuntimeError: admission refuses the group or takes the other, which would make its time meaningless.
@@ -44,15 +43,20 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     if isinstance(admit(context, identity.author, garbage), Group):
         raise RuntimeError("a packet without a last log-prob was admitted")
     tokens = sum(packet.lengths)
-    return _bench_text(repeats) | {
-        "bytes_per_token": len(data) / tokens,
-        "header_bytes": len(data) - 8 * tokens,
-        "encode_us": _median_us(lambda: encode(packet), repeats),
-        "decode_us": _median_us(lambda: decode(data), repeats),
-        "admit_us": _median_us(lambda: admit(context, identity.author, data), repeats),
-        "refuse_us": _median_us(lambda: admit(context, identity.author, garbage), repeats),
-        "announcement_bytes": len(announcement.encode()),
-    }
+    reading = bench_reading(TOKENS, max(1, repeats // READING), built_in_tokenizers())
+    return (
+        _bench_text(repeats)
+        | reading
+        | {
+            "bytes_per_token": len(data) / tokens,
+            "header_bytes": len(data) - 8 * tokens,
+            "encode_us": median_us(lambda: encode(packet), repeats),
+            "decode_us": median_us(lambda: decode(data), repeats),
+            "admit_us": median_us(lambda: admit(context, identity.author, data), repeats),
+            "refuse_us": median_us(lambda: admit(context, identity.author, garbage), repeats),
+            "announcement_bytes": len(announcement.encode()),
+        }
+    )
 
 
 def _bench_text(repeats: int) -> dict[str, float]:
@@ -66,17 +70,7 @@ def _bench_text(repeats: int) -> dict[str, float]:
         raise RuntimeError(f"the benchmark's own group was refused: {outcome.detail}")
     return {
         "text_bytes_per_token": len(data) / (sum(packet.lengths) + sum(packet.finished)),
-        "text_encode_us": _median_us(lambda: encode(packet), repeats),
-        "text_decode_us": _median_us(lambda: decode(data), repeats),
-        "text_admit_us": _median_us(lambda: admit(context, identity.author, data), repeats),
+        "text_encode_us": median_us(lambda: encode(packet), repeats),
+        "text_decode_us": median_us(lambda: decode(data), repeats),
+        "text_admit_us": median_us(lambda: admit(context, identity.author, data), repeats),
     }
-
-
-def _median_us(call: Callable[[], object], repeats: int) -> float:
-    """CPU time of this thread, so that other work on the machine does not count."""
-    times = []
-    for _ in range(repeats):
-        start = time.thread_time_ns()
-        call()
-        times.append(time.thread_time_ns() - start)
-    return statistics.median(times) / 1000

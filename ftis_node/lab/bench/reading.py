@@ -1,0 +1,91 @@
+"""The cost of reading between tokenizers: a text in the author's pieces, in the reader's own ids, and in chunks."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from itertools import permutations
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.lab.bench.packets import GROUP
+from ftis_node.packet import Completion
+from ftis_node.policy.load import load_tokenizer
+from ftis_node.tokenizer.chunks import align
+from ftis_node.tokenizer.codec import Codec, Unreadable
+
+BUILT_IN = ("tiny-chars", "tiny-numbers", "tiny-bpe")
+_SENTENCES = (
+    "Natalia sold {} clips in April and {} more in May. ",
+    "So the baker needs {} + {} = {} eggs, which can't be bought in boxes of 12.\n",
+    "Each of the {} children pays ${}.50, hence {} dollars altogether. ",
+    "After {} hours the train is {} miles away; it still has to go {} miles.\n",
+    "<think>{}-{}={}</think>\n<answer>{}</answer> ",
+)
+
+
+def bench_reading(tokens: int, repeats: int, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> dict[str, float]:
+    """Microseconds of CPU for each of the author's tokens (median over `repeats`), of the slowest pair for each figure.
+
+    A group has 12 completions of so many tokens. spell: the author's ids become text and piece lengths, and the
+    reader encodes the text to own ids. align: chunks from both cuts. read: all that a reader does with a text, from
+    bytes to a sample with chunks. A node does none of this on its event loop: it runs in the compute process, and
+    there `worker.packets` calls it.
+
+    Raises:
+        RuntimeError: a reader cannot read a text, or reads it in its author's cut, so the times would mean nothing.
+    """
+    codecs = {name: Codec(tokenizer) for name, tokenizer in tokenizers.items()}
+    found: dict[str, float] = {}
+    for author, reader in permutations(codecs, 2):
+        for key, cost in _pair(codecs[author], codecs[reader], tokens, repeats).items():
+            found[key] = max(found.get(key, 0.0), cost)
+    return found
+
+
+def built_in_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
+    """Tokenizers of the models of `demo --mixed`, by name."""
+    return {name: load_tokenizer(name) for name in BUILT_IN}
+
+
+def median_us(call: Callable[[], object], repeats: int) -> float:
+    """CPU time of this thread, so that other work on the machine does not count."""
+    times = []
+    for _ in range(repeats):
+        start = time.thread_time_ns()
+        call()
+        times.append(time.thread_time_ns() - start)
+    return statistics.median(times) / 1000
+
+
+def _pair(author: Codec, reader: Codec, tokens: int, repeats: int) -> dict[str, float]:
+    group = [_completion(author, tokens, seed) for seed in range(GROUP)]
+    sent = [author.to_text(completion) for completion in group]
+    texts = [completion.text.decode() for completion in sent]
+    for completion in sent:
+        read = reader.from_text(completion)
+        if isinstance(read, Unreadable) or read.chunks is None:
+            raise RuntimeError("the benchmark's own text cannot be read in chunks")
+    # The reader's cut in bytes; a codec keeps these sizes.
+    cuts = [[len(reader.decode(np.array([index]))) for index in reader.encode(text).tolist()] for text in texts]
+    sizes = [np.array(cut, np.int64) for cut in cuts]
+    pairs = list(zip(sent, sizes, strict=True))
+    calls: dict[str, Callable[[], object]] = {
+        "spell": lambda: [author.to_text(one) for one in group] + [reader.encode(text) for text in texts],
+        "align": lambda: [align(one.pieces, one.logprobs, size) for one, size in pairs],
+        "read": lambda: [reader.from_text(one) for one in sent],
+    }
+    return {f"{key}_us_per_token": median_us(call, repeats) / (GROUP * tokens) for key, call in calls.items()}
+
+
+def _completion(codec: Codec, tokens: int, seed: int) -> Completion:
+    """So many tokens of a text with numbers and tags, the end included."""
+    rng, text = random.Random(seed), ""
+    while len(ids := codec.encode(text)) < tokens:
+        sentence = rng.choice(_SENTENCES)
+        text += sentence.format(*(rng.randrange(2, 400) for _ in range(sentence.count("{}"))))
+    claims = np.full(tokens, -0.5, np.float32)
+    return Completion(np.append(ids[: tokens - 1], codec.end).astype(np.uint32), claims, True)
