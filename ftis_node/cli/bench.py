@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -227,7 +228,7 @@ def _settings(model: str, lora: bool | None, vram: float | None, device: str) ->
     return collect(task="", flags={"model": model, "lora": lora, "vram_gb": vram, "device": device})[0]
 
 
-def _print(figures: dict[str, Any], width: int, json: bool) -> None:
+def _print(figures: Mapping[str, object], width: int, json: bool) -> None:
     """Print JSON for a script, else a line for each figure with names so wide."""
     if json:
         print_json(figures)
