@@ -40,7 +40,7 @@ def wire(
     repeats: Annotated[int, typer.Option(min=1, help="How often each operation is timed.")] = 200,
     json: JsonOption = False,
 ) -> None:
-    """Size of a 12 × 256-token packet, and the time to encode, decode and admit it, and to read it between tokenizers."""
+    """Size of a 12 × 256-token packet; the time to encode, decode, admit it, and to read it between tokenizers."""
     from ftis_node.lab.bench.wire import bench_wire
 
     _print(bench_wire(repeats), 21, json)
