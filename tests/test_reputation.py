@@ -290,7 +290,7 @@ def test_row_37_while_nobody_has_a_record_nine_floods_make_room_for_themselves(c
 
 def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: Clock) -> None:
     honest = {key(number) for number in range(100)}
-    table = Table(600.0, clock, random.Random(0), 256, recorded=honest.__contains__)
+    table = Table(600.0, clock, random.Random(0), capacity=256, recorded=honest.__contains__)
     for number in range(2000):
         put(table, bare(key(number % 100), number), key(5000 + number % 40))
         put(table, bare(key(1000 + number), 0), key(6000 + number % 40))
@@ -300,7 +300,7 @@ def test_row_37_authors_with_a_record_leave_half_of_the_table_to_others(clock: C
 
 def test_row_37_a_record_that_was_got_meanwhile_counts(clock: Clock) -> None:
     honest: set[bytes] = set()
-    table = Table(600.0, clock, random.Random(0), 64, recorded=honest.__contains__)
+    table = Table(600.0, clock, random.Random(0), capacity=64, recorded=honest.__contains__)
     for number in range(20):
         put(table, bare(key(number), 0), key(7000 + number))
     honest |= {key(number) for number in range(20)}

@@ -42,7 +42,7 @@ class Bench:
 
     def __init__(self, capacity: int = 2048, seed: int = 0) -> None:
         self.clock = Clock()
-        self.table = Table(MAX_AGE, self.clock, random.Random(seed), capacity)
+        self.table = Table(MAX_AGE, self.clock, random.Random(seed), capacity=capacity)
 
     def add(self, made: Announcement, age: float = 0.0, introducer: bytes | None = PEERS[0], held: int = 0) -> Outcome:
         return self.table.add(made, made.encode(), age=age, introducer=introducer, held=held)

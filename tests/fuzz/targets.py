@@ -123,7 +123,7 @@ def read_announcement(data: bytes) -> None:
         require(str(error).isprintable(), "an error does not print")
     else:
         require(announcement.encode() == data, "an announcement has two spellings")
-        require(len(announcement.signed_bytes()) == 93 + 40 * len(announcement.packets), "what is signed is ambiguous")
+        require(len(announcement.signed_bytes()) == 93 + 42 * len(announcement.packets), "what is signed is ambiguous")
         signed = announcement.verify()
     with stopped_clock():
         gossip = messages.listener()
