@@ -82,8 +82,8 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
     learners = [member for member in spec.members if not member.script]
     if not learners:
         raise UsageError(f"Cell {cell.name} has no node that learns.", "Add one with a model.")
-    if spec.pace == "free" and len(learners) < len(spec.members):
-        raise UsageError(f"Cell {cell.name}: a script has no pace of its own.", 'Use pace = "lockstep".')
+    if spec.pace == "free" and not spec.clock.generate and len(learners) < len(spec.members):
+        raise UsageError(f"Cell {cell.name}: a script that needs no time never ends.", "Set [clock] generate above 0.")
     settled = {}
     for member in spec.members:
         if taken := _TAKEN & member.settings.keys():

@@ -111,7 +111,7 @@ class Participant:
             clock=clock,
             max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
-            on_demand=self.spec.pace == "free" and not self.stepper.own_only,
+            on_demand=self.spec.pace == "free" and not self.stepper.own_only and not self.member.script,
             needed_age=self.settings.needed_age if self.stepper.by_need else None,
         )
         self.swarm.taker = self.stepper
@@ -129,6 +129,11 @@ class Participant:
 
     def _rng(self, what: str) -> random.Random:
         return random.Random(number(self.spec.seed, self.name, what))
+
+    async def write(self) -> None:
+        """A script at its own pace: it makes one step's groups after another, and never trains."""
+        while True:
+            await self.stepper.generate(self.quota())
 
     # --- lock step ------------------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class Trial:
             if self.spec.pace == "lockstep":
                 await self._lockstep(resume["step"])
             else:
-                await asyncio.gather(*(self._free(node) for node in self._learners))
+                await self._free()
             for node in self._learners:
                 await self._evaluate(node, None, **self._at.get(node.name, {}))  # its time may be over between two
                 await self._look_further(node)
@@ -204,8 +204,19 @@ class Trial:
         """A step event, of the time when this node was done, whoever else is not yet."""
         return node.told_step(await node.stepper.train(*batch, began=began))
 
-    async def _free(self, node: Participant) -> None:
-        """One node at its own pace, as the daemon steps."""
+    async def _free(self) -> None:
+        """All nodes at their own paces, and scripts until the last node is done."""
+        writing = [asyncio.ensure_future(node.write()) for node in self._nodes if node.member.script]
+        try:
+            await asyncio.gather(*(self._freely(node) for node in self._learners))
+        finally:
+            ended = [task for task in writing if not task.cancel()]
+            await asyncio.gather(*writing, return_exceptions=True)
+        for task in ended:
+            task.result()  # a script ends by an error only
+
+    async def _freely(self, node: Participant) -> None:
+        """One node, as the daemon steps."""
         never = asyncio.Event()
         while node.stepper.progress.step < self.spec.steps and not (self._out_of_time() or self._all_there()):
             last = await node.stepper.step(never)

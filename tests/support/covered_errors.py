@@ -292,7 +292,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "Cell …, node …: …",
             "Cell …, node …: … is not a setting here.",
             "Cell …: a run has no … to be set here.",
-            "Cell …: a script has no pace of its own.",
+            "Cell …: a script that needs no time never ends.",
         ),
     },
     "test_lab_report.py::test_a_directory_without_results_is_an_error_that_says_what_to_do": {
