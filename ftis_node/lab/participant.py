@@ -255,6 +255,30 @@ class Participant:
 
 
 def _pass_at(k: int, rewards: Sequence[float]) -> float:
-    """1 − C(n − c, k) / C(n, k), the unbiased estimate from c right ones of n samples (arXiv 2107.03374); nan if n < k."""
+    """1 − C(n − c, k) / C(n, k), the unbiased estimate from c right ones of n (arXiv 2107.03374); nan if n < k."""
     n, wrong = len(rewards), sum(reward <= 0 for reward in rewards)
     return 1 - math.comb(wrong, k) / math.comb(n, k) if n >= k else math.nan
+
+
+def kept(directory: Path, names: Iterable[str], step: int) -> bool:
+    """Whether there is a sound checkpoint of that step of each of these nodes."""
+    found = [Checkpoints(directory / name).latest(before=step + 1) for name in names]
+    return all(one is not None and one[1]["progress"]["step"] == step for one in found)
+
+
+def generating(spec: TrialSpec) -> int:
+    """How many members generate."""
+    return sum(spec.settings_of(member).own_share != 0 for member in spec.members)
+
+
+def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
+    """The run that the trial's members share, for the task and tokenizer that an engine loaded."""
+    fields: dict[str, Any] = dict(spec.run)
+    if spec.collaboration == "horizontal":
+        fields |= {"collaboration": "horizontal", "parts": generating(spec)}
+    return run_for(facts.shared(), **fields)
+
+
+def number(*parts: Any) -> int:
+    """A number of 64 bits that follows from the parts."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")
