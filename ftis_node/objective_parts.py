@@ -43,6 +43,9 @@ Aggregation = Literal["sample", "token", "fixed"]
 OWN_ONLY: tuple[ObjectiveName, ...] = ("grpo",)
 """Objectives that learn from own samples only."""
 
+OWN_STANDARD: tuple[ObjectiveName, ...] = ("gated",)
+"""Objectives that take of others only what is no stranger than own successes, hence nothing before there are some."""
+
 _ANSWERS_ONLY = ("graft", "sgt")
 
 

@@ -84,6 +84,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "answers without needs": ({"objective": "graft", "by_need": False}, "only answers to needed rows", "foreign=all"),
     "needs of a listener": ({"foreign": "answers", "own_share": 0}, "no row is needed", "foreign=all"),
+    "learning by nothing of one's own": ({"objective": "gated", "own_share": 0}, "by own successes", "as ftis"),
     "learning from nobody": ({"objective": "grpo", "own_share": 0}, "own samples only", "own_share"),
 }
 

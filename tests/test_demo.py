@@ -17,6 +17,7 @@ from tests.support.daemons import ENVIRONMENT, command, gone, run_cli
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.slow
 def test_a_short_demo_of_three_tokenizers_and_a_listener_ends_with_a_summary_and_a_picture(tmp_path: Path) -> None:
     output = tmp_path / "out"
     flags = ("--mixed", "--listener", "--steps", "6", "--json", "--output", str(output))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftis_node.errors import UsageError, did_you_mean, raise_all
-from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY, answers_only
+from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES, OWN_ONLY, OWN_STANDARD, answers_only
 
 # Beyond it numbers have no room in messages (64 bits) or in float32, and mean nothing: seeds have a bound of their own.
 _LARGEST = 10**15
@@ -58,6 +58,12 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
             f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "
             f"({origins['objective']}) learns from own samples only.",
             "Leave out own_share, or use an objective that learns from others.",
+        )
+    if values["objective"] in OWN_STANDARD and values["gate"] != "none" and values["own_share"] == 0:
+        yield UsageError(
+            f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "
+            f"({origins['objective']}) measures others' samples by own successes: it would learn nothing.",
+            "Leave out own_share, or use an objective without a gate, as ftis.",
         )
 
 

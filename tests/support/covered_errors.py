@@ -55,6 +55,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "by_need is false (…), and … (…) takes only answers",
             "own_share = 0 (…) generates nothing, so no row is needed",
             "own_share = 0 (…) generates nothing, and … (…) learns from own samples",
+            "own_share = 0 (…) generates nothing, and … (…) measures others' samples",
             "vram_gb (…) and vram_share (…) both limit the memory.",
             "… is no device (…).",
         ),
