@@ -26,6 +26,9 @@ def test_a_token_costs_little_more_than_its_eight_bytes() -> None:
         "spell_us_per_token",
         "align_us_per_token",
         "read_us_per_token",
+        "index_us",
+        "answering_us",
+        "nothing_us",
     }
     assert 7 < result["text_bytes_per_token"] <= 8.06
     assert 0 < result["text_admit_us"] < 5_000

@@ -323,7 +323,9 @@ class Table:
         for row in rows:
             if len(chosen) >= count:
                 break
-            found = [(known := self._known[key], mask & known.unsettled) for key, mask in self._index.of(row).items()]
+            if not (packets := self._index.of(row)):
+                continue
+            found = [(known := self._known[key], mask & known.unsettled) for key, mask in packets.items()]
             found = [(known, mask & wanted(known)) for known, mask in found if mask]
             found = [(known, mask) for known, mask in found if mask and newcomers.may(known.announcement.author)]
             if found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ftis_node.lab.bench.needs import bench_needs
 from ftis_node.lab.bench.packets import ROWS, make_context, make_packet, make_run, make_text_packet, make_text_run
 from ftis_node.lab.bench.reading import bench_reading, built_in_tokenizers, median_us
 from ftis_node.packet import Group, decode, encode, packet_digest, prompt_digests
@@ -23,7 +24,7 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     bytes_per_token and header_bytes are of a group of 12 completions of 256 tokens each; text_… are of packet version
     2, with 2.6 bytes of text a token. announcement_bytes is of a round of 8 packets. refuse_us is of a packet whose
     last log-prob is none, which is seen after all else. For spell_, align_ and read_us_per_token see `bench_reading`;
-    the tokenizers are those of the built-in models.
+    the tokenizers are those of the built-in models; for index_, answering_ and nothing_us see `bench_needs`.
 
     Raises:
         RuntimeError: admission refuses the group or takes the other, which would make its time meaningless.
@@ -47,6 +48,7 @@ def bench_wire(repeats: int = 200) -> dict[str, float]:
     return (
         _bench_text(repeats)
         | reading
+        | bench_needs(repeats)
         | {
             "bytes_per_token": len(data) / tokens,
             "header_bytes": len(data) - 8 * tokens,
