@@ -37,6 +37,14 @@ class PoolStatus(msgspec.Struct, frozen=True):
     expired: int = 0
 
 
+class Rows(msgspec.Struct, frozen=True):
+    """Rows on which all own samples failed; those learned from others since, and those of them that it can do now."""
+
+    tried: int = 0
+    learned: int = 0
+    done: int = 0
+
+
 class Gpu(msgspec.Struct, frozen=True):
     """A GPU's bytes: in all, used by all processes, in the node's tensors. utilization: 0 to 1."""
 
@@ -122,6 +130,7 @@ class Status(NodeState, frozen=True, kw_only=True):
     filtered_fraction: float | None = None
     checkpoint: CheckpointStatus = CheckpointStatus()
     pool: PoolStatus = PoolStatus()
+    needs: Rows = Rows()
     peers: int = 0
     bytes_in: int | None = None
     bytes_out: int | None = None
