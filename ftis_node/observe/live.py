@@ -149,10 +149,6 @@ def _figures(status: Status) -> Table:
         ("reward", f"own {number(status.own_reward, '.2f')}, foreign {number(status.foreign_reward, '.2f')}"),
         ("groups", f"own {status.own_groups_used}, foreign {foreign} ({share} of the loss, {filtered} filtered)"),
         ("saved", saved_line(status.checkpoint)),
-        (
-            "rows failed",
-            f"{status.needs.tried}, {status.needs.learned} learned from others, {status.needs.done} done now",
-        ),
         ("rows", f"{needs.tried} failed, {needs.learned} learned"),
         ("swarm", f"{counted(status.peers, 'peer')}, {counted(status.pool.waiting, 'group')} waiting"),
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
