@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ftis_node.packet import decode
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.worker.engine import Engine
@@ -31,10 +30,7 @@ def divergences(author: Engine, reader: Engine, groups: int) -> list[tuple[float
             prompt = Prefixed(reader.prompts[row], [one.token_ids for one in read])
             start = completion_logprobs(reader.policy, [prompt], reader.run.temperature)[0].numpy()
         for one, own in zip(read, np.split(start, np.cumsum([len(one) for one in read])[:-1]), strict=True):
-            if one.chunks is None:
-                ours = own
-            else:
-                ours = np.bincount(one.chunks, weights=own, minlength=len(one.logprobs))
+            ours = own if one.chunks is None else np.bincount(one.chunks, weights=own, minlength=len(one.logprobs))
             gap = np.clip(ours - one.logprobs, -20, 20)
             found.append((float(np.mean(np.exp(-gap) - 1 + gap)), float(-gap.sum())))
     return found
