@@ -125,10 +125,25 @@ def _table(drawn: Sequence[tuple[Ids, Tensor, Tensor]], tokens: int) -> tuple[An
 
 
 def _decoder(policy: Policy, prompts: Sequence[Sequence[int]], group: int, tokens: int) -> tuple[Tensor, Decoder]:
-    logits, cache, mask = _prefill(policy, prompts, DynamicCache)
+    logits, cache, mask = _prefill(policy, prompts, _empty_cache)
     layers = [(layer.keys, layer.values) for layer in cache.layers]
     own = SharedCache(layers, mask, group, tokens - 1)  # the last token drawn is not read
     return logits, Decoder(policy.causal_lm, policy.vocabulary, own, mask.sum(1), tokens - 1)
+
+
+class _Layer(DynamicLayer):  # type: ignore[misc]
+    """As transformers', but its empty tensors are made on the device: those would be uploaded, and the host waits."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = key_states.new_empty(0), value_states.new_empty(0)
+        self.is_initialized = True
+
+
+def _empty_cache() -> DynamicCache:
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = _Layer
+    return cache
 
 
 def _modules(policy: Policy, prompts: Sequence[Sequence[int]], group: int, _: int) -> tuple[Tensor, _Modules]:
@@ -199,7 +214,7 @@ def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], empty: Any) -> tu
 
 def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
     """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
-    whole = DynamicCache()
+    whole = _empty_cache()
     for index in range(len(caches[0].layers)):
         layers = [cache.layers[index] for cache in caches]
         whole.update(torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers]), index)

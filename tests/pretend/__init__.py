@@ -1,0 +1,1 @@
+"""A device that behaves like a GPU on a CPU: see `device`."""

@@ -1,0 +1,468 @@
+"""A pretend GPU: its tensors say that they lie on `pretend:0`, and compute on the CPU.
+
+It is torch's PrivateUse1 backend, set up in Python. An operation that CUDA would refuse because its tensors lie on
+different devices raises `PretendError`. Launches of kernels and waits of the host are counted by the line of ftis_node
+that caused them. The product's sources are read with `pretend` for `cuda`, so that its CUDA branches run.
+
+Not covered: memory, time, streams, kernels that CUDA lacks for a dtype. A launch is one operation that is no view; real
+kernels may be more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+PACKAGE = "ftis_node"
+STATE_BYTES = 16  # of a GPU generator's state; a CPU generator's is another size
+
+_aten = torch.ops.aten
+_CPU = torch.device("cpu")
+_VIEWS = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "t",
+        "transpose",
+        "permute",
+        "slice",
+        "select",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "detach",
+        "alias",
+        "as_strided",
+        "split",
+        "unbind",
+        "split_with_sizes",
+        "diagonal",
+        "unfold",
+        "lift_fresh",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "new_empty_strided",
+        "narrow",
+        "_reshape_alias",
+        "set_data",
+        "record_stream",
+        "_local_scalar_dense",
+    ]
+)
+_WAITS = frozenset(
+    ["_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "unique_dim", "bincount", "is_nonzero"]
+)
+_INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))
+_WHOLE = frozenset(("_fused_rms_norm", "scaled_dot_product_attention"))  # one kernel on CUDA
+
+
+class PretendError(RuntimeError):
+    """What CUDA would refuse."""
+
+
+@dataclass
+class Counts:
+    """Launches and waits by the line of ftis_node that caused them."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+
+
+_counting: list[Counts] = []
+faults: list[str] = []  # also of errors that the product caught
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counts]:
+    """Count what happens within."""
+    counts = Counts()
+    _counting.append(counts)
+    try:
+        yield counts
+    finally:
+        _counting.remove(counts)
+
+
+@contextlib.contextmanager
+def pretending() -> Iterator[None]:
+    """Use the device in this thread; a backward pass stays in it, so that its lines are known."""
+    with torch.autograd.set_multithreading_enabled(False), _Mode():
+        yield
+
+
+def install() -> None:
+    """Set the device up for this process, before ftis_node is imported."""
+    global _default, _library
+    assert not any(name.split(".")[0] == PACKAGE for name in sys.modules), "ftis_node is imported already"
+    sys.dont_write_bytecode = True
+    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module())
+    _default = Generator(NAME)
+    _library = _registered()
+    torch.Generator = Generator  # type: ignore[misc]
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.version.pretend = "13.0"  # type: ignore[attr-defined]
+    functional.scaled_dot_product_attention = _attention
+    fork = torch.random.fork_rng
+    torch.random.fork_rng = lambda devices=None, enabled=True, **_: fork(devices, enabled, device_type=NAME)
+    sys.meta_path.insert(0, _Finder())
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+def _line() -> str:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if f"/{PACKAGE}/" in file and "site-packages" not in file:
+            return f"{file.rsplit(f'/{PACKAGE}/', 1)[1]}:{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "elsewhere"
+
+
+def _launch() -> None:
+    for counts in _counting:
+        counts.launches[_line()] += 1
+
+
+def _wait() -> None:
+    for counts in _counting:
+        counts.waits[_line()] += 1
+
+
+def _fault(message: str) -> PretendError:
+    faults.append(f"{message} at {_line()}")
+    return PretendError(faults[-1])
+
+
+# --- tensors, operations ----------------------------------------------------------------------------------------------
+
+
+class Pretend(torch.Tensor):
+    """A tensor of the device, with the CPU tensor that it stands for."""
+
+    inner: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Pretend:
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
+        )
+        tensor.inner = inner
+        return tensor
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Pretend({self.inner})"
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        raise _fault("a device tensor is no numpy array")
+
+    __array__ = numpy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            with torch.no_grad():
+                copy: Any = Pretend(self.inner.detach().clone())
+            parameter = isinstance(self, torch.nn.Parameter)
+            memo[id(self)] = (
+                torch.nn.Parameter(copy, self.requires_grad) if parameter else copy.requires_grad_(self.requires_grad)
+            )
+        return memo[id(self)]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _Mode(TorchDispatchMode):
+    """For operations without a device tensor among their arguments: factories, and copies from the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class Generator(torch._C.Generator):
+    """A CPU generator that says where it is. Its state on the device is no state of a CPU generator."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        return super().__new__(cls, "cpu")
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self._place = torch.device(device)
+        if self._place.type == NAME:
+            _generators.add(self._cdata)
+
+    @property
+    def device(self) -> torch.device:
+        return self._place
+
+    def manual_seed(self, seed: int) -> Generator:
+        super().manual_seed(seed)
+        return self
+
+    def get_state(self) -> torch.Tensor:
+        if self._place.type == "cpu":
+            return super().get_state()
+        _states.append(super().get_state())
+        return torch.tensor(list(len(_states).to_bytes(STATE_BYTES, "big")), dtype=torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> Generator:
+        if isinstance(state, Pretend):
+            raise _fault("a generator's state must lie on the CPU")
+        if self._place.type != "cpu":
+            if state.numel() != STATE_BYTES:
+                raise _fault("a generator's state of another kind")
+            state = _states[int.from_bytes(bytes(state.tolist()), "big") - 1]
+        super().set_state(state)
+        return self
+
+
+_states: list[torch.Tensor] = []
+_generators: set[int] = set()  # addresses: dispatch hands on another object for the same generator
+
+
+def _inner(value: Any) -> Any:
+    if isinstance(value, Pretend):
+        return value.inner
+    return _CPU if isinstance(value, torch.device) and value.type == NAME else value
+
+
+def _outer(value: Any) -> Any:
+    return Pretend(value) if isinstance(value, torch.Tensor) else value
+
+
+def _on_device(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = func._schema.name.split("::")[-1]
+    flat = tree_flatten((args, kwargs))[0]
+    mine = [value for value in flat if isinstance(value, Pretend)]
+    device = kwargs.get("device") or next((value for value in flat if isinstance(value, torch.device)), None)
+    if not mine and not _on_device(device):
+        return func(*args, **kwargs)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and name not in _WHOLE:
+        with _Mode():
+            return func.decompose(*args, **kwargs)
+    if func in (_aten.copy_.default, _aten._copy_from.default):
+        to, source = args[:2] if func is _aten.copy_.default else (args[1], args[0])
+        return _copied(to, source, bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2] is True)))
+    if func is _aten._to_copy.default:
+        return _moved(args[0], device, kwargs)
+    kwargs = _seeded(func, flat, kwargs)
+    others = [value for value in flat if isinstance(value, torch.Tensor) and not isinstance(value, Pretend)]
+    if mine and others:
+        _check(func, name, args, others)
+    masks = args[1] if name in _INDEXING else ()
+    by_mask = any(isinstance(mask, Pretend) and mask.dtype in (torch.bool, torch.uint8) for mask in masks)
+    if name in _WAITS or by_mask or (name == "repeat_interleave" and kwargs.get("output_size") is None):
+        _wait()
+    if name not in _VIEWS:
+        _launch()
+    if name == "bmm" and (len(args) > 2 or "out_dtype" in kwargs):
+        dtype = args[2] if len(args) > 2 else kwargs["out_dtype"]
+        return Pretend(torch.bmm(args[0].inner.to(dtype), args[1].inner.to(dtype)))
+    made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    if func is _aten._local_scalar_dense.default:
+        return made
+    if func._schema.is_mutable:
+        known = {id(value.inner): value for value in mine}
+        return tree_map(lambda value: known.get(id(value), _outer(value)), made)
+    if torch.is_inference_mode_enabled() and mine and not mine[0].is_inference() and name in _VIEWS:
+        with torch.inference_mode(False):  # a view of a tensor from outside counts versions as that does
+            return tree_map(_outer, made)
+    return tree_map(_outer, made)
+
+
+def _seeded(func: Any, flat: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments with the device's own generator where none is given; a CPU generator is a fault."""
+    generator = next((value for value in flat if isinstance(value, torch._C.Generator)), None)
+    if generator is not None and generator._cdata not in _generators:
+        raise _fault(f"a CPU generator for the device: {func}")
+    if generator is None and torch.Tag.nondeterministic_seeded in func.tags and "generator" in str(func._schema):
+        return {**kwargs, "generator": _default}
+    return kwargs
+
+
+def _check(func: Any, name: str, args: Any, others: list[torch.Tensor]) -> None:
+    """Raise where CUDA would: CPU tensors among a device's, but for scalars in pointwise operations and indices."""
+    if name in _INDEXING and isinstance(args[0], Pretend):
+        indices = [part for part in args[1] if isinstance(part, torch.Tensor)]
+        rest = [value for value in others if not any(value is part for part in indices)]
+        if not rest or (name != "index" and all(value.numel() == 1 for value in rest)):
+            _wait()  # they are uploaded
+            return
+    scalars = all(value.dim() == 0 for value in others)
+    pointwise = torch.Tag.pointwise in func.tags or name.rstrip("_") in ("masked_fill", "fill", "where")
+    many = name.startswith(("_foreach", "_fused"))
+    own = not func._schema.is_mutable or many or isinstance(args[0], Pretend)
+    if not (scalars and (pointwise or many) and own):
+        raise _fault(f"tensors of the device and of the CPU: {func}")
+
+
+def _copied(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+    mine, theirs = isinstance(to, Pretend), isinstance(source, Pretend)
+    if mine and theirs:
+        _launch()
+    elif theirs or not non_blocking:
+        _wait()
+    _inner(to).copy_(_inner(source))
+    return to
+
+
+def _moved(source: torch.Tensor, device: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    rest = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking")}
+    mine = isinstance(source, Pretend)
+    made = torch.ops.aten._to_copy.default(_inner(source), **rest)
+    if mine and device is not None and not _on_device(device):
+        _wait()
+        return made
+    if mine:
+        _launch()
+    elif not kwargs.get("non_blocking"):
+        _wait()
+    return Pretend(made)
+
+
+class _Attention(torch.autograd.Function):
+    """Fused attention: one kernel forward, two backward."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, kwargs: dict[str, Any]) -> Any:
+        if not all(one is None or isinstance(one, Pretend) for one in (query, key, value, mask)):
+            raise _fault("attention over tensors of the device and of the CPU")
+        _launch()
+        ctx.kwargs, ctx.mask = kwargs, None if mask is None else mask.inner
+        ctx.save_for_backward(query, key, value)
+        return Pretend(_sdpa(*(one.inner.detach() for one in (query, key, value)), attn_mask=ctx.mask, **kwargs))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        _launch()
+        _launch()
+        with torch.enable_grad():
+            inner = [one.inner.detach().requires_grad_() for one in ctx.saved_tensors]
+            out = _sdpa(*inner, attn_mask=ctx.mask, **ctx.kwargs)
+        return *(Pretend(one) for one in torch.autograd.grad(out, inner, gradient.inner)), None, None
+
+
+_sdpa = functional.scaled_dot_product_attention
+
+
+def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **kwargs: Any) -> Any:
+    if any(isinstance(one, Pretend) for one in (query, key, value, attn_mask)):
+        return _Attention.apply(query, key, value, attn_mask, kwargs)
+    return _sdpa(query, key, value, attn_mask, **kwargs)
+
+
+# --- what torch and the product find of the device --------------------------------------------------------------------
+
+
+class _Module(_DummyBackendModule):  # type: ignore[misc]
+    """torch.pretend, in the place of torch.cuda: a card of 24 GiB with bf16."""
+
+    OutOfMemoryError = torch.OutOfMemoryError
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    def device(self, index: Any) -> Any:
+        return contextlib.nullcontext()
+
+    def manual_seed_all(self, seed: int) -> None:
+        _default.manual_seed(seed)
+
+    manual_seed = manual_seed_all
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return _default.get_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        _default.set_state(state)
+
+    def synchronize(self, device: Any = None) -> None:
+        _wait()
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return 22 << 30, 24 << 30
+
+    def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "Pretend"
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        return 8, 9
+
+    def utilization(self, device: Any = None) -> float:
+        raise ModuleNotFoundError("pynvml")
+
+    def _nothing(self, *_: Any, **__: Any) -> int:
+        return 0
+
+    empty_cache = reset_peak_memory_stats = set_per_process_memory_fraction = set_device = _nothing
+    memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = _nothing
+
+
+def _registered() -> torch.library.Library:
+    """For copies that torch makes below Python's modes, such as torch.tensor(…, device=…), and for other threads."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
+        return Pretend(torch.empty_strided(size, stride, dtype=dtype))
+
+    def empty(size: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
+        return Pretend(torch.empty(size, dtype=dtype))
+
+    def copy_from(source: torch.Tensor, to: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        return _copied(to, source, non_blocking)
+
+    library.impl("empty_strided", empty_strided, "PrivateUse1")
+    library.impl("empty.memory_format", empty, "PrivateUse1")
+    library.impl("_copy_from", copy_from, "PrivateUse1")
+    return library
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Reads the product with `pretend` for `cuda`, line for line."""
+
+    def get_code(self, fullname: str) -> Any:
+        text = re.sub(r"\bcuda\b", NAME, self.get_data(self.path).decode()).replace("is_cuda", f"is_{NAME}")
+        return compile(text, self.path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname.split(".")[0] != PACKAGE:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec

@@ -1,0 +1,115 @@
+"""The product's compute side on the pretend device, phase after phase; prints one JSON object.
+
+    python -m tests.pretend.drive LAYERS [--lora] [--bf16] [--checkpointing]
+
+It runs in a process of its own, because the device changes torch for the whole process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.pretend import device
+
+device.install()
+
+from transformers import Qwen2ForCausalLM  # noqa: E402
+
+from ftis_node.worker.engine import Engine  # noqa: E402
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, tiny_config, tiny_tokenizer  # noqa: E402
+
+SHORT, LONG, ROWS = 9, 25, 3
+
+
+class Drive:
+    """An engine with a random model, and what each phase counted."""
+
+    def __init__(self, folder: Path, asked: argparse.Namespace) -> None:
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(tiny_config(num_hidden_layers=asked.layers)).save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+        self.flags: dict[str, Any] = {
+            "model": str(folder),
+            "lora": asked.lora,
+            "dtype": "bfloat16" if asked.bf16 else "float32",
+            "gradient_checkpointing": asked.checkpointing,
+            "eval_prompts": 8,
+        }
+        self.told: dict[str, Any] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what happens within under this name."""
+        with device.counting() as counts:
+            yield
+        self.told[name] = {"launches": sum(counts.launches.values()), "waits": _plain(counts.waits)}
+
+    def opened(self, place: str) -> Engine:
+        """An engine with the model."""
+        engine = Engine()
+        facts = engine.load(arithmetic_settings(**self.flags, device=place), "arithmetic")
+        engine.open(arithmetic_run(facts, completion_tokens=LONG))
+        return engine
+
+    def run(self, directory: str) -> None:
+        """Load, generate, score, step, evaluate, save, restore on the device and on the CPU."""
+        with self.phase("load"):
+            engine = self.opened(device.NAME)
+        rows = list(range(ROWS))
+        with self.phase("generate"):
+            made = engine.generate(rows).groups
+        for tokens in (SHORT, LONG):
+            engine.open(engine.run.model_copy(update={"eos": (), "completion_tokens": tokens}))
+            with self.phase(f"{tokens} tokens"):
+                engine.generate(rows)
+        with self.phase("score"):
+            for row, group in zip(rows, made, strict=True):
+                engine.score(row, group.packet)
+        for step in ("first step", "step"):
+            with self.phase(step):
+                report = engine.step(batch_of(rows, made, uneven=True))
+            assert report.skipped is None, report.skipped
+        with self.phase("evaluate"):
+            engine.evaluate()
+        with self.phase("save"):
+            engine.save(directory)
+        expected = engine.generate(rows[:2]).groups
+        with self.phase("restore"):
+            engine.restore(directory, 2)
+        self.told["same after restoring"] = [one.packet for one in engine.generate(rows[:2]).groups] == [
+            one.packet for one in expected
+        ]
+        on_cpu = self.opened("cpu")
+        on_cpu.restore(directory, 2)
+        on_cpu.save(directory)
+        engine.restore(directory, 2)
+
+
+def _plain(counter: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counter.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("layers", type=int)
+    for flag in ("--lora", "--bf16", "--checkpointing"):
+        parser.add_argument(flag, action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as saved, device.pretending():
+        drive = Drive(Path(model), asked)
+        drive.run(saved)
+    print(json.dumps({**drive.told, "faults": device.faults}))
+
+
+if __name__ == "__main__":
+    main()

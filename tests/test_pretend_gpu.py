@@ -1,0 +1,105 @@
+"""The compute side on a device that behaves like a GPU: nothing mixes devices, and no wait of the host is new."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PINNED = "2.13.0"
+LAYERS = (1, 2)
+SHORT, LONG = 9, 25
+# Waits of the host by where they are. Another one slows every card down: take it away, or give a reason here.
+ONCE = {  # a call of generate
+    "policy/generate/cache.py:__init__",
+    "policy/generate/cache.py:_lay_out",
+    "policy/generate/decoder.py:__init__",
+    "policy/generate/native.py:<genexpr>",
+    "policy/generate/native.py:_prefill",
+    "policy/generate/native.py:_table",
+}
+EIGHTH = "policy/generate/native.py:_complete"  # every eighth token: who is done?
+STEP = {
+    "learner/learner.py:<listcomp>": 1,
+    "learner/learner.py:_backward": 6,
+    "learner/learner.py:_column": 3,
+    "learner/optimiser.py:gradient_norm": 1,
+    "objective/columns.py:add": 3,
+    "objective/diagnostics.py:_rows": 1,
+    "objective/diagnostics.py:add": 9,
+    "objective/objective.py:terms": 4,
+    "objective/packed.py:check": 2,
+    "objective/packed.py:owners": 1,
+    "policy/packing.py:<genexpr>": 6,
+    "policy/packing.py:pack": 1,
+    "policy/packing.py:tensor": 4,
+}
+
+pytestmark = [
+    pytest.mark.skipif(torch.__version__.split("+")[0] != PINNED, reason=f"the device needs torch {PINNED}"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module", params=[(), ("--lora", "--bf16", "--checkpointing")], ids=["full", "lora"])
+def told(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What the phases counted with one layer and with two."""
+    root = Path(__file__).parents[1]
+    commands = [[sys.executable, "-m", "tests.pretend.drive", str(layers), *request.param] for layers in LAYERS]
+    ended = [subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=800) for command in commands]
+    assert not any(one.returncode for one in ended), ended[0].stderr + ended[-1].stderr
+    return [{**json.loads(one.stdout), "lora": bool(request.param)} for one in ended]
+
+
+def test_nothing_mixes_devices_from_loading_to_restoring(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        assert one["faults"] == []
+        assert one["same after restoring"]
+
+
+def test_decoding_waits_for_the_host_once_in_eight_tokens(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        short, long = one[f"{SHORT} tokens"]["waits"], one[f"{LONG} tokens"]["waits"]
+        assert short.keys() == long.keys() == ONCE | {EIGHTH}
+        assert {place for place in long if long[place] != short[place]} == {EIGHTH}
+        assert long[EIGHTH] - short[EIGHTH] == (LONG - SHORT) // 8
+
+
+def test_a_steps_waits_are_known_and_do_not_grow_with_the_model(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        assert one["step"]["waits"] == STEP
+
+
+def test_a_token_launches_a_few_kernels_and_some_more_for_each_layer(told: list[dict[str, Any]]) -> None:
+    token = [(one[f"{LONG} tokens"]["launches"] - one[f"{SHORT} tokens"]["launches"]) / (LONG - SHORT) for one in told]
+    layer = (token[1] - token[0]) / (LAYERS[1] - LAYERS[0])
+    assert 0 < layer <= (46 if told[0]["lora"] else 31)
+    assert token[0] - layer * LAYERS[0] <= 45
+
+
+def test_scoring_another_nodes_group_needs_no_device(told: list[dict[str, Any]]) -> None:
+    assert all(one["score"] == {"launches": 0, "waits": {}} for one in told)
+
+
+def test_the_device_refuses_what_a_gpu_refuses() -> None:
+    """Otherwise the tests above could not fail."""
+    program = """
+import torch
+from tests.pretend import device
+device.install()
+def refused(what):
+    try: what()
+    except device.PretendError: return 1
+    return 0
+with device.pretending():
+    here, there = torch.ones(2, device="pretend"), torch.ones(2)
+    print(refused(lambda: here + there), refused(lambda: here @ there), refused(here.numpy),
+        refused(lambda: torch.rand(2, device="pretend", generator=torch.Generator())), refused(lambda: here + 1.0))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ended.stdout.split() == ["1", "1", "1", "1", "0"], ended.stderr
