@@ -12,7 +12,6 @@ import pytest
 import torch
 
 PINNED = "2.13.0"
-LAYERS = (1, 2)
 SHORT, LONG = 9, 25
 # Waits of the host by where they are. Another one slows every card down: take it away, or give a reason here.
 ONCE = {  # a call of generate
@@ -46,14 +45,19 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=[(), ("--lora", "--bf16", "--checkpointing")], ids=["full", "lora"])
+CASES = {"full": ((1,), (2,)), "lora": ((1, "--lora", "--bf16", "--checkpointing"),)}
+
+
+@pytest.fixture(scope="module", params=CASES)
 def told(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What the phases counted with one layer and with two."""
-    root = Path(__file__).parents[1]
-    commands = [[sys.executable, "-m", "tests.pretend.drive", str(layers), *request.param] for layers in LAYERS]
-    ended = [subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=800) for command in commands]
-    assert not any(one.returncode for one in ended), ended[0].stderr + ended[-1].stderr
-    return [{**json.loads(one.stdout), "lora": bool(request.param)} for one in ended]
+    """What the phases counted: full training with one layer and with two, and LoRA in bf16 with checkpointing."""
+    found = []
+    for case in CASES[request.param]:
+        command = [sys.executable, "-m", "tests.pretend.drive", *map(str, case)]
+        ended = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=800)
+        assert ended.returncode == 0, ended.stderr
+        found.append(json.loads(ended.stdout))
+    return found
 
 
 def test_nothing_mixes_devices_from_loading_to_restoring(told: list[dict[str, Any]]) -> None:
@@ -77,9 +81,9 @@ def test_a_steps_waits_are_known_and_do_not_grow_with_the_model(told: list[dict[
 
 def test_a_token_launches_a_few_kernels_and_some_more_for_each_layer(told: list[dict[str, Any]]) -> None:
     token = [(one[f"{LONG} tokens"]["launches"] - one[f"{SHORT} tokens"]["launches"]) / (LONG - SHORT) for one in told]
-    layer = (token[1] - token[0]) / (LAYERS[1] - LAYERS[0])
-    assert 0 < layer <= (46 if told[0]["lora"] else 31)
-    assert token[0] - layer * LAYERS[0] <= 45
+    if len(token) == 2:
+        assert 0 < token[1] - token[0] <= 31  # a layer
+    assert token[0] <= (90 if len(token) == 1 else 74)
 
 
 def test_scoring_another_nodes_group_needs_no_device(told: list[dict[str, Any]]) -> None:

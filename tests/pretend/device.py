@@ -33,40 +33,16 @@ STATE_BYTES = 16  # of a GPU generator's state; a CPU generator's is another siz
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _VIEWS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "t",
-        "transpose",
-        "permute",
-        "slice",
-        "select",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "detach",
-        "alias",
-        "as_strided",
-        "split",
-        "unbind",
-        "split_with_sizes",
-        "diagonal",
-        "unfold",
-        "lift_fresh",
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "new_empty_strided",
-        "narrow",
-        "_reshape_alias",
-        "set_data",
-        "record_stream",
-        "_local_scalar_dense",
-    ]
+    """
+    view _unsafe_view t transpose permute slice select expand unsqueeze squeeze detach alias as_strided split unbind
+    split_with_sizes diagonal unfold lift_fresh empty empty_like new_empty empty_strided new_empty_strided narrow
+    _reshape_alias set_data record_stream _local_scalar_dense
+    """.split()  # noqa: SIM905
 )
 _WAITS = frozenset(
-    ["_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "unique_dim", "bincount", "is_nonzero"]
+    """
+    _local_scalar_dense nonzero equal masked_select _unique2 unique_dim bincount is_nonzero
+    """.split()  # noqa: SIM905
 )
 _INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))
 _WHOLE = frozenset(("_fused_rms_norm", "scaled_dot_product_attention"))  # one kernel on CUDA
