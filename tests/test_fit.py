@@ -78,9 +78,11 @@ def test_a_configuration_is_enough_and_no_hub_is_needed(tmp_path: Path) -> None:
     assert answer["memory"]["total"] == max(answer["memory"]["training"], answer["memory"]["generating"])
 
 
-def test_a_short_name_needs_no_hub_either() -> None:
+def test_a_short_name_needs_no_hub_either_and_one_line_says_what_takes_time() -> None:
     ended = run_cli("fit", "--model", "qwen2.5-coder-3b-instruct", "--vram", "24", "--json", **NO_HUB)
     assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.startswith("Reading the configuration of qwen2.5-coder-3b-instruct.\n")
+    assert "0:00" not in ended.stderr
     answer = json.loads(ended.stdout)
     assert (answer["parameters"], answer["lora"], answer["fits"]) == (3_085_938_688, True, True)
     assert "because full training" in answer["reasons"][0]

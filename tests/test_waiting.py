@@ -49,9 +49,3 @@ def test_fit_that_is_quick_or_for_a_script_says_one_line() -> None:
     for arguments, quiet in ((FIT, 600.0), ([*FIT, "--json"], 0.0)):
         said = on_a_terminal(arguments, quiet)
         assert said.startswith("Reading the configuration of tiny-a.") and "0:00" not in said
-
-
-def test_fit_without_a_terminal_says_one_line() -> None:
-    done = subprocess.run([sys.executable, "-m", "ftis_node", *FIT], capture_output=True, text=True)
-    assert done.stderr.startswith("Reading the configuration of tiny-a.\n") and "0:00" not in done.stderr
-    assert "It fits" in done.stdout
