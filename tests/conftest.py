@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -16,6 +17,10 @@ pytest_plugins = [f"tests.support.{name}" for name in ("cli", "daemons", "talker
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
 
+
+# A shell ignores SIGINT in what it starts in the background; programs under test would inherit that, and Ctrl-C do nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # the modules of `pytest_plugins` import nearly all, before any hook
 

@@ -13,6 +13,7 @@ from ftis_node.lab.bench.swarm import Plan, all_gather, steady
 SMALL = {"nodes": 3, "per_process": 2, "groups": 2, "tokens": 32}
 
 
+@pytest.mark.slow
 async def test_everybody_gets_everything_and_the_bytes_add_up() -> None:
     found = await all_gather(Plan(**SMALL, repetitions=2))
     assert found["lost"] == 0 and found["rejections"] == {}

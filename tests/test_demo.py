@@ -41,6 +41,7 @@ def test_a_short_demo_of_three_tokenizers_ends_with_a_summary_and_a_picture(tmp_
     assert json.loads((output / "summary.json").read_text()) == summary
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("demo", "--output", str(tmp_path / "out")),

@@ -54,7 +54,8 @@ async def saved(worker: Worker, directory: Path) -> dict[str, Tensor]:
     return load_file(directory / "trainable.safetensors") | load_file(directory / "optimiser.safetensors")
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS[1:])], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 async def test_8_bit_adamw_goes_on_bit_for_bit_in_a_new_process(kind: dict[str, Any], tmp_path: Path) -> None:
     one, other = await process(**kind), Worker()
     try:
