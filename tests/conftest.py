@@ -18,7 +18,7 @@ settings.register_profile("shared machine", deadline=None, suppress_health_check
 settings.load_profile("shared machine")
 
 
-# A shell ignores SIGINT in what it starts in the background; programs under test would inherit that, and Ctrl-C do nothing.
+# A shell ignores SIGINT in what it starts in the background; the programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
