@@ -26,6 +26,7 @@ from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy import score
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.load import checkpoint_activations
 from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import ALIASES
 from ftis_node.policy.packing import ATTENTION as PACKED
@@ -151,7 +152,7 @@ def small_policy(kind: str, dtype: torch.dtype, targets: tuple[str, ...], checkp
     """A packed policy of `small_config`, with LoRA of rank 8 on `targets`, trained in full if there are none."""
     model: Any = (Qwen2ForCausalLM if kind == "qwen" else LlamaForCausalLM)(small_config(kind)).to(dtype)
     if checkpointing:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(model)
     if targets:
         model = with_adapters(model, targets, rank=8)
     policy = ready(Policy("small", model, tiny_tokenizer(), torch.device("cpu")))
@@ -222,7 +223,7 @@ def test_real_geometries_take_what_is_predicted(name: str, targets: tuple[str, .
         model: Any = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
         model.set_attn_implementation(PACKED)
         if checkpointing:
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_activations(model)
         if targets:
             model = with_adapters(model, targets, rank=128)
     model.train()
