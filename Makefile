@@ -7,7 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures proto \
-  chaos-quick fuzz-quick wheels compose-test lock clean
+  chaos-quick fuzz-quick wheels compose-test lock clean gpu gpu-wheels older
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -59,6 +59,41 @@ fuzz: $(DEV)
 fuzz-quick: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz all --seconds 10
+
+# What only a card can tell, in ten minutes (docs/performance.md, "On a GPU"); the same command goes on where it was.
+# ARGS="--list", ARGS="--parts machine,tests"; without a card ARGS="--device cpu --small" shows that every part runs.
+ARGS ?=
+gpu: $(DEV)
+	$(BIN)/python -m tests.manual.gpu $(ARGS)
+
+# What `make gpu` needs beside torch, transformers and scipy, as wheels in build/gpu-wheels (56 MB, 17 without
+# bitsandbytes): for a machine with a card and no package index. GPU_PYTHON is that machine's Python.
+GPU_PYTHON ?= 3.12
+GPU_WHEELS := accelerate aiohappyeyeballs aiohttp aiosignal annotated-doc annotated-types attrs base58 bitsandbytes cffi \
+  click cryptography frozenlist hypothesis idna iniconfig markdown-it-py mdurl msgpack msgspec multidict packaging peft \
+  pluggy propcache protobuf psutil pycparser pydantic pydantic_core Pygments pytest rich shellingham sortedcontainers \
+  typer typing-inspection typing_extensions yarl
+gpu-wheels: $(DEV)
+	rm -rf build/gpu-wheels
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --no-deps --only-binary=:all: \
+	  --python-version $(GPU_PYTHON) --implementation cp $(foreach n,_2_34 _2_28 _2_24 _2_17 2014 1,--platform \
+	  manylinux$(n)_x86_64) -d build/gpu-wheels $(GPU_WHEELS)
+
+# The compute side with the oldest torch and transformers that it is tested with, in an environment of its own.
+# PyPI's torch brings CUDA, 1.7 GB; TORCH_CPU_INDEX names an index with PyTorch's CPU wheels.
+TORCH_CPU_INDEX ?=
+COMPUTE_SIDE := bench_generate bench_step engine* fit generate gradients lab_trial learner* models objective_* optimiser plan \
+  policy_load ready room sampler score speed stepper tokenizer* without_hivemind worker
+older: build/older/.installed
+	OMP_NUM_THREADS=1 build/older/bin/python -m pytest -q -n 2 --dist loadfile -m "not slow" -p no:cacheprovider \
+	  $(COMPUTE_SIDE:%=tests/test_%.py)
+
+build/older/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv build/older
+	grep -vE '^(torch|transformers|tokenizers|huggingface_hub|setuptools)==' constraints.txt > build/older/constraints.txt
+	build/older/bin/python -m pip install --quiet --disable-pip-version-check -c build/older/constraints.txt \
+	  $(TORCH_CPU_INDEX:%=--extra-index-url %) torch==2.11.0 transformers==5.17.0 -e '.[dev]'
+	@touch $@
 
 # A node behind a router that lets nobody in, with relays and without. As root.
 nat: $(DEV)

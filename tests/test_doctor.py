@@ -179,6 +179,20 @@ def test_limits_that_are_too_low_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert failed(list(machine.limits(a_case(tmp_path))))
 
 
+@pytest.mark.parametrize(("build", "said"), [("hip", "ROCm is untested"), ("mps", "MPS is untested")])
+def test_a_gpu_of_a_kind_that_no_node_ran_on_is_told(
+    build: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if build == "hip":
+        monkeypatch.setattr("torch.version.hip", "7.1")
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: build == "mps")
+    told = seen(machine.torch_, a_case(tmp_path))
+    assert told.keys() == {"warn"} and said in told["warn"].text
+    assert seen(machine.torch_, a_case(tmp_path, device="cpu")).keys() == {"ok"}
+    assert ("for ROCm 7.1" in told["warn"].text) == (build == "hip")
+
+
 def test_a_library_that_is_missing_is_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.metadata, "requires", lambda _: ["surely-not-there>=1"])
     monkeypatch.setattr(machine, "_TOLD", ("surely-not-there", "hivemind"))

@@ -26,6 +26,7 @@ from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from ftis_node.policy import room
+from ftis_node.policy.load import checkpoint_activations
 from ftis_node.policy.policy import Policy
 from tests.support.learners import (
     BATCH,
@@ -293,7 +294,7 @@ def test_another_optimisers_state_is_refused() -> None:
 @pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
 def test_gradient_checkpointing_changes_nothing_but_what_is_kept(policy: Policy) -> None:
     plain, saving = learner(policy), learner(policy)
-    saving.policy.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_activations(saving.policy.causal_lm)
     kept = {}
     for name, subject in (("plain", plain), ("saving", saving)):
         with held_bytes() as held:

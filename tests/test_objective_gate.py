@@ -126,6 +126,7 @@ def test_without_a_gradient_the_figures_are_the_same(name: str) -> None:
         assert torch.equal(getattr(evaluated, field), getattr(trained, field))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_gpu_says_the_same(name: str) -> None:

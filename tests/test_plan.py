@@ -26,6 +26,7 @@ from ftis_node.learner.optimiser import Optimiser
 from ftis_node.policy import score
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.load import checkpoint_activations
 from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import ALIASES
 from ftis_node.policy.packing import ATTENTION as PACKED
@@ -151,7 +152,7 @@ def small_policy(kind: str, dtype: torch.dtype, targets: tuple[str, ...], checkp
     """A packed policy of `small_config`, with LoRA of rank 8 on `targets`, trained in full if there are none."""
     model: Any = (Qwen2ForCausalLM if kind == "qwen" else LlamaForCausalLM)(small_config(kind)).to(dtype)
     if checkpointing:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(model)
     if targets:
         model = with_adapters(model, targets, rank=8)
     policy = ready(Policy("small", model, tiny_tokenizer(), torch.device("cpu")))
@@ -222,7 +223,7 @@ def test_real_geometries_take_what_is_predicted(name: str, targets: tuple[str, .
         model: Any = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
         model.set_attn_implementation(PACKED)
         if checkpointing:
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_activations(model)
         if targets:
             model = with_adapters(model, targets, rank=128)
     model.train()
@@ -377,6 +378,40 @@ def test_every_step_of_the_order_is_taken_as_memory_shrinks() -> None:
     ]
 
 
+def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:
+    """Where it stands in the order of ways, the best least."""
+    return chosen.lora, chosen.optimiser == "adamw8bit", chosen.gradient_checkpointing, -chosen.micro_batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("gb", "tokens", "checkpointing"), [(90, 16_384, False), (24, 4_096, False), (16, 16_384, True)]
+)
+def test_a_gpu_takes_smaller_micro_batches_before_it_computes_layers_twice(
+    gb: float, tokens: int, checkpointing: bool
+) -> None:
+    chosen = planned(THREE, gb, lora=True)
+    assert (chosen.micro_batch_tokens, chosen.gradient_checkpointing, chosen.fits) == (tokens, checkpointing, True)
+    text = " ".join(chosen.reasons)
+    assert ("Micro-batches of 4,096 tokens, because 16,384 would keep 65.2 GB" in text) == (tokens == 4_096)
+    assert ("Gradient checkpointing, because 2,048 tokens would keep 8.03 GB" in text) == checkpointing
+    assert text.count("; LoRA") + text.count(": LoRA") == (gb < 90), "sizes of one way are not listed"
+
+
+def test_they_are_no_smaller_where_prompts_would_be_read_too_often() -> None:
+    long = Workload(prompt_tokens=1_500, completion_tokens=100, group=12, batch_groups=24)
+    plain = [
+        p for gb in np.arange(10, 60, 0.5) if not (p := planned(MIDDLE, gb, long, lora=True)).gradient_checkpointing
+    ]
+    assert {p.micro_batch_tokens for p in plain} == {16_384, 12_288, 8_192, 6_144}, "4,096 hold one prompt for 7 rows"
+
+
+def test_they_are_no_smaller_on_a_cpu_nor_where_a_size_is_wished_for() -> None:
+    wished: dict[str, Any] = {"cpu": {}, "cuda": {"micro_batch_tokens": 8_192}}
+    for device, wishes in wished.items():
+        chosen = [planned(THREE, gb, device=device, lora=True, **wishes) for gb in np.arange(30, 60, 2)]
+        assert {p.micro_batch_tokens for p in chosen} == {2_048 if device == "cpu" else 8_192}
+
+
 @given(
     shape=st.sampled_from([HALF, MIDDLE, THREE]),
     workload=st.builds(Workload, *(st.integers(1, 4096),) * 2, st.integers(2, 64), st.integers(1, 64)),
@@ -390,8 +425,7 @@ def test_more_memory_is_never_worse(
 ) -> None:
     less, much = (plan(shape, int(gb * GB), workload, Wishes(), device, eight_bit) for gb in (low, low + more))
     assert much.fits or not less.fits
-    assert less.lora or not much.lora
-    assert much.micro_batch_tokens >= less.micro_batch_tokens
+    assert rank(much) <= rank(less)
     for p in (less, much):
         assert p.fits == (p.memory.total <= p.budget)
         assert p.generation_batch % workload.group == 0

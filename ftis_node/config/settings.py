@@ -94,6 +94,9 @@ class Settings(BaseModel):
     """[completions] Generated side by side. Default: what fits."""
     engine: Literal["native", "hf"] = "native"
     """Engine that generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
+    cudnn_attention: bool = False
+    """Whether PyTorch may take cuDNN's attention on a GPU. On Hopper it may prepare anew for each new shape, and every
+    micro-batch has one; not measured."""
     seed: Annotated[int, Flag("Seed of sampling and LoRA initialisation.")] = Field(0, ge=0, lt=1 << 63)
     """Seed of sampling and of the LoRA layers' first values."""
 

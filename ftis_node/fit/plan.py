@@ -1,8 +1,9 @@
 """The best way to train a model within a given memory. Pure: `memory` says what things take, this chooses.
 
 Best comes first, and the first that fits is taken: full training, with gradient checkpointing, with 8-bit AdamW, LoRA,
-LoRA with checkpointing. Only if none fits at full size, micro-batches shrink, as far as one sequence, and generation
-batches, as far as one group. Each phase shrinks by itself: they do not need memory at the same time.
+LoRA with checkpointing. Before checkpointing, which computes every layer twice, come smaller micro-batches, as far as a
+GPU is as fast with them. Only if none of these fits, micro-batches shrink further, as far as one sequence, and
+generation batches, as far as one group. Each phase shrinks by itself: they do not need memory at the same time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from ftis_node.text import GB, rounded
 # Sizes that choosing starts from; it only makes them smaller.
 MICRO_BATCH_TOKENS: dict[Device, int] = {"cpu": 2_048, "cuda": 16_384}  # on a CPU larger ones leave the caches
 GENERATION_BATCH = 288
+
+# Sizes that are tried before gradient checkpointing. Below them a GPU waits for its host to launch kernels (counted on
+# the pretend GPU of `tests/pretend`, not measured). `PROMPTS_AGAIN`: smaller micro-batches read prompts more often, and
+# may cost so much of the tokens; checkpointing costs a forward pass, a quarter to a half of the other work.
+SMALLER_MICRO_BATCHES = (12_288, 8_192, 6_144, 4_096, 3_072, 2_048)
+PROMPTS_AGAIN = 0.2
 
 # Models with fewer parameters are trained in fp32 on a GPU too: they are small enough, and need no second copy.
 SMALL_MODEL = 100_000_000
@@ -65,8 +72,8 @@ def plan(geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, de
         UsageError: the model has no module of the LoRA targets.
     """
     ways = _setups(geometry, workload, wishes, device, eight_bit and device == "cuda")
-    full_size = [(setup, estimate(geometry, workload, setup, device)) for setup in ways]
-    chosen = next((index for index, (_, need) in enumerate(full_size) if need.total <= budget), None)
+    needs = [(setup, estimate(geometry, workload, setup, device)) for setup in ways]
+    chosen = next((index for index, (_, need) in enumerate(needs) if need.total <= budget), None)
     if chosen is None:  # then of what is left when there is no choice between full and LoRA any more
         last = [way for way in ways if way.lora == ways[-1].lora]
         setup = _shrunk(geometry, budget, workload, wishes, device, last)
@@ -78,12 +85,12 @@ def plan(geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, de
         memory=memory,
         budget=budget,
         fits=memory.total <= budget,
-        reasons=tuple(_reasons(setup, memory, full_size, chosen, wishes, budget)),
+        reasons=tuple(_reasons(setup, memory, needs, chosen, wishes, budget)),
     )
 
 
 def _setups(geometry: Geometry, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool) -> list[Setup]:
-    """Every way to train at full size that the wishes allow, best first."""
+    """Every way to train that the wishes allow, best first: at full size, and where it saves checkpointing smaller."""
     small = device == "cpu" or geometry.parameters < SMALL_MODEL
     step_tokens = workload.batch_groups * (workload.prompt_tokens + workload.group * workload.completion_tokens)
     most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
@@ -99,21 +106,37 @@ def _setups(geometry: Geometry, workload: Workload, wishes: Wishes, device: Devi
         engine=wishes.engine,
     )
     checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
+    sizes = {True: [common.micro_batch_tokens], False: [common.micro_batch_tokens]}
+    if wishes.gradient_checkpointing is None and wishes.micro_batch_tokens is None:
+        sizes[False] += _smaller(most, workload)
     kinds = (False, True) if geometry.has(wishes.lora_targets) else (False,)
     setups = []
     for lora in kinds if wishes.lora is None else (wishes.lora,):
         optimisers: list[OptimiserName] = ["adamw", "adamw8bit"] if eight_bit and not lora else ["adamw"]
         for optimiser in optimisers if wishes.optimiser is None else [wishes.optimiser]:
             setups += [
-                replace(common, lora=lora, optimiser=optimiser, gradient_checkpointing=on) for on in checkpointing
+                replace(common, lora=lora, optimiser=optimiser, gradient_checkpointing=on, micro_batch_tokens=size)
+                for on in checkpointing
+                for size in sizes[on]
             ]
     return setups
+
+
+def _smaller(most: int, workload: Workload) -> list[int]:
+    """Micro-batches below `most` tokens that cost less time than gradient checkpointing, largest first."""
+
+    def work(size: int) -> float:  # tokens that are computed for each token of a completion
+        prompts, completions = workload.split(size)
+        return (prompts + completions) / completions
+
+    sizes = (size for size in SMALLER_MICRO_BATCHES if workload.longest <= size < most)
+    return [size for size in sizes if work(size) <= (1 + PROMPTS_AGAIN) * work(most)]
 
 
 def _shrunk(
     geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, device: Device, ways: list[Setup]
 ) -> Setup:
-    """The first of `ways` that trains at full size and generates in smaller batches; else the last, both smaller.
+    """The first of `ways` that trains as it is and generates in smaller batches; else the last, both smaller.
 
     A size that was wished for stays. Where nothing is small enough it is the smallest.
     """
@@ -153,16 +176,18 @@ def _whole_groups(rows: int, workload: Workload) -> int:
 def _reasons(
     setup: Setup,
     memory: Memory,
-    full_size: list[tuple[Setup, Memory]],
+    needs: list[tuple[Setup, Memory]],
     chosen: int | None,
     wishes: Wishes,
     budget: int,
 ) -> Iterator[str]:
     """One sentence each: why full or LoRA, what was tried, why checkpointing, what was made smaller, what would do.
 
-    `full_size` are the ways that were open and what they take, best first; `chosen` is the one taken, if one fits.
+    `needs` are the ways that were open and what they take, best first; `chosen` is the one taken, if one fits.
     """
-    tried = full_size[:chosen]
+    most = needs[0][0].micro_batch_tokens
+    full_size = [(way, need) for way, need in needs if way.micro_batch_tokens == most]
+    tried = [(way, need) for way, need in needs[:chosen] if way.micro_batch_tokens == most]
     if wishes.lora is not None:
         kind = replace(setup, optimiser="adamw", gradient_checkpointing=False)
         yield f"{_label(kind)}, as it was asked for or settled before."
@@ -177,17 +202,23 @@ def _reasons(
         yield f"Full training fits: it needs {rounded(memory.total)} of {rounded(budget)}."
     if tried:
         yield f"Too large: {'; '.join(f'{_inner(way)}, {rounded(need.total)}' for way, need in tried)}."
+    plain = [(way, need) for way, need in needs if way.lora == setup.lora and not way.gradient_checkpointing]
     if setup.gradient_checkpointing and wishes.gradient_checkpointing is None:
-        plain = next(need for way, need in full_size if way.lora == setup.lora and not way.gradient_checkpointing)
+        way, need = plain[-1]
         yield (
-            f"Gradient checkpointing, because {full_size[0][0].micro_batch_tokens:,} tokens would keep "
-            f"{rounded(plain.activations)} of activations without it."
+            f"Gradient checkpointing, because {way.micro_batch_tokens:,} tokens would keep "
+            f"{rounded(need.activations)} of activations without it."
         )
     wanted = full_size[-1][0]
-    if setup.micro_batch_tokens < wanted.micro_batch_tokens:
+    if setup.micro_batch_tokens < most and not setup.gradient_checkpointing and wanted.gradient_checkpointing:
         yield (
-            f"Micro-batches of {setup.micro_batch_tokens:,} tokens, because training on "
-            f"{wanted.micro_batch_tokens:,} needs {rounded(full_size[-1][1].training)}; the step stays the same."
+            f"Micro-batches of {setup.micro_batch_tokens:,} tokens, because {most:,} would keep "
+            f"{rounded(plain[0][1].activations)} of activations, and gradient checkpointing would take longer."
+        )
+    elif setup.micro_batch_tokens < most:
+        yield (
+            f"Micro-batches of {setup.micro_batch_tokens:,} tokens, because training on {most:,} needs "
+            f"{rounded(full_size[-1][1].training)}; the step stays the same."
         )
     if setup.generation_batch < wanted.generation_batch:
         yield (

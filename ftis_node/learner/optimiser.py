@@ -14,6 +14,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.fit.memory import UPDATE_ELEMENTS
 from ftis_node.host.quiet import without
+from ftis_node.learner.copies import copied
 from ftis_node.learner.state import flattened, unflattened
 
 # Each optimiser's name of its first moment, by which a state is told from another optimiser's.
@@ -90,7 +91,7 @@ class Optimiser:
             for key, value in flattened(self._adam.state.get(master, {})).items()
         }
         weights = {name: master.detach() for name, master in self._masters.items()}
-        return (weights, state) if live else (_copies(weights), _copies(state))
+        return (weights, state) if live else (copied(weights), copied(state))
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Put back what `state` gave.
@@ -156,7 +157,3 @@ def _eight_bit() -> Any:
             "8-bit AdamW needs bitsandbytes.", "Run: pip install 'ftis-node[gpu]', or use --set optimiser=adamw."
         ) from None
     return AdamW8bit
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

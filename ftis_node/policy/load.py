@@ -77,6 +77,8 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
     """
     device = choose_device(settings.device)
     torch.manual_seed(settings.seed)
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(settings.cudnn_attention)  # of the whole process
     if settings.lora:
         model = _with_lora(model, settings)
     model.to(device)
@@ -86,8 +88,15 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
             raise UsageError(
                 f"{settings.model} has no gradient checkpointing.", "Use --set gradient_checkpointing=false."
             )
-        policy.causal_lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(policy.causal_lm)
     return policy
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Make a model of transformers compute its layers again in the backward pass; its method has two names."""
+    new, old = "activation_checkpointing", "gradient_checkpointing"  # transformers 5.17 has the old one
+    name = new if hasattr(model, f"{new}_enable") else old
+    getattr(model, f"{name}_enable")(**{f"{name}_kwargs": {"use_reentrant": False}})
 
 
 def _with_lora(model: Any, settings: Settings) -> Any:

@@ -113,6 +113,21 @@ def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) 
             raise FtisError("The completions of a single prompt do not fit into memory side by side.")
 
 
+# Less free memory than this part of a GPU's counts as short.
+SCARCE = 0.1
+
+
+def make_way(device: torch.device) -> None:
+    """Before another phase (generation, training, evaluation), give cached blocks back where the GPU is nearly full.
+
+    The next phase wants blocks of other sizes, and other processes some room. It waits for the device, so not always.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if free < SCARCE * total:
+            torch.cuda.empty_cache()
+
+
 def free_memory() -> None:
     """Give cached blocks back to the device. Call it outside the handler: an exception holds what its frames held."""
     if torch.cuda.is_available():

@@ -101,11 +101,16 @@ def torch_(case: Case) -> Iterator[Finding]:
     """PyTorch: its version and build, and whether it can use the machine's GPU."""
     import torch
 
-    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU"
+    hip = torch.version.hip
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else f"for ROCm {hip}" if hip else "for the CPU"
     seen = f"{torch.__version__}, {build}; {torch.get_num_threads()} thread(s)"
     with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that is too old
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
+    untested = _untested(hip if usable else None, torch.backends.mps.is_available())
+    if untested is not None and case.settings.device != "cpu":
+        yield Finding("torch", "warn", f"{seen}. {untested[0]}", untested[1])
+        return
     reason = " ".join(str(one.message).split(" (Triggered")[0] for one in said)[:300]
     if usable or (not _NVIDIA.exists() and not case.settings.device.startswith("cuda")):
         yield Finding("torch", "ok", f"{seen}.")
@@ -120,6 +125,16 @@ def torch_(case: Case) -> Iterator[Finding]:
         text = f"{seen}, which cannot use the GPU with driver {_driver()}. {reason}".rstrip()
         advice = "Update the driver, or install a torch for the CUDA that it knows (`nvidia-smi` names it)."
     yield Finding("torch", verdict, text, advice)
+
+
+def _untested(hip: str | None, mps: bool) -> tuple[str, str] | None:
+    """What a person should know of a kind of GPU on which no node ever ran, and do; None on all others."""
+    if hip is not None:
+        text = "ROCm is untested: the node takes such a GPU for a CUDA device, and nothing else is made for it."
+        return text, "Try it, and say how it went; or use --device cpu."
+    if mps:
+        return "MPS is untested, and no node uses it: the CPU trains.", "Name the CPU with --device cpu to be sure."
+    return None
 
 
 def gpu(case: Case) -> Iterator[Finding]:

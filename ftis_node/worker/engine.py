@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from pathlib import Path
@@ -32,7 +32,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.room import Room, fitting, out_of_memory
+from ftis_node.policy.room import Room, fitting, make_way, out_of_memory
 from ftis_node.step_report import StepReport
 from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.rewards import TAGS
@@ -176,6 +176,13 @@ class Engine:
             sizes=self._sizes,
         )
 
+    @contextmanager
+    def _phase(self, part: str) -> Iterator[None]:
+        """A part of the work that keeps the device busy."""
+        make_way(self.policy.device)
+        with self.usage.of(part):
+            yield
+
     def _workload(self, settings: Settings, caps: Mapping[str, int]) -> Workload:
         """The workload to plan for: the run's caps, or the task's if no run is known yet."""
         known = {"prompt_tokens": self.task.prompt_tokens, "completion_tokens": self.task.completion_tokens}
@@ -219,7 +226,7 @@ class Engine:
             author, round, policy_step, slots: values for the packets; their slots count from 0 where none are given.
         """
         began = time.perf_counter()
-        with self.usage.of("generate"):
+        with self._phase("generate"):
             groups = self._sample([self.prompts[row] for row in rows], self.run.completions)
         packets = [
             self.packets.write(
@@ -265,7 +272,7 @@ class Engine:
         if micro_batch_tokens is not None:
             self.learner.micro_batch_tokens = micro_batch_tokens
         taken = self.training_groups(groups)
-        with self.usage.of("train"):
+        with self._phase("train"):
             report = self.learner.step(taken)
         return msgspec.structs.replace(report, device=self.usage.step_ended())
 
@@ -287,7 +294,7 @@ class Engine:
         """
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
-        with self.usage.of("evaluate"), scoring(exam.reward, exam.scorer) as scorer:
+        with self._phase("evaluate"), scoring(exam.reward, exam.scorer) as scorer:
             outcome = greedy.evaluate(self.policy, exam.prompts, exam.examples, scorer, sampling, room=self._evaluating)
         return outcome.figures()
 
@@ -296,7 +303,7 @@ class Engine:
         examples = [self.task.train[row] for row in rows]
         prompts = [self.prompts[row] for row in rows]
         sampling, judged = self._sampling(greedy=True, cap=self.run.completion_tokens), dict[int, bool]()
-        with self.usage.of("evaluate"):
+        with self._phase("evaluate"):
             greedy.evaluate(
                 self.policy,
                 prompts,

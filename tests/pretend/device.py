@@ -430,7 +430,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
     """Reads the product with `pretend` for `cuda`, line for line."""
 
     def get_code(self, fullname: str) -> Any:
-        text = re.sub(r"\bcuda\b", NAME, self.get_data(self.path).decode()).replace("is_cuda", f"is_{NAME}")
+        text = re.sub(r"(?<!backends\.)\bcuda\b", NAME, self.get_data(self.path).decode()).replace(
+            "is_cuda", f"is_{NAME}"
+        )
         return compile(text, self.path, "exec", dont_inherit=True)
 
 

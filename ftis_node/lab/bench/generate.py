@@ -142,10 +142,10 @@ def _floor(policy: Policy, size: Size, batch: int) -> float:
     groups = max(1, batch // size.group)
     calls = -(-size.groups // groups)
     kept = token * (size.groups * size.prompt_tokens + size.completions * size.completion_tokens // 2)
-    return size.tokens / (size.completion_tokens * (calls * weights + kept) / _bandwidth(policy.device))
+    return size.tokens / (size.completion_tokens * (calls * weights + kept) / bandwidth(policy.device))
 
 
-def _bandwidth(device: torch.device) -> float:
+def bandwidth(device: torch.device) -> float:
     """Bytes a second, read and written, of copying a tensor."""
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

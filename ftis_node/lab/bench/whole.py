@@ -130,13 +130,14 @@ class WholeNode:
         """
         Args:
             folder: where packets and key may lie.
+            device: on a GPU the model is trained in bf16 and in larger micro-batches.
             peers: authors of foreign groups; each announces a round a step, and together they bring enough.
         """
         settings = Settings(
             model="tiny-a",  # whose place a random one takes
             device=device,
-            dtype="float32",
-            micro_batch_tokens=MICRO_BATCH_TOKENS["cpu"],
+            dtype="float32" if device == "cpu" else "bfloat16",
+            micro_batch_tokens=MICRO_BATCH_TOKENS["cpu" if device == "cpu" else "cuda"],
             batch_groups=size.groups,
             learning_rate=1e-6,
             wait=0.0,

@@ -147,6 +147,10 @@ def _close(tensors: Sequence[Tensor], order: Ids) -> None:
         tensor.index_copy_(0, into, tensor.index_select(0, out))
 
 
+# Whether a product of bf16 matrices can be given in fp32 as it is summed: not before torch 2.8, nor on ROCm.
+_WIDENS = hasattr(torch.ops.aten.bmm, "dtype") and torch.version.hip is None
+
+
 def _products(query: Tensor, keys: Tensor) -> Tensor:
     """query `[n, q, d]` · keys `[n, k, d]` → fp32 `[n, q, k]`, also where those are of bf16, as fused attention does.
 
@@ -155,6 +159,6 @@ def _products(query: Tensor, keys: Tensor) -> Tensor:
     keys = keys.transpose(1, 2)
     if query.dtype == torch.float32:
         return torch.bmm(query, keys)
-    if query.is_cuda:
+    if query.is_cuda and _WIDENS:
         return torch.bmm(query, keys, out_dtype=torch.float32)
     return torch.bmm(query.float(), keys.float())

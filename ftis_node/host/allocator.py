@@ -1,0 +1,20 @@
+"""PyTorch's allocator of a GPU's memory, which reads its configuration from the environment when it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+# Names of the variable by PyTorch's age and kind; the second is known to all that this project runs with.
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+GROWING = "expandable_segments:True"
+
+
+def expand_segments(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let segments grow, in this process and those that it starts, unless the owner configures the allocator.
+
+    Generation and training ask for blocks of other sizes in turns. In segments of fixed size the gaps that one leaves
+    fit nothing of the other; a growing segment gives back single pages.
+    """
+    if not any(name in environment for name in NAMES):
+        environment[NAMES[1]] = GROWING

@@ -1,0 +1,98 @@
+"""The compute side on a real card: `make gpu` runs these, and so does `make test` where there is one.
+
+GPU_TESTS_ON=cpu pytest -m gpu tests/test_on_a_gpu.py     # the same on the CPU, which tries the tests themselves
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ftis_node.policy.generate import cache
+from ftis_node.policy.room import make_way
+from ftis_node.preflight.smoke import smoke
+from ftis_node.worker.engine import Engine
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+
+DEVICE = os.environ.get("GPU_TESTS_ON", "cuda")
+ON_CARD = DEVICE != "cpu"
+ROWS = [1, 2, 3]
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {"dtype": "float32"},
+    "full in bf16": {"dtype": "bfloat16"},
+    "lora in bf16, checkpointing": {"dtype": "bfloat16", "lora": True, "gradient_checkpointing": True},
+    "transformers' generate": {"dtype": "float32", "engine": "hf"},
+}
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(ON_CARD and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def opened(device: str, **settings: Any) -> Engine:
+    engine = Engine()
+    engine.open(arithmetic_run(engine.load(arithmetic_settings(device=device, **settings), "arithmetic")))
+    return engine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_generates_trains_evaluates_and_goes_on_from_what_was_saved(kind: str, tmp_path: Path) -> None:
+    engine = opened(DEVICE, **KINDS[kind])
+    assert engine.policy.device.type == torch.device(DEVICE).type
+    groups = engine.generate(ROWS).groups
+    assert engine.step(batch_of(ROWS, groups, uneven=True)).skipped is None
+    assert 0 <= engine.evaluate().pass_at_1 <= 1
+    engine.save(str(tmp_path))
+    after = engine.generate(ROWS).groups
+    other = opened(DEVICE, **KINDS[kind])
+    other.restore(str(tmp_path), 1)
+    restored = other.generate(ROWS).groups
+    assert [one.packet for one in restored] == [one.packet for one in after]
+
+
+@pytest.mark.parametrize("kind", ["full", "full in bf16"])
+def test_a_snapshot_is_the_state_bit_for_bit(kind: str) -> None:
+    engine = opened(DEVICE, **KINDS[kind])
+    engine.step(batch_of(ROWS, engine.generate(ROWS).groups, uneven=True))
+    copies, live = engine._state(), engine._state(live=True)
+    assert copies.keys() == live.keys() and copies["trainable.safetensors"]
+    for file, tensors in live.items():
+        for name, tensor in tensors.items():
+            assert copies[file][name].device.type == "cpu"
+            assert torch.equal(copies[file][name], tensor.cpu()), f"{file}: {name}"
+
+
+def test_a_step_says_what_the_cpu_says() -> None:
+    here, there = opened("cpu", dtype="float32"), opened(DEVICE, dtype="float32")
+    groups = here.generate(ROWS).groups
+    one, other = (engine.step(batch_of(ROWS, groups, uneven=True)) for engine in (here, there))
+    assert other.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-5)
+    assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-2)
+
+
+def test_scores_of_bf16_are_summed_in_fp32() -> None:
+    torch.manual_seed(0)
+    query, keys = (torch.randn(4, 8, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    scores = cache._products(query, keys)
+    wanted = torch.bmm(query.double().cpu(), keys.double().cpu().transpose(1, 2))
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores.double().cpu(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_small_computation_of_the_doctor_agrees() -> None:
+    assert smoke(DEVICE)["wrong"] == []
+
+
+@pytest.mark.skipif(not ON_CARD, reason="of a card's allocator")
+def test_segments_of_memory_grow_and_caches_can_be_emptied() -> None:
+    block = torch.empty(64 << 20, dtype=torch.uint8, device=DEVICE)
+    assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
+    del block
+    make_way(torch.device(DEVICE))
+    opened(DEVICE)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
