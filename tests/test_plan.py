@@ -188,7 +188,7 @@ def test_activations_are_what_a_real_pass_takes(
 ) -> None:
     workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
     tokens = 4 * (48 + 4 * 32)
-    setup = Setup(bool(targets), dtype, "adamw", checkpointing, tokens, 4, 8, targets, "native")
+    setup = Setup(bool(targets), dtype, "none", "adamw", checkpointing, tokens, 4, 8, targets, "native")
     need = estimate(geometry_of(small_config(kind), "small"), workload, setup, "cpu")
     policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing)
     measured = peak_of_a_pass(policy, workload, groups=4)
@@ -260,7 +260,7 @@ def test_generating_takes_no_more_than_planned(
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     policy = ready(Policy("small", model, word_tokenizer(words), torch.device("cpu")))
     assert policy.lean
-    setup = Setup(False, dtype, "adamw", False, 1024, 32, 8, (), "native")
+    setup = Setup(False, dtype, "none", "adamw", False, 1024, 32, 8, (), "native")
     need = estimate(geometry_of(config, "small"), workload, setup, "cpu")
     measured = peak_of_generating(policy, workload, rows=32)
     planned = need.kv_cache + need.sampling
@@ -279,7 +279,7 @@ def test_the_hf_engine_takes_about_what_is_planned(
     config.vocab_size = words
     model: Any = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     policy = replace(ready(Policy("small", model, word_tokenizer(words), torch.device("cpu"))), engine="hf")
-    setup = Setup(False, dtype, "adamw", False, 1024, 32, 8, (), "hf")
+    setup = Setup(False, dtype, "none", "adamw", False, 1024, 32, 8, (), "hf")
     need = estimate(geometry_of(config, "small"), workload, setup, "cpu")
     assert 0.85 < peak_of_generating(policy, workload, rows=32) / (need.kv_cache + need.sampling) < 1.3
 
@@ -296,13 +296,13 @@ def test_the_update_takes_in_passing_what_the_optimiser_does(dtype: Any) -> None
             parameter.grad = torch.zeros_like(parameter)
         with Alive() as alive:
             optimiser.step(norm=1.0, scale=1.0, updates=updates)
-    setup = Setup(False, dtype, "adamw", False, 1024, 4, 8, (), "native")
+    setup = Setup(False, dtype, "none", "adamw", False, 1024, 4, 8, (), "native")
     need = estimate(geometry_of(config, "small"), SHORT, setup, "cpu")
     assert need.update == pytest.approx(alive.peak, rel=0.1)
 
 
 def full(**changes: Any) -> Setup:
-    return replace(Setup(False, "bfloat16", "adamw", True, 4096, 288, 128, ATTENTION, "native"), **changes)
+    return replace(Setup(False, "bfloat16", "none", "adamw", True, 4096, 288, 128, ATTENTION, "native"), **changes)
 
 
 def test_what_the_weights_need_follows_from_their_number() -> None:

@@ -43,7 +43,12 @@ def fit(
     vram_share: Annotated[float | None, typer.Option(help="The share of this machine's GPU to plan for.")] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Plan for a GPU, or for the CPU.")] = "cuda",
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Dtype of the weights.")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Dtype of the weights.")
+    ] = None,
+    quantisation: Annotated[
+        Literal["none", "nf4"] | None, typer.Option(help="nf4: frozen weights in four bits, beside LoRA layers.")
+    ] = None,
     optimiser: Annotated[Literal["adamw", "adamw8bit"] | None, typer.Option(help="8-bit needs bitsandbytes.")] = None,
     gradient_checkpointing: Annotated[
         bool | None,
@@ -80,6 +85,7 @@ def fit(
     wishes = Wishes(
         lora=lora,
         dtype=dtype,
+        quantisation=quantisation,
         optimiser=optimiser,
         gradient_checkpointing=gradient_checkpointing,
         micro_batch_tokens=micro_batch_tokens,
@@ -87,8 +93,11 @@ def fit(
         lora_rank=settings.lora_rank,
         lora_targets=settings.lora_targets,
     )
-    eight_bit = optimiser == "adamw8bit" or importlib.util.find_spec("bitsandbytes") is not None
-    chosen = plan(shape, budget, Workload(*caps, completions, settings.batch_groups), wishes, device, eight_bit)
+    if quantisation == "nf4" and lora is False:
+        raise UsageError("NF4 is for frozen weights, and full training has none.", "Leave out --full.")
+    bits = importlib.util.find_spec("bitsandbytes") is not None
+    load = Workload(*caps, completions, settings.batch_groups)
+    chosen = plan(shape, budget, load, wishes, device, bits or optimiser == "adamw8bit", four_bit=bits)
     command = _command(model, chosen, task, device, vram, vram_share)
     if json:
         print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"command": command})
@@ -131,6 +140,7 @@ def _command(model: str, plan: Plan, task: str, device: str, vram: float | None,
     values = {
         **({"vram_share": f"{vram_share:g}"} if vram_share is not None else {}),
         "dtype": plan.dtype,
+        "quantisation": plan.quantisation,
         "optimiser": plan.optimiser,
         "gradient_checkpointing": str(plan.gradient_checkpointing).lower(),
         "micro_batch_tokens": plan.micro_batch_tokens,
@@ -156,6 +166,7 @@ def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, An
         "fits": plan.fits,
         "lora": plan.lora,
         "dtype": plan.dtype,
+        "quantisation": plan.quantisation,
         "optimiser": plan.optimiser,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "micro_batch_tokens": plan.micro_batch_tokens,

@@ -102,6 +102,11 @@ def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[
             f"({origins['lora_targets']}).",
             "Name modules of the model, such as q_proj,v_proj, or train it in full.",
         )
+    if values["quantisation"] == "nf4" and values["lora"] is False:
+        yield UsageError(
+            f"NF4 ({origins['quantisation']}) is for frozen weights, and full training ({origins['lora']}) has none.",
+            "Leave out quantisation, or train LoRA layers.",
+        )
     # A quota that nobody chose is not held against somebody's limit of the disk.
     if disk is not None and quota > disk * _MB_PER_GB and by_a_person(origins["packet_quota_mb"]):
         yield UsageError(

@@ -76,8 +76,11 @@ class Settings(BaseModel):
     """Modules that get LoRA layers."""
     device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto.")] = "auto"
     """cpu, cuda, cuda:1, …, or auto: a GPU if there is one."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Dtype of the weights. Default: bfloat16 for a larger model on a GPU, else float32."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Dtype of the weights. Default: bfloat16 for a larger model on a GPU (float16 before Ampere), else float32."""
+    quantisation: Literal["none", "nf4"] | None = None
+    """nf4 holds frozen weights in four bits, beside LoRA layers; needs bitsandbytes. Default: on a GPU, if LoRA would
+    not fit or crawl otherwise."""
     vram_gb: Annotated[float | None, Flag("GB of the GPU's memory to use; default: what is free.", "--vram")] = Field(
         None, gt=0, allow_inf_nan=False
     )

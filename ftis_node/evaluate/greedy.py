@@ -206,6 +206,7 @@ def batch_that_fits(policy: Policy, prompt_tokens: int, completion_tokens: int, 
         setup = Setup(
             lora=False,
             dtype="bfloat16" if width == 2 else "float32",
+            quantisation="none",
             optimiser="adamw",
             gradient_checkpointing=False,
             micro_batch_tokens=workload.longest,

@@ -61,6 +61,11 @@ class Geometry:
             )
         return found
 
+    @property
+    def within_layers(self) -> tuple[Linear, ...]:
+        """The linear modules that every layer has: all but the head's."""
+        return tuple(linear for linear in self.linears if linear.count >= self.layers)
+
     def has(self, targets: Sequence[str]) -> bool:
         """Whether any of its linear modules is among these LoRA targets."""
         return bool(self._among(targets))

@@ -28,7 +28,8 @@ from typing import Literal
 
 from ftis_node.fit.geometry import Geometry, Linear
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Quantisation = Literal["none", "nf4"]
 OptimiserName = Literal["adamw", "adamw8bit"]
 Device = Literal["cpu", "cuda"]
 Engine = Literal["native", "hf"]
@@ -52,6 +53,10 @@ UPDATE_ELEMENTS = 1 << 26
 
 # Bytes a parameter of AdamW's two moments; those of 8 bits have one fp32 scale a block of 256.
 MOMENT_BYTES: dict[OptimiserName, float] = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
+
+# Weights that share a scale in NF4; bytes a weight: four bits, 8 bits of scale a block, 32 bits each 256 scales.
+NF4_BLOCK = 64
+NF4_BYTES = 0.5 + (1 + 4 / 256) / NF4_BLOCK
 
 # These are assumed for a GPU, not measured: the CUDA context with kernels and workspaces; memory that the allocator
 # cannot use; and the cache's growth where transformers' modules generate. That cache grows by
@@ -89,10 +94,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setup:
-    """How the weights are trained, and in which portions."""
+    """How the weights are trained, and in which portions. quantisation: of frozen weights within layers."""
 
     lora: bool
     dtype: Dtype
+    quantisation: Quantisation
     optimiser: OptimiserName
     gradient_checkpointing: bool
     micro_batch_tokens: int
@@ -104,7 +110,7 @@ class Setup:
     @property
     def width(self) -> int:
         """Bytes of an element of weights, activations and cache."""
-        return 2 if self.dtype == "bfloat16" else 4
+        return 4 if self.dtype == "float32" else 2
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     kept, one_layer = activations(geometry, workload, setup)
     cache, sampling = _generating(geometry, workload, setup, device)
     bare = Memory(
-        weights=width * (geometry.parameters + adapters),
+        weights=width * (geometry.parameters + adapters) - _saved(geometry, setup),
         master=4 * trained if mastered else 0,
         gradients=gradients,
         optimiser=round(MOMENT_BYTES[setup.optimiser] * trained),
@@ -180,6 +186,20 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
         overhead=0,
     )
     return replace(bare, overhead=CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total))
+
+
+def _saved(geometry: Geometry, setup: Setup) -> int:
+    """Bytes that quantisation saves of the weights."""
+    if setup.quantisation == "none":
+        return 0
+    return round((setup.width - NF4_BYTES) * sum(m.inputs * m.outputs * m.count for m in geometry.within_layers))
+
+
+def _dense(geometry: Geometry, setup: Setup) -> int:
+    """Bytes of the largest matrix while it is dequantised, with its scales in fp32."""
+    if setup.quantisation == "none":
+        return 0
+    return round((setup.width + 4 / NF4_BLOCK) * max(m.inputs * m.outputs for m in geometry.within_layers))
 
 
 def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[int, int]:
@@ -197,6 +217,8 @@ def activations(geometry: Geometry, workload: Workload, setup: Setup) -> tuple[i
     gradients = 3 if setup.lora and not in_mlp else 2
     passing = tokens * (gradients * mlp + width * g.hidden)
     passing = max(passing, 4 * attention * (prompts + spread) - 3 * tokens * mlp)  # the MLP is done before attention
+
+    passing += _dense(g, setup)
 
     around = tokens * (2 * width * g.head_dim + 64) + completions * reach  # rotary tables, indices, the mask as bits
     if setup.gradient_checkpointing:
@@ -218,7 +240,7 @@ def _kept_by_token(g: Geometry, setup: Setup) -> int:
 
 def _targeted(g: Geometry, setup: Setup) -> list[Linear]:
     """The targeted modules within the layers."""
-    return [linear for linear in g.targeted(setup.lora_targets) if linear.count >= g.layers]
+    return [linear for linear in g.targeted(setup.lora_targets) if linear in g.within_layers]
 
 
 def _logits(g: Geometry, workload: Workload, setup: Setup) -> int:
@@ -263,4 +285,5 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     prompts = rows * workload.prompt_tokens
     together = prompts if setup.engine == "hf" else min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))
     reading = prompts * row_bytes + together * token
-    return cache, max(drawing, scores, reading - cache)
+    dense = _dense(g, setup)
+    return cache, max(drawing, scores, reading - cache + dense, dense)

@@ -2,8 +2,9 @@
 
 Best comes first, and the first that fits is taken: full training, with gradient checkpointing, with 8-bit AdamW, LoRA,
 LoRA with checkpointing. Before checkpointing, which computes every layer twice, come smaller micro-batches, as far as a
-GPU is as fast with them. Only if none of these fits, micro-batches shrink further, as far as one sequence, and
-generation batches, as far as one group. Each phase shrinks by itself: they do not need memory at the same time.
+GPU is as fast with them. If none of these fits, generation batches shrink, then micro-batches, as far as one group and
+one sequence; each phase by itself, for they do not need memory at the same time. Where that would crawl, LoRA on frozen
+weights of four bits (NF4) is taken instead: it costs some accuracy, and time to dequantise.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import Device, Dtype, Engine, Memory, OptimiserName, Setup, Workload, estimate
+from ftis_node.fit.memory import (
+    Device,
+    Dtype,
+    Engine,
+    Memory,
+    OptimiserName,
+    Quantisation,
+    Setup,
+    Workload,
+    estimate,
+)
 from ftis_node.text import GB, rounded
 
 # Sizes that choosing starts from; it only makes them smaller.
@@ -25,6 +36,9 @@ GENERATION_BATCH = 288
 # may cost so much of the tokens; checkpointing costs a forward pass, a quarter to a half of the other work.
 SMALLER_MICRO_BATCHES = (12_288, 8_192, 6_144, 4_096, 3_072, 2_048)
 PROMPTS_AGAIN = 0.2
+
+# With less a GPU spends its time on launches: completions side by side, tokens of a micro-batch.
+CRAWLING_ROWS, CRAWLING_TOKENS = 48, 2_048
 
 # Models with fewer parameters are trained in fp32 on a GPU too: they are small enough, and need no second copy.
 SMALL_MODEL = 100_000_000
@@ -39,6 +53,7 @@ class Wishes:
 
     lora: bool | None = None
     dtype: Dtype | None = None
+    quantisation: Quantisation | None = None
     optimiser: OptimiserName | None = None
     gradient_checkpointing: bool | None = None
     micro_batch_tokens: int | None = None
@@ -58,12 +73,24 @@ class Plan(Setup):
     reasons: tuple[str, ...]
 
 
-def plan(geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool) -> Plan:
+def plan(
+    geometry: Geometry,
+    budget: int,
+    workload: Workload,
+    wishes: Wishes,
+    device: Device,
+    eight_bit: bool,
+    *,
+    four_bit: bool = False,
+    half: Dtype = "bfloat16",
+) -> Plan:
     """The best way to train that fits.
 
     Args:
         budget: bytes of memory of the device.
         eight_bit: whether 8-bit AdamW may be chosen. On a CPU it is slow, and used only where it is wished for.
+        four_bit: the same of NF4.
+        half: the dtype of two bytes that the device computes in.
 
     Returns:
         A plan; if nothing fits, the smallest one, with `fits` False and a reason that says how much would do.
@@ -71,15 +98,23 @@ def plan(geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, de
     Raises:
         UsageError: the model has no module of the LoRA targets.
     """
-    ways = _setups(geometry, workload, wishes, device, eight_bit and device == "cuda")
-    needs = [(setup, estimate(geometry, workload, setup, device)) for setup in ways]
-    chosen = next((index for index, (_, need) in enumerate(needs) if need.total <= budget), None)
-    if chosen is None:  # then of what is left when there is no choice between full and LoRA any more
-        last = [way for way in ways if way.lora == ways[-1].lora]
-        setup = _shrunk(geometry, budget, workload, wishes, device, last)
-    else:
-        setup = ways[chosen]
-    memory = estimate(geometry, workload, setup, device)
+    ways = _setups(geometry, workload, wishes, device, eight_bit and device == "cuda", half)
+    kinds: list[Quantisation] = ["none", "nf4"] if four_bit and device == "cuda" and ways[-1].lora else ["none"]
+    if wishes.quantisation is not None:
+        kinds = [wishes.quantisation]
+    dense = ways
+    for kind in kinds:
+        ways = dense if kind == "none" else [replace(way, quantisation=kind) for way in dense if way.lora]
+        needs = [(setup, estimate(geometry, workload, setup, device)) for setup in ways]
+        chosen = next((index for index, (_, need) in enumerate(needs) if need.total <= budget), None)
+        if chosen is None:  # then of what is left when there is no choice between full and LoRA any more
+            last = [way for way in ways if way.lora == ways[-1].lora]
+            setup = _shrunk(geometry, budget, workload, wishes, device, last)
+        else:
+            setup = ways[chosen]
+        memory = estimate(geometry, workload, setup, device)
+        if memory.total <= budget and not _crawls(setup, workload):
+            break
     return Plan(
         **vars(setup),
         memory=memory,
@@ -89,14 +124,23 @@ def plan(geometry: Geometry, budget: int, workload: Workload, wishes: Wishes, de
     )
 
 
-def _setups(geometry: Geometry, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool) -> list[Setup]:
+def _crawls(setup: Setup, workload: Workload) -> bool:
+    step_tokens = workload.batch_groups * (workload.prompt_tokens + workload.group * workload.completion_tokens)
+    rows = min(CRAWLING_ROWS, workload.group * workload.batch_groups)
+    return setup.generation_batch < rows or setup.micro_batch_tokens < min(CRAWLING_TOKENS, step_tokens)
+
+
+def _setups(
+    geometry: Geometry, workload: Workload, wishes: Wishes, device: Device, eight_bit: bool, half: Dtype
+) -> list[Setup]:
     """Every way to train that the wishes allow, best first: at full size, and where it saves checkpointing smaller."""
     small = device == "cpu" or geometry.parameters < SMALL_MODEL
     step_tokens = workload.batch_groups * (workload.prompt_tokens + workload.group * workload.completion_tokens)
     most = max(MIN_TOKENS, workload.longest, min(MICRO_BATCH_TOKENS[device], step_tokens))
     common = Setup(
         lora=False,
-        dtype=wishes.dtype or ("float32" if small else "bfloat16"),
+        dtype=wishes.dtype or ("float32" if small else half),
+        quantisation="none",
         optimiser="adamw",
         gradient_checkpointing=False,
         micro_batch_tokens=wishes.micro_batch_tokens or most,
@@ -110,8 +154,9 @@ def _setups(geometry: Geometry, workload: Workload, wishes: Wishes, device: Devi
     if wishes.gradient_checkpointing is None and wishes.micro_batch_tokens is None:
         sizes[False] += _smaller(most, workload)
     kinds = (False, True) if geometry.has(wishes.lora_targets) else (False,)
+    asked = True if wishes.quantisation == "nf4" else wishes.lora
     setups = []
-    for lora in kinds if wishes.lora is None else (wishes.lora,):
+    for lora in kinds if asked is None else (asked,):
         optimisers: list[OptimiserName] = ["adamw", "adamw8bit"] if eight_bit and not lora else ["adamw"]
         for optimiser in optimisers if wishes.optimiser is None else [wishes.optimiser]:
             setups += [
@@ -191,6 +236,13 @@ def _reasons(
     if wishes.lora is not None:
         kind = replace(setup, optimiser="adamw", gradient_checkpointing=False)
         yield f"{_label(kind)}, as it was asked for or settled before."
+    elif setup.quantisation == "nf4":
+        yield (
+            "LoRA on weights of four bits (NF4), as it was asked for or settled before."
+            if wishes.quantisation is not None
+            else "LoRA on weights of four bits (NF4), because beside weights of two bytes there is no room for "
+            f"{CRAWLING_ROWS} completions and {CRAWLING_TOKENS:,} tokens at a time."
+        )
     elif setup.lora:
         way, need = min(((w, n) for w, n in full_size if not w.lora), key=lambda pair: pair[1].total)
         state = need.weights + need.master + need.gradients + need.optimiser
@@ -235,7 +287,8 @@ def _reasons(
 def _label(setup: Setup) -> str:
     extras = ["8-bit AdamW"] if setup.optimiser == "adamw8bit" else []
     extras += ["gradient checkpointing"] if setup.gradient_checkpointing else []
-    return ("LoRA" if setup.lora else "Full training") + (f" with {' and '.join(extras)}" if extras else "")
+    kind = "NF4 with LoRA" if setup.quantisation == "nf4" else "LoRA"
+    return (kind if setup.lora else "Full training") + (f" with {' and '.join(extras)}" if extras else "")
 
 
 def _inner(setup: Setup) -> str:

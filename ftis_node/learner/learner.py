@@ -17,6 +17,7 @@ from ftis_node.errors import FtisError
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
+from ftis_node.learner.loss_scale import LossScale
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
@@ -67,6 +68,7 @@ class Learner:
         self.trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         rate = settings.effective_learning_rate(task, lora=policy.kind == "lora")
         self.optimiser = Optimiser(self.trainable, settings, rate)
+        self.loss_scale = LossScale(policy.dtype)
         self._bad_steps = self._retries = 0
         self._watch = FilterWatch()
 
@@ -104,9 +106,9 @@ class Learner:
         start: list[Tensor] = []
         gate, usual_length = self.gate, self.usual_length
         for inner in range(self.objective.inner_steps if batch.computed else 0):
-            computed = self.accumulate(batch, start)
+            computed, norm = self._scaled(batch, start)
             self._tell(diagnostics, computed, inner)
-            loss, norm, skipped = self._apply(batch, computed)
+            loss, norm, skipped = self._apply(batch, computed, norm)
             if skipped:
                 break
             if inner == 0:
@@ -119,6 +121,8 @@ class Learner:
             self._bad_steps = self._bad_steps + 1 if skipped else 0
             used = self.micro_batch_tokens
             self.room.fine()
+            if not skipped:
+                self.loss_scale.fine()
         summary = diagnostics.summary()
         return StepReport(
             loss=loss,
@@ -136,8 +140,16 @@ class Learner:
 
     # --- the gradient ---------------------------------------------------------------------------------------------
 
+    def _scaled(self, batch: Batch, start: Sequence[Tensor]) -> tuple[list[Computed], float]:
+        """`accumulate`, again with a smaller loss scale where the gradient overflowed; and the gradient's norm."""
+        while True:
+            computed = self.accumulate(batch, start)
+            norm = self.optimiser.gradient_norm() / self.loss_scale.value
+            if not self.loss_scale.overflowed(norm):
+                return computed, norm
+
     def accumulate(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
-        """Leave the gradient of a batch in the parameters, up to `divisor`, and change nothing else.
+        """Leave the gradient of a batch in the parameters, up to `divisor` and `loss_scale`, and change nothing else.
 
         Args:
             start: log-probs of each sample at the first inner step, none if this is it.
@@ -191,7 +203,7 @@ class Learner:
             written=torch.tensor([_written(sample) for sample in samples], device=device),
         )
         loss = -(terms.value * _column([sample.scale for sample in samples], device)).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss * self.loss_scale.value).backward()  # type: ignore[no-untyped-call]
         detached = replace(terms, value=terms.value.detach())
         return Computed(samples, detached, new.detach(), entropy, float(loss.detach()), suspect)
 
@@ -211,15 +223,15 @@ class Learner:
             dropped_tokens=sum(counted(sample.completion, self.objective) for sample in dropped),
         )
 
-    def _apply(self, batch: Batch, computed: Sequence[Computed]) -> tuple[float, float, str | None]:
+    def _apply(self, batch: Batch, computed: Sequence[Computed], norm: float) -> tuple[float, float, str | None]:
         """Change the weights; return the loss, the norm of the whole gradient, and why nothing changed, if so."""
         scale = 1 / self.divisor(batch, computed)
         loss = sum(part.loss for part in computed) * scale
-        norm = self.optimiser.gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.optimiser.drop_gradients()
             return loss, norm * scale, "loss or gradient was not finite"
-        self.optimiser.step(norm=norm, scale=scale, updates=self.steps)
+        unscaled = scale / self.loss_scale.value
+        self.optimiser.step(norm=norm * self.loss_scale.value, scale=unscaled, updates=self.steps)
         return loss, norm * scale, None
 
     @contextlib.contextmanager
@@ -273,7 +285,8 @@ class Learner:
             live: no copies, but what the next step will change, wherever it is.
         """
         weights, state = self.optimiser.state(live=live)
-        return weights, {**state, _GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
+        levels = {_GATE: _level(self.gate), _LENGTH: _level(self.usual_length)}
+        return weights, {**state, **levels, **self.loss_scale.state()}
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Tensor], steps: int) -> None:
         """Put back what `state` gave.
@@ -281,6 +294,8 @@ class Learner:
         Raises:
             FtisError: the weights are of another model or another choice of trainable parameters.
         """
+        state = dict(state)
+        self.loss_scale.restore(state)
         levels = {name: state.get(name, torch.empty(0)).tolist() for name in (_GATE, _LENGTH)}
         self.optimiser.restore(weights, {name: value for name, value in state.items() if name not in levels})
         self.gate, self.usual_length = (level[0] if level else None for level in levels.values())

@@ -285,12 +285,16 @@ def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
 
 
 def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
-    """The settings that the newest checkpoint of `model` fixes: LoRA or not, and the optimiser."""
+    """The settings that the newest checkpoint of `model` fixes: LoRA or not, the optimiser, quantised weights."""
     facts = newest_facts(checkpoints)
     of = parse_label(facts["model"]) if facts is not None else None
     if facts is None or of is None or not same_model(of[0], model):
         return {}
-    return {"lora": of[1] == "lora", "optimiser": facts["optimiser"]}
+    return {
+        "lora": of[1] == "lora",
+        "optimiser": facts["optimiser"],
+        "quantisation": facts.get("quantisation", "none"),
+    }
 
 
 def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:

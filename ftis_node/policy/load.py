@@ -14,6 +14,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
 from ftis_node.policy.names import resolve
+from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.ready import ready
 
@@ -81,6 +82,9 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
         torch.backends.cuda.enable_cudnn_sdp(settings.cudnn_attention)  # of the whole process
     if settings.lora:
         model = _with_lora(model, settings)
+    if settings.quantisation == "nf4":
+        head = (model.get_base_model() if settings.lora else model).get_output_embeddings()
+        quantise(model, head, device, settings.model)
     model.to(device)
     policy = ready(Policy(settings.model, model, tokenizer, device, engine=settings.engine))
     if settings.gradient_checkpointing:
@@ -186,7 +190,7 @@ def choose_device(wanted: str) -> torch.device:
 
 def _dtype(wanted: str | None) -> torch.dtype:
     """fp32 unless asked otherwise: full training in pure bf16 at lr 1e-6 rounds its updates away."""
-    return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+    return getattr(torch, wanted or "float32")  # type: ignore[no-any-return]
 
 
 def unloadable(name: str, source: str, error: Exception) -> UserError:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ftis_node.fit.memory import Engine
 from ftis_node.policy.adapters import PeftModel
+from ftis_node.policy.nf4 import elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,4 +58,4 @@ class Policy:
 
     def parameters(self) -> int:
         """Number of parameters of the whole model."""
-        return sum(p.numel() for p in self.model.parameters())
+        return sum(p.numel() for p in self.model.parameters()) + elements(self.model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
@@ -12,7 +13,7 @@ import torch
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import Device, OptimiserName, Workload
+from ftis_node.fit.memory import Device, Dtype, OptimiserName, Workload
 from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.policy.load import choose_device
@@ -25,7 +26,7 @@ CPU_SHARE = 0.8
 
 # The settings that a home keeps: those that its checkpoints were trained with, and sizes learned from failures. The
 # sizes are valid until there is more memory than at that time.
-_TRAINED = ("lora", "optimiser")
+_TRAINED = ("lora", "optimiser", "quantisation")
 _LEARNED = ("micro_batch_tokens", "generation_batch")
 _MORE_MEMORY = 1.05
 _PLANNED = (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing")
@@ -86,7 +87,14 @@ class Question:
         """The plan. By itself it chooses 8 bits on a GPU only; to ask imports bitsandbytes, which takes seconds."""
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
         eight_bit = kind == "cuda" and self.wishes.optimiser is None and unsaveable("adamw8bit", self.device) is None
-        return plan(self.shape, self.budget, self.workload, self.wishes, kind, eight_bit)
+        four_bit = kind == "cuda" and find_spec("bitsandbytes") is not None
+        half = half_dtype(self.device) if kind == "cuda" else "bfloat16"
+        return plan(self.shape, self.budget, self.workload, self.wishes, kind, eight_bit, four_bit=four_bit, half=half)
+
+
+def half_dtype(device: torch.device) -> Dtype:
+    """The dtype of two bytes that a GPU computes in: float16 before Ampere, which emulates bfloat16 slowly."""
+    return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
 
 
 def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:

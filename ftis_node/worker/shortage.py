@@ -29,6 +29,7 @@ _WISHES = {
     "micro_batch_tokens": "micro_batch_tokens left out",
     "generation_batch": "generation_batch left out",
     "dtype": "dtype left out",
+    "quantisation": "quantisation left out",
     "optimiser": "optimiser left out",
 }
 

@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 
 from ftis_node.policy.adapters import LoraLinear
 from ftis_node.policy.generate.cache import Ids, SharedCache
+from ftis_node.policy.nf4 import NF4Linear
 
 _FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
@@ -36,7 +37,7 @@ class _Linear:
     weight `[outputs, inputs]`, bias `[outputs]`; down `[r, inputs]`, up `[outputs, r]`, scale.
     """
 
-    weight: Tensor
+    weight: Tensor | NF4Linear
     bias: Tensor | None
     down: Tensor | None = None
     up: Tensor | None = None
@@ -44,12 +45,12 @@ class _Linear:
 
     @classmethod
     def of(cls, module: Any) -> _Linear:
-        """Raise NotUnderstoodError for other kinds of modules, as quantised ones are."""
-        if type(module) is nn.Linear:
-            return cls(module.weight, module.bias)
-        if type(module) is not LoraLinear or type(module.base_layer) is not nn.Linear:
+        """Raise NotUnderstoodError for other kinds of modules."""
+        if type(module) in (nn.Linear, NF4Linear):
+            return cls(_weight(module), module.bias)
+        if type(module) is not LoraLinear or type(module.base_layer) not in (nn.Linear, NF4Linear):
             raise NotUnderstoodError(type(module).__name__)
-        weight, bias = module.base_layer.weight, module.base_layer.bias
+        weight, bias = _weight(module.base_layer), module.base_layer.bias
         active = [name for name in module.active_adapters if name in module.lora_A]
         if module.disable_adapters or module.merged or not active:
             return cls(weight, bias)
@@ -66,20 +67,27 @@ class _Linear:
         return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = functional.linear(x, self.weight, self.bias)
+        out = functional.linear(x, self._dense(), self.bias)
         return out if self.down is None else self._adapt(out, x)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """Add its output to `total`."""
-        total.addmm_(x, self.weight.T)
+        total.addmm_(x, self._dense().T)
         if self.bias is not None:
             total.add_(self.bias)
         if self.down is not None:
             self._adapt(total, x)
 
+    def _dense(self) -> Tensor:
+        return self.weight if isinstance(self.weight, Tensor) else self.weight.dense()
+
     def _adapt(self, out: Tensor, x: Tensor) -> Tensor:
         assert self.down is not None and self.up is not None
         return out.addmm_(functional.linear(x, self.down), self.up.T, alpha=self.scale)
+
+
+def _weight(module: Any) -> Any:
+    return module if type(module) is NF4Linear else module.weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,101 @@
+"""Frozen weights in four bits: NF4 of QLoRA (arXiv 2305.14314), with quantised block scales, by bitsandbytes' kernels.
+
+bitsandbytes' own module is not used: on some CPUs it lays weights out anew for inference, so that a node would sample
+from other products than it scores with. torchao has no NF4 kernel for the CPU. Here generation and training dequantise
+the same four bits by the same function, one matrix at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from ftis_node.errors import UsageError
+from ftis_node.fit.memory import NF4_BLOCK
+from ftis_node.host.quiet import without
+
+
+class NF4Linear(nn.Module):
+    """A frozen linear module whose weight is held in four bits; computes in the dtype that the weight had."""
+
+    packed: Tensor
+
+    def __init__(self, linear: nn.Linear, device: torch.device) -> None:
+        """Quantise the weight of `linear` on `device`. Its bias is taken over as it is."""
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        packed, self._scales = _kernels().quantize_4bit(
+            linear.weight.detach().to(device).contiguous(),
+            blocksize=NF4_BLOCK,
+            compress_statistics=True,
+            quant_type="nf4",
+        )
+        self.register_buffer("packed", packed, persistent=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the dequantised weight."""
+        return self._scales.dtype  # type: ignore[no-any-return]
+
+    def dense(self) -> Tensor:
+        """The weight, dequantised anew: `[outputs, inputs]`."""
+        return _kernels().dequantize_4bit(self.packed, self._scales)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product + self.bias
+
+
+class _Product(torch.autograd.Function):
+    """x · Wᵀ; the backward pass dequantises W again, so that no dense weight is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: NF4Linear) -> Tensor:
+        ctx.module = module
+        return functional.linear(x, module.dense())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient @ ctx.module.dense(), None
+
+
+def quantise(model: nn.Module, head: nn.Module, device: torch.device, name: str) -> None:
+    """Replace every frozen linear module of `model` but its head; dense weights reach the device one at a time.
+
+    Raises:
+        UsageError: there is none, or bitsandbytes is missing.
+    """
+    found = [
+        (parent, key, child)
+        for parent in model.modules()
+        for key, child in parent.named_children()
+        if type(child) is nn.Linear and child is not head and not child.weight.requires_grad
+    ]
+    if not found:
+        raise UsageError(f"{name} has no linear modules for NF4.", "Use --set quantisation=none.")
+    for parent, key, child in found:
+        setattr(parent, key, NF4Linear(child, device))
+
+
+def elements(model: nn.Module) -> int:
+    """How many weights the model holds in four bits."""
+    return sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, NF4Linear))
+
+
+@cache
+def _kernels() -> Any:
+    try:
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel which no node uses
+        with without("kernels"):  # or it takes compiled code from the hub
+            from bitsandbytes import functional as kernels
+    except ImportError:
+        raise UsageError("NF4 needs bitsandbytes.", "Run: pip install 'ftis-node[gpu]', or use bfloat16.") from None
+    return kernels
