@@ -33,7 +33,7 @@ def test_a_model_is_measured_as_its_plan_has_it() -> None:
 
 def test_the_floor_is_what_reading_everything_once_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, size = small_policy(), Size(groups=4, group=3, prompt_tokens=10, completion_tokens=8)
-    monkeypatch.setattr(generate, "_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(generate, "bandwidth", lambda device: 1e9)
     token = 2 * 4 * 2 * 32 * 4
     step = 2 * 4 * 1_050_752 + token * (4 * 10 + 12 * 4)  # in two batches the weights are read twice
     assert generate._floor(policy, size, batch=6) == pytest.approx(12 / (step / 1e9))

@@ -31,6 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ftis_node.host.allocator import expand_segments
+
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     *("torch", "transformers", "base58", "cryptography", "google.protobuf", "msgpack", "msgspec", "peft", "psutil"),
@@ -204,14 +206,14 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "machine": Part(60, machine),
     "tests": Part(150, tests),
-    "generate": Part(150, generation),
-    "generate-graphs": Part(150, partial(generation, cuda_graphs=True)),
-    "1.5b-full": Part(120, partial(training, model="qwen2.5-1.5b", lora=False)),
-    "3b-lora": Part(120, partial(training, model="qwen2.5-3b", lora=True)),
-    "3b-nf4": Part(150, partial(training, model="qwen2.5-3b", lora=True, quantisation="nf4")),
+    "generate": Part(240, generation),
+    "generate-graphs": Part(240, partial(generation, cuda_graphs=True)),
+    "1.5b-full": Part(180, partial(training, model="qwen2.5-1.5b", lora=False)),
+    "3b-lora": Part(180, partial(training, model="qwen2.5-3b", lora=True)),
+    "3b-nf4": Part(180, partial(training, model="qwen2.5-3b", lora=True, quantisation="nf4")),
     "7b-nf4": Part(180, partial(training, model="qwen2.5-7b", lora=True, quantisation="nf4")),
     "step": Part(120, whole_step),
-    "two-nodes": Part(120, two_nodes),
+    "two-nodes": Part(180, two_nodes),
 }
 
 
@@ -239,6 +241,7 @@ def run(name: str, place: Place, file: Path, limit: float) -> Figures:
     line = [sys.executable, "-m", "tests.manual.gpu", "--into", str(file), "--parts", name, "--device", place.device]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    expand_segments(environment)  # before torch is imported, as in the compute process
     began = time.monotonic()
     child = subprocess.Popen(
         [*line, *(["--small"] if place.small else [])], cwd=ROOT, env=environment, start_new_session=True
