@@ -28,6 +28,7 @@ KEYS = {
     "fits",
     "lora",
     "dtype",
+    "quantisation",
     "optimiser",
     "gradient_checkpointing",
     "micro_batch_tokens",

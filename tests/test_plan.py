@@ -29,6 +29,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import checkpoint_activations
 from ftis_node.policy.measure import geometry, geometry_of, known_config
 from ftis_node.policy.names import ALIASES
+from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.packing import ATTENTION as PACKED
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
@@ -148,13 +149,17 @@ def small_config(kind: str) -> Any:
     return Qwen2Config(**sizes) if kind == "qwen" else LlamaConfig(**sizes)
 
 
-def small_policy(kind: str, dtype: torch.dtype, targets: tuple[str, ...], checkpointing: bool) -> Policy:
+def small_policy(
+    kind: str, dtype: torch.dtype, targets: tuple[str, ...], checkpointing: bool, four_bits: bool = False
+) -> Policy:
     """A packed policy of `small_config`, with LoRA of rank 8 on `targets`, trained in full if there are none."""
     model: Any = (Qwen2ForCausalLM if kind == "qwen" else LlamaForCausalLM)(small_config(kind)).to(dtype)
     if checkpointing:
         checkpoint_activations(model)
     if targets:
         model = with_adapters(model, targets, rank=8)
+    if four_bits:
+        quantise(model, model.get_base_model().get_output_embeddings(), torch.device("cpu"), "small")
     policy = ready(Policy("small", model, tiny_tokenizer(), torch.device("cpu")))
     assert policy.packed
     policy.model.train()
@@ -193,6 +198,18 @@ def test_activations_are_what_a_real_pass_takes(
     policy = small_policy(kind, getattr(torch, dtype), targets, checkpointing)
     measured = peak_of_a_pass(policy, workload, groups=4)
     assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_four_bits_take_what_is_predicted(checkpointing: bool) -> None:
+    workload = Workload(prompt_tokens=48, completion_tokens=32, group=4, batch_groups=4)
+    setup = Setup(True, "bfloat16", "nf4", "adamw", checkpointing, 704, 16, 8, ATTENTION, "native")
+    need = estimate(geometry_of(small_config("qwen"), "small"), workload, setup, "cpu")
+    policy = small_policy("qwen", torch.bfloat16, ATTENTION, checkpointing, four_bits=True)
+    measured = peak_of_a_pass(policy, workload, groups=4)
+    assert need.activations + max(need.one_layer, need.logits) == pytest.approx(measured, rel=0.1)
+    policy.model.eval()
+    assert peak_of_generating(policy, workload, rows=16) <= 1.1 * (need.kv_cache + need.sampling)
 
 
 def without_data(model: Any) -> None:
@@ -376,6 +393,26 @@ def test_every_step_of_the_order_is_taken_as_memory_shrinks() -> None:
         (True, "adamw", True, True, True, True),
         (True, "adamw", True, True, True, False),
     ]
+
+
+def test_four_bits_are_taken_where_two_bytes_would_crawl() -> None:
+    """What 8 and 12 GB allow on GSM8K: 3B and 7B, with at least 48 completions at a time."""
+    crawling = planned(THREE, 8)
+    assert crawling.quantisation == "none" and crawling.generation_batch < 48
+    cards = ((THREE, 8), (qwen("7b"), 12))
+    three, seven = (plan(shape, gb * GB, GSM8K, Wishes(), "cuda", False, four_bit=True) for shape, gb in cards)
+    for chosen in (three, seven):
+        assert chosen.fits and (chosen.lora, chosen.quantisation) == (True, "nf4")
+        assert chosen.generation_batch >= 48 and chosen.micro_batch_tokens >= 2048
+        assert chosen.reasons[0].startswith("LoRA on weights of four bits (NF4), because")
+    roomy = plan(THREE, 16 * GB, GSM8K, Wishes(), "cuda", False, four_bit=True)
+    assert roomy.quantisation == "none", "two bytes where they fit"
+    asked = plan(THREE, 24 * GB, GSM8K, Wishes(quantisation="nf4"), "cuda", False)
+    assert (asked.lora, asked.quantisation) == (True, "nf4") and "as it was asked for" in asked.reasons[0]
+    refused = plan(THREE, 8 * GB, GSM8K, Wishes(quantisation="none"), "cuda", False, four_bit=True)
+    assert refused.quantisation == "none"
+    assert plan(THREE, 8 * GB, GSM8K, Wishes(), "cpu", False, four_bit=True).quantisation == "none", "slow on a CPU"
+    assert plan(THREE, 16 * GB, GSM8K, Wishes(), "cuda", False, half="float16").dtype == "float16"
 
 
 def rank(chosen: Plan) -> tuple[bool, bool, bool, int]:

@@ -102,7 +102,8 @@ def export(
 
 def _write_model(folder: Path, checkpoint: Checkpoint, settings: Settings, history: History, shard_bytes: int) -> str:
     dtype = settings.dtype or history.settings.get("dtype") or _unknown_dtype(checkpoint, settings.model)
-    policy = load_trained(settings.model_copy(update={"dtype": dtype}), checkpoint)
+    # LoRA layers are added to the base model's own weights, not to those of four bits.
+    policy = load_trained(settings.model_copy(update={"dtype": dtype, "quantisation": "none"}), checkpoint)
     model: Any = policy.model
     if checkpoint.lora:
         try:

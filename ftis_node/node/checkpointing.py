@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
+from ftis_node.fit.memory import Quantisation
 from ftis_node.host.files import bytes_under, replace_text
 from ftis_node.node.progress import Progress
 from ftis_node.observe.answers import CheckpointStatus
@@ -73,19 +74,21 @@ class Saving:
         metrics: MetricsLog,
         minutes: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        quantisation: Quantisation = "none",
     ) -> None:
         """
         Args:
             model: the label that a checkpoint must have: the model's name and the trained part of it.
             optimiser: the optimiser whose state it must hold.
             minutes: between checkpoints, see `checkpoint_seconds`. clock: seconds.
+            quantisation: of the frozen weights beside which the checkpoint's were trained.
         """
         self.saved_step = 0
         self.written = 0  # checkpoints written by this process
         self.branch = 1  # number of the branch since the latest start or return, see `Checkpoints`
         self._path = path
         self._model = model
-        self._optimiser = optimiser
+        self._of = facts_of(model, optimiser, quantisation)
         self._metrics = metrics
         self._minutes = minutes
         self._clock = clock
@@ -110,7 +113,7 @@ class Saving:
                 If it fails with the older one too, the weights are not the cause, and the newest is used again.
 
         Raises:
-            UsageError: the checkpoint is of another model.
+            UsageError: the checkpoint is of another model, or of other quantised weights.
         """
         if self._good_step > self.saved_step:  # unsaved training is lost
             self._soon = LOST_SHARE * (self._good_at - self._since)
@@ -128,6 +131,11 @@ class Saving:
             return None
         directory, facts = found
         refuse_other_model(self._path, facts["model"], self._model)
+        if (theirs := facts.get("quantisation", "none")) != self._of.get("quantisation", "none"):
+            raise UsageError(
+                f"The LoRA layers under {self._path} were trained with quantisation={theirs}.",
+                "Leave out quantisation, which the home knows, or use a fresh --home.",
+            )
         progress = Progress.from_facts(facts["progress"])
         if older:
             await asyncio.to_thread(self._checkpoints.set_aside, progress.step, "doubted")
@@ -187,8 +195,7 @@ class Saving:
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
         await worker.call(Snapshot(str(directory)))
         self._begun_at, self._unsaved = self._clock(), False
-        of = {"model": self._model, "optimiser": self._optimiser, "branch": self.branch}
-        facts = {**of, "progress": progress.facts()}
+        facts = {**self._of, "branch": self.branch, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts) -> None:
@@ -282,6 +289,11 @@ def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
     if of is not None:
         kind = of[1] if settings.lora is None else "lora" if settings.lora else "full"
         refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
+
+
+def facts_of(model: str, optimiser: str | None, quantisation: Quantisation | None) -> Facts:
+    """The facts by which a start knows whether, and with which settings, a checkpoint is its own."""
+    return {"model": model, "optimiser": optimiser} | ({"quantisation": "nf4"} if quantisation == "nf4" else {})
 
 
 def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:

@@ -33,7 +33,8 @@ class Checkpoint:
     """A sound checkpoint with its model, step (None: unknown) and task (empty: unknown).
 
     shapes: of the trained tensors. skipped: newer checkpoints that are damaged. progress: the node's `Progress.facts`
-    at that time, if recorded. held: a path of the weights that stays valid after their removal (see `hold`).
+    at that time, if recorded. quantisation: of the frozen weights beside LoRA layers. held: a path of the weights that
+    stays valid after their removal (see `hold`).
     """
 
     path: Path
@@ -42,6 +43,7 @@ class Checkpoint:
     task: str
     shapes: Mapping[str, tuple[int, ...]]
     alpha: int | None
+    quantisation: str = "none"
     skipped: tuple[Path, ...] = ()
     progress: Mapping[str, Any] = field(default_factory=dict)
     held: Path | None = None
@@ -136,12 +138,12 @@ def settings_for(
     Raises:
         UsageError: a setting is unknown or wrong.
     """
-    read: dict[str, bool | int | tuple[str, ...]] = {"lora": False}
+    read: dict[str, bool | int | str | tuple[str, ...]] = {"lora": False}
     if checkpoint is not None:
         task = checkpoint.task or task
         read["lora"] = checkpoint.lora
         if checkpoint.lora:
-            read |= checkpoint.lora_settings()
+            read |= {**checkpoint.lora_settings(), "quantisation": checkpoint.quantisation}
     given = {key: value for key, value in flags.items() if value is not None}
     settings, origins = collect(task=task, flags={**read, **given, "model": model})
     origins |= {key: "checkpoint" for key in read if key not in given}
@@ -211,6 +213,7 @@ def _read(path: Path, skipped: tuple[Path, ...] = ()) -> Checkpoint:
         task=_task_of(path),
         shapes=shapes,
         alpha=int(alpha) if alpha is not None and alpha.isdecimal() else None,
+        quantisation="nf4" if facts.get("quantisation") == "nf4" else "none",
         skipped=skipped,
         progress=progress if isinstance(progress, dict) else {},
     )

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from ftis_node.config.settings import Settings
-from ftis_node.fit.memory import Workload
+from ftis_node.fit.memory import NF4_BYTES, Workload
 from ftis_node.lab.bench.fit import config_of
 from ftis_node.lab.bench.measure import Tell, measured_on, timed
 from ftis_node.lab.bench.model import SETTINGS, TEMPERATURE, Size, random_policy, random_prompts, small_config
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import load_policy
+from ftis_node.policy.nf4 import elements, quantise
 from ftis_node.policy.policy import Policy
 from ftis_node.worker.planning import settle
 
@@ -51,10 +54,11 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
 
     Returns:
         Medians over `repeats` runs of each in turns after one to warm up; `*_spread` are minimum and maximum. `native`
-        and `hf` are this project's engines, `plain` is transformers' `generate` by itself: sampling at the same
-        temperature, no log-probs. `ratio_*` is native over the other, per CPU-second on a CPU and per second on a GPU.
-        On a GPU `floor_tokens_per_s` is what reading weights and keys and values once a step allows, at the bandwidth
-        of a copy, and `over_floor` the time of native over that; None on a CPU.
+        and `hf` are this project's engines, `nf4` is native on weights of four bits (where bitsandbytes is), `plain`
+        is transformers' `generate` by itself: sampling at the same temperature, no log-probs. `ratio_*` is native over
+        the other, per CPU-second on a CPU and per second on a GPU. On a GPU `floor_tokens_per_s` is what reading
+        weights and keys and values once a step allows, at the bandwidth of a copy, and `over_floor` the time of native
+        over that; None on a CPU.
 
     Raises:
         RuntimeError: one did not generate all tokens.
@@ -65,6 +69,9 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         "hf": lambda: _engine(replace(policy, engine="hf"), prompts, size, batch),
         "plain": lambda: _plain(policy, prompts, size, batch),
     }
+    if find_spec("bitsandbytes") is not None and not elements(policy.model):
+        four_bits = _in_four_bits(policy)
+        runs["nf4"] = lambda: _engine(four_bits, prompts, size, batch)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         tell(f"run {repeat} of {repeats}" if repeat else "a run to warm up")
@@ -83,6 +90,7 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
     return {
         "ratio_hf": ours / figures[f"hf_tokens_per_{unit}"],
         "ratio_plain": ours / figures[f"plain_tokens_per_{unit}"],
+        "ratio_nf4": ours / figures[f"nf4_tokens_per_{unit}"] if "nf4" in runs else None,
         **figures,
         "floor_tokens_per_s": floor,
         "over_floor": floor / ours if floor else None,
@@ -91,6 +99,14 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         "generation_batch": batch,
         **measured_on(policy, size, repeats),
     }
+
+
+def _in_four_bits(policy: Policy) -> Policy:
+    """A copy of the policy with frozen weights in NF4."""
+    model = copy.deepcopy(policy.model).requires_grad_(False)
+    four_bits = replace(policy, model=model, engine="native")
+    quantise(model, four_bits.causal_lm.get_output_embeddings(), policy.device, policy.name)
+    return four_bits
 
 
 def _measured(run: Callable[[], int], size: Size, device: torch.device) -> tuple[float, float]:
@@ -138,7 +154,9 @@ def _floor(policy: Policy, size: Size, batch: int) -> float:
     head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     token: int = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * width
     embedding, head = policy.causal_lm.get_input_embeddings().weight, policy.causal_lm.get_output_embeddings().weight
-    weights = width * (policy.parameters() - (0 if head is embedding else int(embedding.numel())))
+    quantised = elements(policy.model)
+    weights = width * (policy.parameters() - quantised - (0 if head is embedding else int(embedding.numel())))
+    weights += round(NF4_BYTES * quantised)
     groups = max(1, batch // size.group)
     calls = -(-size.groups // groups)
     kept = token * (size.groups * size.prompt_tokens + size.completions * size.completion_tokens // 2)

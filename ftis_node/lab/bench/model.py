@@ -98,7 +98,7 @@ def random_model(config: Any, device: torch.device, dtype: torch.dtype = torch.f
 def random_policy(config: Any, settings: Settings) -> Policy:
     """`random_model` made ready as `load_policy` would, with a tokenizer of as many made-up words."""
     device = choose_device(settings.device)
-    model = random_model(config, device, torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32)
+    model = random_model(config, device, getattr(torch, settings.dtype or "float32"))
     return make_policy(model, word_tokenizer(config.vocab_size), settings)
 
 

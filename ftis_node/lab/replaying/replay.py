@@ -24,6 +24,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
+from ftis_node.node.checkpointing import facts_of
 from ftis_node.node.progress import Progress as Taken
 from ftis_node.node.step_batch import OwnGroup, describe, step_groups
 from ftis_node.observe.metrics import MetricsLog, each_event
@@ -282,8 +283,9 @@ class _Replay:
         checkpoints = Checkpoints(out / "checkpoints")
         directory = checkpoints.begin(self._taken.step)
         self._engine.save(str(directory))
-        optimiser = self._start.settings.optimiser
-        facts = {"model": self._start.label, "optimiser": optimiser, "progress": self._taken.facts()}
+        settings = self._start.settings
+        of = facts_of(self._start.label, settings.optimiser, settings.quantisation)
+        facts = {**of, "progress": self._taken.facts()}
         checkpoints.commit(directory, facts)
 
     # --- the report -----------------------------------------------------------------------------------------------

@@ -1,0 +1,155 @@
+"""Frozen weights in four bits beside LoRA layers, and float16 with its loss scale; on the CPU, by bitsandbytes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from ftis_node.errors import UsageError
+from ftis_node.fit.memory import NF4_BLOCK, NF4_BYTES, Setup, Workload, estimate
+from ftis_node.host.quiet import without
+from ftis_node.learner.loss_scale import GROW_AFTER, LARGEST, LossScale
+from ftis_node.policy import nf4
+from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.load import load_policy, make_policy
+from ftis_node.policy.measure import geometry_of
+from ftis_node.policy.policy import Policy
+from tests.support.learners import OWN, assert_same, learner, weights_of
+from tests.support.small_models import arithmetic_settings, logprob_errors, tiny_config, tiny_tokenizer
+
+
+def quantised(dtype: str = "float32", **changes: Any) -> Policy:
+    """tiny-a with LoRA layers beside weights of four bits."""
+    settings = arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", dtype=dtype, **changes)
+    return load_policy(settings)
+
+
+def small(dtype: torch.dtype) -> Policy:
+    """A random model over the tokenizer of `OWN`, LoRA beside weights of four bits."""
+    from transformers import Qwen2ForCausalLM
+
+    settings = arithmetic_settings(model="small", lora=True, lora_rank=4, quantisation="nf4", dtype=str(dtype)[6:])
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(tiny_config(vocab_size=32)).to(dtype).eval()
+    return make_policy(model, tiny_tokenizer(), settings)
+
+
+def test_a_weight_comes_back_to_within_the_published_error_and_takes_half_a_byte() -> None:
+    linear = torch.nn.Linear(512, 384)
+    torch.nn.init.normal_(linear.weight)
+    packed = nf4.NF4Linear(linear, torch.device("cpu"))
+    error = (packed.dense() - linear.weight).pow(2).mean().sqrt()
+    assert 0.08 < float(error.detach()) < 0.10, "of the deviation of normal values, in blocks of 64"
+    assert torch.equal(packed.dense(), packed.dense())
+    scales = packed._scales
+    held = sum(t.numel() * t.element_size() for t in (packed.packed, scales.absmax, scales.state2.absmax))
+    assert held == pytest.approx(NF4_BYTES * 512 * 384, rel=0.01)
+
+
+def test_gradients_are_those_of_the_dequantised_weight() -> None:
+    linear = torch.nn.Linear(76, 50)
+    packed = nf4.NF4Linear(linear, torch.device("cpu"))
+    x = torch.randn(7, 76, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    packed(x).square().sum().backward()
+    torch.nn.functional.linear(twin, packed.dense(), linear.bias).square().sum().backward()
+    torch.testing.assert_close(x.grad, twin.grad)
+
+
+def test_a_node_samples_from_the_very_weights_that_score_it() -> None:
+    policy = quantised()
+    assert policy.lean and policy.packed and nf4.elements(policy.model) > 0
+    assert policy.parameters() - policy.trainable() == 75_968
+    prompts = [policy.tokenizer.encode("12+7="), policy.tokenizer.encode("3-4=")]
+    sampling = Sampling(10, 1.0, (policy.tokenizer.eos_token_id,))
+    made = generate(policy, prompts, group=8, sampling=sampling, generator=torch.Generator().manual_seed(0))
+    assert float(logprob_errors(policy, prompts, made, 1.0).max()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_training_changes_the_layers_beside_and_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+    policy = small(dtype)
+    frozen = [module.dense() for module in policy.model.modules() if isinstance(module, nf4.NF4Linear)]
+    original = learner(policy)
+    before = weights_of(original)
+    for _ in range(2):
+        report = original.step(OWN)
+        assert report.skipped is None and math.isfinite(report.gradient_norm) and report.gradient_norm > 0
+    assert all("lora_" in name for name in before)
+    assert any(not torch.equal(before[name], after) for name, after in weights_of(original).items())
+    kept = [module.dense() for module in original.policy.model.modules() if isinstance(module, nf4.NF4Linear)]
+    assert all(torch.equal(one, other) for one, other in zip(frozen, kept, strict=True))
+    state = copy.deepcopy(original.state())
+    original.step(OWN)
+    resumed = learner(small(dtype))
+    resumed.restore(*state, steps=2)
+    resumed.step(OWN)
+    assert_same(weights_of(resumed), weights_of(original))
+    assert_same(resumed.state()[1], original.state()[1])
+
+
+def test_what_cannot_be_quantised_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"NF4 .* is for frozen weights, and full training"):
+        arithmetic_settings(lora=False, quantisation="nf4")
+    with pytest.raises(UsageError, match="has no linear modules for NF4"):
+        nf4.quantise(torch.nn.Sequential(torch.nn.Embedding(3, 4)), torch.nn.Identity(), torch.device("cpu"), "m")
+    nf4._kernels.cache_clear()
+    with without("bitsandbytes"), pytest.raises(UsageError, match=r"NF4 needs bitsandbytes.*pip install"):
+        nf4._kernels()
+
+
+def test_memory_is_what_is_predicted() -> None:
+    """The weights of a model whose sizes are powers of two, counted in tensors."""
+    config = tiny_config(vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
+    from transformers import Qwen2ForCausalLM
+
+    shape = geometry_of(config, "small")
+    settings = arithmetic_settings(model="m", lora=True, lora_rank=8, lora_targets=("q_proj",), quantisation="nf4")
+    policy = make_policy(Qwen2ForCausalLM(config), tiny_tokenizer(), settings)
+    held = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    for module in policy.model.modules():
+        if isinstance(module, nf4.NF4Linear):
+            scales = module._scales
+            parts = (module.packed, scales.absmax, scales.state2.absmax)
+            held += sum(t.numel() * t.element_size() for t in parts)
+    setup = Setup(True, "float32", "nf4", "adamw", False, 1024, 4, 8, ("q_proj",), "native")
+    need = estimate(shape, Workload(48, 32, 4, 4), setup, "cpu")
+    assert need.weights == pytest.approx(held, rel=0.01)
+    dense = estimate(shape, Workload(48, 32, 4, 4), Setup(**{**vars(setup), "quantisation": "none"}), "cpu")
+    assert need.one_layer - dense.one_layer == pytest.approx((4 + 4 / NF4_BLOCK) * 256 * 512)
+
+
+# --- float16 --------------------------------------------------------------------------------------------------------
+
+
+def test_an_overflow_halves_the_scale_and_the_step_is_taken_all_the_same() -> None:
+    subject = learner(small(torch.float16))
+    subject.loss_scale.value = 2.0**60  # as gradients of such a size would
+    report = subject.step(OWN)
+    assert report.skipped is None and subject.loss_scale.value < 2.0**60
+    plain = learner(small(torch.float16))
+    other = plain.step(OWN)
+    assert report.gradient_norm == pytest.approx(other.gradient_norm, rel=0.05)
+
+
+def test_the_scale_grows_after_good_steps_and_is_kept_by_a_checkpoint() -> None:
+    scale = LossScale(torch.float16)
+    assert scale.overflowed(math.inf) and scale.value == LARGEST / 2
+    for _ in range(GROW_AFTER - 1):
+        scale.fine()
+    other = LossScale(torch.float16)
+    state = scale.state() | {"x": torch.zeros(1)}
+    other.restore(state)
+    assert other.value == LARGEST / 2 and list(state) == ["x"]
+    other.fine()
+    assert other.value == LARGEST
+    assert not scale.overflowed(1.0)
+
+
+def test_other_dtypes_have_no_scale() -> None:
+    scale = LossScale(torch.bfloat16)
+    assert not scale.overflowed(math.inf) and scale.value == 1 and scale.state() == {}
