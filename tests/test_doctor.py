@@ -221,7 +221,7 @@ def test_a_node_without_peers_may_be_the_first(tmp_path: Path) -> None:
 
 
 def test_the_small_computation_agrees_with_itself_here() -> None:
-    assert smoke("cpu") == {"name": "cpu", "wrong": []}
+    assert smoke("cpu") == {"name": "cpu", "half": "bfloat16", "wrong": []}
 
 
 @pytest.mark.slow

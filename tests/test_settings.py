@@ -151,7 +151,7 @@ def test_a_wrong_value_names_its_layer(tmp_path: Path) -> None:
         ("own_share", 1.5),
         ("learning_rate", 0),
         ("learning_rate", float("nan")),
-        ("dtype", "float16"),
+        ("dtype", "float8"),
         ("betas", "0.9"),
         ("betas", "a,b"),
         ("port", 70_000),

@@ -97,6 +97,8 @@ class Settings(BaseModel):
     """[completions] Generated side by side. Default: what fits."""
     engine: Literal["native", "hf"] = "native"
     """Engine that generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
+    cuda_graphs: bool = True
+    """Record the kernels of a token once and replay them (native engine, on a GPU). Off: if the driver fails at it."""
     cudnn_attention: bool = False
     """Whether PyTorch may take cuDNN's attention on a GPU. On Hopper it may prepare anew for each new shape, and every
     micro-batch has one; not measured."""

@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
+from ftis_node.fit.memory import Dtype
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
+from ftis_node.policy.joint import join
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.policy import Policy
@@ -86,7 +88,10 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
         head = (model.get_base_model() if settings.lora else model).get_output_embeddings()
         quantise(model, head, device, settings.model)
     model.to(device)
-    policy = ready(Policy(settings.model, model, tokenizer, device, engine=settings.engine))
+    if device.type == "cuda":  # on a CPU there are no launches to save, and sums of another shape may round otherwise
+        join(model)
+    policy = Policy(settings.model, model, tokenizer, device, engine=settings.engine, graphs=settings.cuda_graphs)
+    policy = ready(policy)
     if settings.gradient_checkpointing:
         if not policy.causal_lm.supports_gradient_checkpointing:
             raise UsageError(
@@ -186,6 +191,11 @@ def choose_device(wanted: str) -> torch.device:
             "There is no usable CUDA device.", "Use --device cpu; or ask `ftis-node doctor` what is wrong."
         )
     return device
+
+
+def half_dtype(device: torch.device) -> Dtype:
+    """The dtype of two bytes that a GPU computes in: float16 before Ampere, which emulates bfloat16 slowly."""
+    return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
 
 
 def _dtype(wanted: str | None) -> torch.dtype:

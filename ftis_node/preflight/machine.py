@@ -170,7 +170,9 @@ def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:
         return Finding("gpu", "fail", f"A small computation on {device} failed: {why}", advice)
     told = json.loads(ended.stdout.strip().splitlines()[-1])
     memory = f", {rounded(told['free'])} of {rounded(told['total'])} free" if "total" in told else ""
-    text = f"{told['name']}{memory}; driver {_driver()}: bf16 and a backward pass agree with the CPU."
+    text = f"{told['name']}{memory}; driver {_driver()}: {told['half']} and a backward pass agree with the CPU."
+    if util.find_spec("bitsandbytes") is None:
+        text += " Without bitsandbytes there is no 8-bit AdamW and no NF4 (pip install 'ftis-node[gpu]')."
     if told["wrong"]:
         text = f"{told['name']} computes {', '.join(told['wrong'])} otherwise than the CPU does."
         return Finding("gpu", "fail", text, "Its memory or its driver is broken: update the driver, test the card.")

@@ -13,10 +13,10 @@ import torch
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
 from ftis_node.fit.geometry import Geometry
-from ftis_node.fit.memory import Device, Dtype, OptimiserName, Workload
+from ftis_node.fit.memory import Device, OptimiserName, Workload
 from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.rehearsal import unsaveable
-from ftis_node.policy.load import choose_device
+from ftis_node.policy.load import choose_device, half_dtype
 from ftis_node.policy.measure import geometry
 from ftis_node.text import GB
 from ftis_node.worker.messages import Sizes
@@ -90,11 +90,6 @@ class Question:
         four_bit = kind == "cuda" and find_spec("bitsandbytes") is not None
         half = half_dtype(self.device) if kind == "cuda" else "bfloat16"
         return plan(self.shape, self.budget, self.workload, self.wishes, kind, eight_bit, four_bit=four_bit, half=half)
-
-
-def half_dtype(device: torch.device) -> Dtype:
-    """The dtype of two bytes that a GPU computes in: float16 before Ampere, which emulates bfloat16 slowly."""
-    return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
 
 
 def refuse_unsaveable(optimiser: OptimiserName, device: torch.device) -> None:

@@ -160,6 +160,20 @@ class Pretend(torch.Tensor):
 
     __array__ = numpy
 
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.inner.untyped_storage()
+
+    @property  # type: ignore[override]
+    def data(self) -> Pretend:
+        return Pretend(self.inner.detach())
+
+    @data.setter
+    def data(self, value: Pretend) -> None:
+        self.inner = value.inner
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
             with torch.no_grad():

@@ -43,6 +43,7 @@ class Drive:
             "dtype": "bfloat16" if asked.bf16 else "float32",
             "gradient_checkpointing": asked.checkpointing,
             "eval_prompts": 8,
+            "cuda_graphs": False,  # which the device has none of; `test_graphs.py` records on the CPU
         }
         self.told: dict[str, Any] = {}
 

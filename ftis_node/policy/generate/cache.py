@@ -29,25 +29,37 @@ class SharedCache:
     in place. Gaps of rows that ended are closed in place, so nothing grows. As all rows have equally many
     own tokens, only prompts of unlike length need a mask.
 
+    Between two calls of `grow` with the same answer everything has the same shape and the same place in memory, and
+    numbers that change are on the device: so a CUDA graph can do it again.
+
     rows   how many there are; `keep` makes them fewer
     owner  the prompt of each, among those given at first: int64 `[rows]`
+    place  of the newest token among a row's own: int64 `[1]`, on the device
     """
 
-    def __init__(self, prompts: Sequence[tuple[Tensor, Tensor]], mask: Tensor, group: int, tokens: int) -> None:
+    def __init__(
+        self, prompts: Sequence[tuple[Tensor, Tensor]], mask: Tensor, group: int, tokens: int, step: int = 1
+    ) -> None:
         """
         Args:
             prompts: keys and values of each layer, `[prompts, kv heads, width, head_dim]`; taken over and changed.
             mask: which of them are tokens and not padding, `[prompts, width]`.
             group: completions of each; row `p · group + i` is the i-th of prompt p.
             tokens: room for so many tokens of each row.
+            step: attention reads a multiple of so many own tokens, those to come masked.
         """
         keys = prompts[0][0]
         self._count, self._heads, self._width, self._dim = keys.shape
         self._prompts = [(keys.contiguous(), values.contiguous()) for keys, values in prompts]
         self.rows = self._count * group
         shape = (self.rows, self._heads, tokens, self._dim)
-        self._own = [(keys.new_empty(shape), keys.new_empty(shape)) for _ in prompts]
-        self._filled = 0
+        make = keys.new_zeros if step > 1 else keys.new_empty  # 0 · NaN of what is masked would be NaN
+        self._own = [(make(shape), make(shape)) for _ in prompts]
+        self._filled = self._read = 0
+        self._step, self._tokens = step, tokens
+        self.place = torch.zeros(1, dtype=torch.int64, device=keys.device)
+        self._columns = torch.arange(tokens, device=keys.device)
+        self._to_come: Tensor | None = None  # fp32 [own tokens read], −inf for those that are not there yet
         self._bias: Tensor | None = None  # fp32 [prompts, 1, 1, width]
         if not bool(mask.all()):
             self._bias = keys.new_zeros(mask.shape, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[
@@ -57,14 +69,29 @@ class SharedCache:
         self._owner = np.repeat(self._given, group)  # among those that are left
         self._lay_out(keys.device)
 
-    def grow(self) -> None:
-        """Make room for the next token of every row."""
+    def grow(self) -> tuple[int, int]:
+        """Make room for the next token of every row; return how many rows there are and own tokens are read."""
         self._filled += 1
+        self._read = min(self._tokens, -(-self._filled // self._step) * self._step)
+        return self.rows, self._read
+
+    def begin(self) -> None:
+        """Begin a token: on the device, as all that follows until `end`."""
+        if self._step > 1:
+            there = self._columns[: self._read] <= self.place
+            self._to_come = torch.zeros_like(there, dtype=torch.float32).masked_fill_(~there, -torch.inf)
+
+    def end(self) -> None:
+        """End a token."""
+        self.place.add_(1)
 
     def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write what belongs to the newest token, `[rows, kv heads, head_dim]` each."""
         for buffer, new in zip(self._own[layer], (keys, values), strict=True):
-            buffer[: self.rows, :, self._filled - 1] = new
+            if self._step > 1:
+                buffer[: self.rows].index_copy_(2, self.place, new[:, :, None])
+            else:
+                buffer[: self.rows, :, self._filled - 1] = new
 
     def attend(self, layer: int, query: Tensor, scaling: float) -> Tensor:
         """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`."""
@@ -75,10 +102,12 @@ class SharedCache:
         of_prompt = _products(self._by_prompt(query), keys)
         if self._bias is not None:
             of_prompt.view(self._count, heads, -1, self._width).add_(self._bias)
-        of_own = _products(query.flatten(0, 1), own_keys[:, : self._filled]).view(rows, heads, -1, self._filled)
+        of_own = _products(query.flatten(0, 1), own_keys[:, : self._read]).view(rows, heads, -1, self._read)
+        if self._to_come is not None:
+            of_own.add_(self._to_come)
         scores = torch.cat([self._by_row(of_prompt), of_own], -1)
         weights = scores.mul_(scaling).softmax(-1).to(query.dtype)
-        from_own = torch.bmm(weights[..., self._width :].flatten(0, 1), own_values[:, : self._filled]).view(query.shape)
+        from_own = torch.bmm(weights[..., self._width :].flatten(0, 1), own_values[:, : self._read]).view(query.shape)
         from_prompt = torch.bmm(self._by_prompt(weights[..., : self._width]), values)
         return from_own.add_(self._by_row(from_prompt)).view(rows, -1)
 

@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 
 from ftis_node.policy.adapters import LoraLinear
 from ftis_node.policy.generate.cache import Ids, SharedCache
+from ftis_node.policy.joint import joint
 from ftis_node.policy.nf4 import NF4Linear
 
 _FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -67,23 +68,51 @@ class _Linear:
         return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = functional.linear(x, self._dense(), self.bias)
-        return out if self.down is None else self._adapt(out, x)
+        return self.adapt(functional.linear(x, self._dense(), self.bias), x)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """Add its output to `total`."""
         total.addmm_(x, self._dense().T)
         if self.bias is not None:
             total.add_(self.bias)
-        if self.down is not None:
-            self._adapt(total, x)
+        self.adapt(total, x)
 
     def _dense(self) -> Tensor:
         return self.weight if isinstance(self.weight, Tensor) else self.weight.dense()
 
-    def _adapt(self, out: Tensor, x: Tensor) -> Tensor:
-        assert self.down is not None and self.up is not None
+    def adapt(self, out: Tensor, x: Tensor) -> Tensor:
+        """Add what the LoRA layer, if there is one, makes of `x`."""
+        if self.down is None or self.up is None:
+            return out
         return out.addmm_(functional.linear(x, self.down), self.up.T, alpha=self.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class _Linears:
+    """Linear modules of one input. whole: all of them as one, if they lie so in memory, without LoRA layers."""
+
+    parts: Sequence[_Linear]
+    whole: _Linear | None
+
+    @classmethod
+    def of(cls, *modules: Any) -> _Linears:
+        parts = [_Linear.of(module) for module in modules]
+        weights = [part.weight for part in parts if isinstance(part.weight, Tensor)]
+        biases = [part.bias for part in parts if part.bias is not None]
+        weight = joint(weights) if len(weights) == len(parts) else None
+        bias = joint(biases) if weight is not None and len(biases) == len(parts) else None
+        if weight is None or (biases and bias is None):
+            return cls(parts, None)
+        return cls(parts, _Linear(weight, bias))
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        if self.whole is None:
+            return [part(x) for part in self.parts]
+        sizes = [len(part.weight) for part in self.parts if isinstance(part.weight, Tensor)]
+        outs = torch.split(self.whole(x), sizes, -1)
+        for part, out in zip(self.parts, outs, strict=True):
+            part.adapt(out, x)
+        return outs
 
 
 def _weight(module: Any) -> Any:
@@ -112,16 +141,13 @@ class _Layer:
     """The parts of one layer; queries and keys have a norm in Qwen3 only."""
 
     before_attention: _Norm
-    query: _Linear
-    key: _Linear
-    value: _Linear
+    heads: _Linears  # of queries, keys and values
     query_norm: _Norm | None
     key_norm: _Norm | None
     out: _Linear
     scaling: float
     before_mlp: _Norm
-    gate: _Linear
-    up: _Linear
+    gate_up: _Linears
     down: _Linear
     activation: Callable[[Tensor], Tensor]
 
@@ -131,16 +157,13 @@ class _Layer:
         query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         return cls(
             before_attention=_Norm.of(layer.input_layernorm),
-            query=_Linear.of(attention.q_proj),
-            key=_Linear.of(attention.k_proj),
-            value=_Linear.of(attention.v_proj),
+            heads=_Linears.of(attention.q_proj, attention.k_proj, attention.v_proj),
             query_norm=None if query_norm is None else _Norm.of(query_norm),
             key_norm=None if key_norm is None else _Norm.of(key_norm),
             out=_Linear.of(attention.o_proj),
             scaling=attention.scaling,
             before_mlp=_Norm.of(layer.post_attention_layernorm),
-            gate=_Linear.of(mlp.gate_proj),
-            up=_Linear.of(mlp.up_proj),
+            gate_up=_Linears.of(mlp.gate_proj, mlp.up_proj),
             down=_Linear.of(mlp.down_proj),
             activation=mlp.act_fn,
         )
@@ -203,24 +226,27 @@ class Decoder:
         self._vocabulary = vocabulary
         self._cache = cache
         self._lengths = lengths
-        self._given = 0
         positions = torch.arange(int(lengths.max()) + tokens, device=lengths.device)
         cos, sin = self._weights.rotary(self._weights.embedding, positions[None])  # [1, positions, head_dim]
         self._half = sin.shape[-1] // 2
         self._cos, self._sin = cos[0], torch.cat([-sin[0, :, : self._half], sin[0, :, self._half :]], -1)
 
+    def grow(self) -> tuple[int, int]:
+        """Make room for a token; the answer changes when the shapes of `step` do."""
+        return self._cache.grow()
+
     def step(self, tokens: Tensor) -> Tensor:
         """Give each row its next token, int64 `[rows]`, and return logits of the one after it, `[rows, V]`."""
         weights = self._weights
-        self._cache.grow()
-        positions = self._lengths[self._cache.owner] + self._given
+        self._cache.begin()
+        positions = self._lengths.index_select(0, self._cache.owner) + self._cache.place
         cos, sin = (table.index_select(0, positions)[:, None] for table in (self._cos, self._sin))
-        self._given += 1
         x = functional.embedding(tokens, weights.embedding)
         for index, layer in enumerate(weights.layers):
             layer.out.add_to(x, self._attention(index, layer, layer.before_attention(x), cos, sin))
-            h = layer.before_mlp(x)
-            layer.down.add_to(x, layer.activation(layer.gate(h)).mul_(layer.up(h)))
+            gate, up = layer.gate_up(layer.before_mlp(x))
+            layer.down.add_to(x, layer.activation(gate).mul_(up))
+        self._cache.end()
         bias = weights.head_bias
         return functional.linear(
             weights.norm(x), weights.head[: self._vocabulary], None if bias is None else bias[: self._vocabulary]
@@ -232,7 +258,7 @@ class Decoder:
 
     def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         shape = (len(h), -1, cos.shape[-1])
-        query, key, value = (linear(h).view(shape) for linear in (layer.query, layer.key, layer.value))
+        query, key, value = (part.view(shape) for part in layer.heads(h))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         heads = query.shape[1]

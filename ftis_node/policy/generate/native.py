@@ -19,8 +19,9 @@ from transformers.cache_utils import DynamicLayer
 from ftis_node.fit.memory import PREFILL_TOKENS
 from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
-from ftis_node.policy.generate.cache import Ids, SharedCache, closing_up
+from ftis_node.policy.generate.cache import Flags, Ids, SharedCache, closing_up
 from ftis_node.policy.generate.decoder import Decoder, reach
+from ftis_node.policy.generate.graphs import Graphs
 from ftis_node.policy.generate.sampler import draw
 from ftis_node.policy.generate.sampling import Sampling, left_padded, to_completions
 from ftis_node.policy.packing import Prefixed
@@ -30,14 +31,25 @@ from ftis_node.policy.reference_model import reference
 # Steps between two looks at who has ended: on a GPU each waits for it.
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 
+# Shapes change rarely where kernels are recorded: own tokens are read in multiples of the first, and rows dropped until
+# a multiple of one of so many parts is left. On a CPU what is read in vain would cost time.
+_TOKENS_READ = {"cpu": 1, "cuda": 64}
+_PARTS = {"cuda": 8}
+
+
+_Drawing = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
 
 class _Rows(Protocol):
     """Completions under way: `step` gives each row a token and returns logits `[rows, ≥ V]` of the next; `keep` drops.
 
+    `grow` comes before each step; its answer changes when the step's shapes do, None if they always do.
     gaps  which part of the rows must have ended for dropping them to pay
     """
 
     gaps: float
+
+    def grow(self) -> tuple[int, int] | None: ...
 
     def step(self, tokens: Tensor) -> Tensor: ...
 
@@ -68,7 +80,9 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     ids = ids.to(policy.device)
     logits, rows = _decoder(policy, [group.prompt for group in groups], each, longest)
     columns = [logits.repeat_interleave(each, 0)[:, : policy.vocabulary]]
-    columns += [rows.step(ids[:, step]) for step in range(longest - 1)]
+    for step in range(longest - 1):
+        rows.grow()
+        columns.append(rows.step(ids[:, step]))
     logprobs = torch.stack(columns, 1).float().log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0]
     return torch.cat([logprobs[row, : len(completion)] for row, completion in enumerate(completions)])
 
@@ -90,44 +104,96 @@ def _complete(
     drawing = partial(draw, temperature=sampling.temperature, greedy=sampling.greedy, generator=generator)
     ends = torch.zeros(vocabulary, dtype=torch.bool, device=device)
     ends[[end for end in sampling.eos if end < vocabulary]] = True
-    there = np.arange(len(prompts) * group)  # which rows are left
-    finished = torch.zeros(len(there), dtype=torch.bool, device=device)
     logits, rows = start(policy, prompts, group, sampling.max_new_tokens)
     token, logprob = (part.flatten() for part in drawing(logits[:, :vocabulary], group))
     del logits  # before the next ones are made
-    drawn: list[tuple[Ids, Tensor, Tensor]] = [(there, token, logprob)]
-    while len(drawn) < sampling.max_new_tokens:
+    there = np.arange(len(token))  # which rows are left
+    stretch = _Stretch(there, token, ends[token], rows, ends, drawing, sampling.max_new_tokens - 1)
+    drawn = [(there, token[None], logprob[None])]
+    graphs = Graphs(device, generator, wanted=policy.graphs)
+    part = max(1, len(token) // _PARTS.get(device.type, len(token)))
+    for step in range(1, sampling.max_new_tokens):
         check()
-        finished |= ends[token]
-        if len(drawn) % _LOOK_EVERY[device.type] == 0:
-            over = finished.cpu().numpy()
+        if step % _LOOK_EVERY[device.type] == 0:
+            over = stretch.finished.cpu().numpy()
             if over.all():
                 break
-            if over.sum() >= rows.gaps * len(over):
-                order = closing_up(~over)
-                left = torch.from_numpy(order).to(device)
+            alive = _rounded_up(~over, part)
+            if len(over) - alive.sum() >= max(1, rows.gaps * len(over)):
+                drawn.append(stretch.drawn())
+                order = closing_up(alive)
                 rows.keep(order)
-                there, token, finished = there[order], token[left], finished[left]
-        token, logprob = (part.flatten() for part in drawing(rows.step(token)[:, :vocabulary], 1))
-        drawn.append((there, token, logprob))
+                stretch = stretch.kept(order, sampling.max_new_tokens - step)
+        shapes = rows.grow()
+        graphs.run(shapes, stretch.advance)
+        stretch.steps += 1
+    drawn.append(stretch.drawn())
     return to_completions(*_table(drawn, sampling.max_new_tokens), sampling.eos, group)
 
 
+class _Stretch:
+    """Tokens of the same rows, one step after another.
+
+    there     which of the rows at first they are
+    finished  which have drawn an end: bool `[rows]`, on the device
+    steps     how many tokens each has drawn here
+    """
+
+    def __init__(
+        self, there: Ids, token: Tensor, finished: Tensor, rows: _Rows, ends: Tensor, drawing: _Drawing, room: int
+    ) -> None:
+        self.there, self.finished, self.steps = there, finished, 0
+        self._token, self._rows, self._ends, self._drawing = token.clone(), rows, ends, drawing
+        self._ids = token.new_empty(room, len(token))
+        self._logprobs = self._ids.new_empty(self._ids.shape, dtype=torch.float32)
+        self._at = token.new_zeros(1)
+
+    def advance(self) -> None:
+        """Draw a token for each row: on the device, with nothing that changes from one step to the next."""
+        token, logprob = self._drawing(self._rows.step(self._token)[:, : len(self._ends)], 1)
+        self._token.copy_(token[:, 0])
+        self.finished |= self._ends.index_select(0, self._token)
+        self._ids.index_copy_(0, self._at, token.T)
+        self._logprobs.index_copy_(0, self._at, logprob.T)
+        self._at.add_(1)
+
+    def kept(self, order: Ids, room: int) -> _Stretch:
+        """The next stretch, of these rows and with room for so many tokens."""
+        left = torch.from_numpy(order).to(self._token.device)
+        token, finished = self._token[left], self.finished[left]
+        return _Stretch(self.there[order], token, finished, self._rows, self._ends, self._drawing, room)
+
+    def drawn(self) -> tuple[Ids, Tensor, Tensor]:
+        """Its rows, and their ids and log-probs `[steps, rows]`."""
+        return self.there, self._ids[: self.steps], self._logprobs[: self.steps]
+
+
+def _rounded_up(alive: Flags, part: int) -> Flags:
+    """As many rows as are alive, and of the others so many more that their number is a multiple of `part`."""
+    more = -int(alive.sum()) % part
+    kept = alive.copy()
+    kept[np.flatnonzero(~alive)[:more]] = True
+    return kept
+
+
 def _table(drawn: Sequence[tuple[Ids, Tensor, Tensor]], tokens: int) -> tuple[Any, Any]:
-    """Ids and log-probs `[rows, tokens]` from those of each step; what was never drawn is 0."""
-    where = np.concatenate([there for there, _, _ in drawn])
-    steps = np.repeat(np.arange(len(drawn)), [len(there) for there, _, _ in drawn])
+    """Ids and log-probs `[rows, tokens]` from those of each stretch; what was never drawn is 0."""
     shape = (len(drawn[0][0]), tokens)
     ids, logprobs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    ids[where, steps] = torch.cat([token for _, token, _ in drawn]).cpu().numpy()
-    logprobs[where, steps] = torch.cat([logprob for _, _, logprob in drawn]).cpu().numpy()
+    begin = 0
+    for there, token, logprob in drawn:
+        end = begin + len(token)
+        ids[there, begin:end] = token.cpu().numpy().T
+        logprobs[there, begin:end] = logprob.cpu().numpy().T
+        begin = end
     return ids, logprobs
 
 
 def _decoder(policy: Policy, prompts: Sequence[Sequence[int]], group: int, tokens: int) -> tuple[Tensor, Decoder]:
     logits, cache, mask = _prefill(policy, prompts, _empty_cache)
     layers = [(layer.keys, layer.values) for layer in cache.layers]
-    own = SharedCache(layers, mask, group, tokens - 1)  # the last token drawn is not read
+    # the last token drawn is not read
+    own = SharedCache(layers, mask, group, tokens - 1, _TOKENS_READ.get(policy.device.type, 1))
     return logits, Decoder(policy.causal_lm, policy.vocabulary, own, mask.sum(1), tokens - 1)
 
 
@@ -164,6 +230,9 @@ class _Modules:
             cache.reorder_cache(torch.arange(len(mask), device=mask.device).repeat_interleave(group))
         self._mask = mask.repeat_interleave(group, 0)
         self._positions = self._mask.sum(1)  # of each row's next token
+
+    def grow(self) -> None:
+        """The cache grows by copying."""
 
     def step(self, tokens: Tensor) -> Tensor:
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
