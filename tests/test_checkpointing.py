@@ -163,6 +163,19 @@ async def test_another_models_home_is_refused(worker: Worker, saving: Saving, tm
         await other.restore(worker)
 
 
+@on_one_loop
+async def test_layers_go_on_beside_the_weights_that_they_were_trained_beside(
+    worker: Worker, saving: Saving, tmp_path: Path
+) -> None:
+    four_bits = Saving(saving._path, "tiny-a (full)", "adamw", saving._metrics, quantisation="nf4")
+    await four_bits.checkpoint(worker, Progress(step=1))
+    await four_bits.flush()
+    assert settled(saving._path, "tiny-a")["quantisation"] == "nf4"
+    with pytest.raises(UsageError, match="were trained with quantisation=nf4"):
+        await saving.restore(worker)
+    assert await four_bits.restore(worker) == Progress(step=1)
+
+
 class Failing:
     """A compute process that cannot write."""
 
@@ -233,7 +246,7 @@ async def test_a_checkpoint_says_how_it_was_trained(worker: Worker, saving: Savi
     assert settled(saving._path, "tiny-a") == {}
     await saving.checkpoint(worker, Progress(step=1))
     await saving.flush()
-    assert settled(saving._path, "tiny-a") == {"lora": False, "optimiser": "adamw"}
+    assert settled(saving._path, "tiny-a") == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
     assert settled(saving._path, "tiny-b") == {}
 
 
@@ -260,7 +273,7 @@ def test_a_folder_is_one_model_however_it_is_typed(written: str, typed: str, fol
     written, typed = (str(folder) if name == "WHOLE" else name for name in (written, typed))
     checkpoints = checkpointed(plan_file.parent / "checkpoints", written)
     refuse_other_settings(checkpoints, Settings(model=typed))
-    assert settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw"}
+    assert settled(checkpoints, typed) == {"lora": False, "optimiser": "adamw", "quantisation": "none"}
     LearnedSizes(plan_file, written).learn(7, generation_batch=3)
     assert LearnedSizes(plan_file, typed).sizes == {"budget": 7, "generation_batch": 3}
 

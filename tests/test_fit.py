@@ -89,6 +89,14 @@ def test_a_short_name_needs_no_hub_either_and_one_line_says_what_takes_time() ->
     assert "because full training" in answer["reasons"][0]
 
 
+def test_four_bits_are_for_frozen_weights(fit: Fit) -> None:
+    answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", "--quantisation", "nf4")
+    assert (answer["quantisation"], answer["lora"]) == ("nf4", True)
+    assert "quantisation=nf4" in answer["command"]
+    code, _, err = fit("--model", "qwen2.5-3b", "--vram", "24", "--full", "--quantisation", "nf4")
+    assert code == 2 and "NF4 is for frozen weights" in err
+
+
 def test_flags_are_wishes_and_what_does_not_fit_fails(fit: Fit) -> None:
     flags = ("--full", "--dtype", "float32", "--no-checkpointing", "--micro-batch-tokens", "768")
     answer = answer_of(fit, "--model", "qwen2.5-3b", "--vram", "24", *flags, code=1)

@@ -7,6 +7,16 @@ without a row and without an entry here fails `tests/test_errors.py`.
 from __future__ import annotations
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_nf4.py::test_what_cannot_be_quantised_is_refused": {
+        "config/checks.py": ("NF4 (…) is for frozen weights, and full training (…) has none.",),
+        "policy/nf4.py": ("… has no linear modules for NF4.", "NF4 needs bitsandbytes."),
+    },
+    "test_fit.py::test_four_bits_are_for_frozen_weights": {
+        "cli/fit.py": ("NF4 is for frozen weights, and full training has none.",),
+    },
+    "test_checkpointing.py::test_layers_go_on_beside_the_weights_that_they_were_trained_beside": {
+        "node/checkpointing.py": ("The LoRA layers under … were trained with quantisation=….",),
+    },
     "test_bench_step.py::test_a_trace_that_cannot_be_written_is_told_before_the_steps": {
         "lab/bench/step.py": ("… cannot be written: ….",),
     },
