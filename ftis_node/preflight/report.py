@@ -62,6 +62,7 @@ def in_words(case: Case) -> list[str]:
         lines += [f"task      {case.task_name}: {rows}"]
     if plan is not None and case.shape is not None:
         sizes = f"{case.shape.parameters:,} parameters, {_kind(plan)}, {plan.dtype}"
+        sizes += ", weights in NF4" if plan.quantisation == "nf4" else ""
         fits = "fits" if plan.fits else "does not fit"
         lines += [f"model     {case.settings.model}, {sizes}"]
         lines += [f"memory    {rounded(plan.memory.total)} of {rounded(plan.budget)}: it {fits}"]
