@@ -1,186 +1,210 @@
-"""Recorded tokens, on the CPU: by a recorder that keeps kernels and addresses, as a CUDA graph does, and no Python."""
+"""Tokens as CUDA graphs and weights in one piece: the same tokens, and all else survives.
+
+There is no GPU here: graphs are recorded and replayed on the CPU, see `tests.pretend.graphs`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from ftis_node.packet import Completion
-from ftis_node.policy.generate import graphs, native
+from ftis_node.policy.generate import cache as cache_module
+from ftis_node.policy.generate import graphs as graphs_module
+from ftis_node.policy.generate.cache import Ids, SharedCache, bucket
+from ftis_node.policy.generate.fused import in_one, lay_in_one
+from ftis_node.policy.generate.graphs import Graphs
 from ftis_node.policy.generate.stream import Sampling, generate
-from ftis_node.policy.joint import join, joint, plain
 from ftis_node.policy.policy import Policy
-from tests.support.small_models import logprob_errors, seeded, tiny_policy, twin
+from ftis_node.policy.ready import ready
+from tests.pretend import graphs as pretended
+from tests.support.small_models import logprob_errors, logprobs_of, seeded, twin
+from tests.test_engines import DECODED, GREEDY, PROMPTS, policy_of
 
-PROMPTS = [[5, 9, 14], [20], [7, 7, 8, 3, 2, 25]]
-POLICIES = {"full": tiny_policy(vocab_size=32), "lora": tiny_policy(vocab_size=32, lora=True)}
-
-
-class Kernels(TorchDispatchMode):
-    """Every operation in turn, with the tensors that it read and wrote."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, _tensors(out)))
-        return out
+ENDLESS = Sampling(15, 1.0, (26,))
+CPU = torch.device("cpu")
 
 
-class OnTheCpu:
-    """What a recorder gives. It does the work once to see its kernels, and puts back all that this changed."""
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[pretended.CUDAGraph]]:
+    """Graphs of the CPU in place of CUDA's; all that were captured."""
+    made: list[pretended.CUDAGraph] = []
 
-    made = 0
+    class Noted(pretended.CUDAGraph):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
 
-    def __init__(self, work: Callable[[], None], generator: torch.Generator | None, pool: Any) -> None:
-        assert generator is not None
-        state, before = generator.get_state(), Changed()
-        with before, Kernels() as self._kernels:
-            work()
-        before.undo()
-        generator.set_state(state)
-        OnTheCpu.made += 1
-
-    def replay(self) -> None:
-        for func, args, kwargs, outs in self._kernels.calls:
-            again = _tensors(func(*args, **kwargs))
-            for old, new in zip(outs, again, strict=True):
-                if old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
+    for name in ("Stream", "stream", "current_stream", "set_stream", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, getattr(pretended, name))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Noted)
+    monkeypatch.setattr(torch.cuda, "graph", pretended.captured)
+    monkeypatch.setattr(graphs_module, "_failures", [])
+    monkeypatch.setattr(cache_module, "LEAST_WIDTH", 8)
+    yield made
+    assert not pretended.capturing
 
 
-class Changed(TorchDispatchMode):
-    """Copies of the tensors that operations write in place, as they were before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for place, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write and place < len(args):
-                storage = args[place].untyped_storage()
-                if storage.data_ptr() not in self._before:
-                    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-                    self._before[storage.data_ptr()] = (whole, whole.clone())
-        return func(*args, **(kwargs or {}))
-
-    def undo(self) -> None:
-        for whole, copy in self._before.values():
-            whole.copy_(copy)
+def tokens_of(groups: Any) -> list[list[int]]:
+    return [completion.token_ids.tolist() for completion in chain(*groups)]
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_flatten(values)[0] if isinstance(value, torch.Tensor)]
+def logprobs(groups: Any) -> Any:
+    return np.concatenate([completion.logprobs for completion in chain(*groups)])
 
 
-def groups(policy: Policy, eos: tuple[int, ...]) -> list[list[Completion]]:
-    return generate(policy, PROMPTS, group=8, sampling=Sampling(40, 1.1, eos), generator=seeded(3))
-
-
-def completions(policy: Policy, eos: tuple[int, ...]) -> list[Completion]:
-    return [completion for group in groups(policy, eos) for completion in group]
-
-
-@pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shapes that a GPU has, looks as rare as there, and a recorder."""
-    OnTheCpu.made = 0
-    monkeypatch.setitem(native._LOOK_EVERY, "cpu", 8)
-    monkeypatch.setitem(native._TOKENS_READ, "cpu", 16)
-    monkeypatch.setitem(native._PARTS, "cpu", 8)
-    monkeypatch.setitem(graphs.RECORDERS, "cpu", OnTheCpu)
-
-
-@pytest.mark.parametrize("kind", POLICIES)
-def test_replayed_tokens_are_those_of_the_modules(kind: str, recording: None) -> None:
-    policy = POLICIES[kind]
-    made = groups(policy, (1, 2))
-    lengths = {len(completion) for group in made for completion in group}
-    assert len(lengths) > 3 and max(lengths) == 40, "some end early, some never"
-    assert OnTheCpu.made >= 3, "own tokens in multiples of 16"
-    assert float(logprob_errors(policy, PROMPTS, made, 1.1).max()) < 2e-5
-
-
-@pytest.mark.parametrize("kind", POLICIES)
-def test_they_are_the_tokens_that_are_drawn_without_recording(
-    kind: str, recording: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", DECODED)
+def test_replayed_tokens_are_those_of_the_same_uniform_numbers_without_graphs(
+    kind: str, fused: bool, recorded: list[pretended.CUDAGraph]
 ) -> None:
-    """The same numbers are drawn from the generator, so that a graph repeats none of them."""
-    recorded = completions(POLICIES[kind], (1, 2))
-    monkeypatch.delitem(graphs.RECORDERS, "cpu")
-    eager = completions(POLICIES[kind], (1, 2))
-    for one, other in zip(recorded, eager, strict=True):
-        assert np.array_equal(one.token_ids, other.token_ids)
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-6)
+    policy = twin(policy_of(kind))
+    expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    if fused:
+        lay_in_one(policy.causal_lm)
+    ours = generate(replace(policy, graphs=True), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    assert tokens_of(ours) == tokens_of(expected)
+    np.testing.assert_allclose(logprobs(ours), logprobs(expected), atol=5e-6)
+    # a width of 8 own tokens, then of 14: the first token of each goes before its capture
+    assert [graph.replayed for graph in recorded] == [7, 5]
 
 
-def test_rows_that_end_are_dropped_in_few_sizes(recording: None) -> None:
-    sizes = set()
-    step = native.Decoder.step
-
-    def seen(self: Any, tokens: torch.Tensor) -> torch.Tensor:
-        sizes.add(len(tokens))
-        return step(self, tokens)
-
-    native.Decoder.step = seen  # type: ignore[method-assign]
-    try:
-        completions(POLICIES["full"], tuple(range(4)))
-    finally:
-        native.Decoder.step = step  # type: ignore[method-assign]
-    assert len(sizes) > 1 and all(size % 3 == 0 for size in sizes)
-
-
-def test_the_cpus_own_shapes_read_nothing_in_vain() -> None:
-    made = groups(POLICIES["full"], (1, 2))
-    assert float(logprob_errors(POLICIES["full"], PROMPTS, made, 1.1).max()) < 2e-5
-
-
-def test_a_token_that_cannot_be_recorded_is_drawn_all_the_same(
-    recording: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ["qwen2", "lora", "llama biased"])
+def test_rows_that_end_go_in_a_few_sizes_and_the_others_stay_what_they_are(
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+    sizes: list[int] = []
+    keep = SharedCache.keep
 
-    expected = completions(POLICIES["full"], (1, 2))
-    monkeypatch.setitem(graphs.RECORDERS, "cpu", broken)
-    made = completions(POLICIES["full"], (1, 2))
-    assert [len(completion) for completion in made] == [len(completion) for completion in expected]
-    assert caplog.text.count("does without CUDA graphs: operation not permitted when stream is capturing") == 1
+    def noted(cache: SharedCache, order: Ids, index: Tensor) -> None:
+        sizes.append(len(order))
+        keep(cache, order, index)
+
+    monkeypatch.setattr(SharedCache, "keep", noted)
+    monkeypatch.setattr("ftis_node.policy.generate.native._LOOK_EVERY", {"cpu": 3})
+    policy = replace(policy_of(kind), graphs=True)
+    prompts = [[3 + row % 20, 4, *[5] * (row % 4)] for row in range(20)]
+    sampling = Sampling(40, 1.3, (1, 2))
+    groups = generate(policy, prompts, group=3, sampling=sampling, generator=seeded(2))
+    lengths = [len(completion) for completion in chain(*groups)]
+    assert min(lengths) < 5 and max(lengths) > 20
+    assert logprob_errors(policy, prompts, groups, sampling.temperature).max() < 2e-5
+    assert len(sizes) > 3 and all(size == bucket(size) for size in sizes)
+    greedy = replace(GREEDY, max_new_tokens=30)
+    with_graphs, without = (
+        generate(replace(policy, graphs=graphs), prompts, group=1, sampling=greedy) for graphs in (True, False)
+    )
+    assert tokens_of(with_graphs) == tokens_of(without)
 
 
-def test_a_recorder_that_misses_a_change_would_be_noticed(recording: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the tests above could not fail: a number that Python counts stays as it was recorded."""
+def test_weights_that_change_between_two_calls_are_used_as_they_are() -> None:
+    policy = replace(twin(policy_of("qwen2")), graphs=True)
+    lay_in_one(policy.causal_lm)
+    before = generate(policy, PROMPTS, group=1, sampling=GREEDY)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(1))
+    after = generate(policy, PROMPTS, group=1, sampling=GREEDY)
+    assert tokens_of(after) != tokens_of(before)
+    assert tokens_of(after) == tokens_of(generate(replace(policy, engine="hf"), PROMPTS, group=1, sampling=GREEDY))
 
-    def end(self: Any) -> None:
-        self.place = self.place + 1  # a new tensor, where the recorded kernels read the old one
 
-    eager = completions(POLICIES["full"], (1, 2))
-    monkeypatch.setattr(native.SharedCache, "end", end)
-    recorded = completions(POLICIES["full"], (1, 2))
-    pairs = zip(eager, recorded, strict=True)
-    assert any(not np.array_equal(one.token_ids, other.token_ids) for one, other in pairs)
+def test_a_capture_that_fails_is_warned_of_once_and_generation_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    policy = policy_of("lora")
+    expected = generate(policy, PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+    monkeypatch.setattr(torch.cuda, "graph", refused)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            ours = generate(replace(policy, graphs=True), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
+            assert tokens_of(ours) == tokens_of(expected)
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "Generation goes on without CUDA graphs, for one could not be captured"
+    ]
 
 
-@pytest.mark.parametrize("kind", POLICIES)
-def test_joint_matrices_give_the_same_and_follow_what_training_changes(kind: str) -> None:
-    """A GPU's layout, on the CPU: a product in place of three, and of two; the parameters are still there."""
-    policy = twin(POLICIES[kind])
-    names = [name for name, _ in policy.model.named_parameters()]
-    join(policy.model)
-    layer = policy.causal_lm.model.layers[0]
-    assert joint([part.weight for part in map(plain, (layer.mlp.gate_proj, layer.mlp.up_proj)) if part]) is not None
-    for changed in range(2):
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                parameter.add_(0.01 * changed)
-        assert float(logprob_errors(policy, PROMPTS, groups(policy, (1, 2)), 1.1).max()) < 2e-5
-    assert [name for name, _ in policy.model.named_parameters()] == names
+def test_graphs_that_replay_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = replace(twin(policy_of("qwen2")), graphs=True)
+    assert ready(policy).graphs
+    monkeypatch.setattr(pretended.CUDAGraph, "replay", lambda self: None)
+    checked = ready(policy)
+    assert checked.lean and not checked.graphs
+
+
+def test_a_replay_repeats_what_was_captured_and_no_number_of_the_host() -> None:
+    """Otherwise the tests above could not fail."""
+    count, total = [0], torch.zeros(())
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        count[0] += 1
+        return (x + total.add_(1) + 10 * count[0],)
+
+    graphs = Graphs(function, CPU)
+    made = [float(graphs("shape", torch.tensor(100.0 * step))[0]) for step in range(4)]
+    assert made == [11, 122, 223, 324]  # the host counts to 2, the device to 4
+    for refused in (lambda x: (x * x.item(),), lambda x: (torch.rand(2),)):
+        graphs = Graphs(refused, CPU)
+        graphs("shape", torch.ones(()))
+        assert not graphs_module._failures
+        graphs("shape", torch.ones(()))
+        assert "capturing" in graphs_module._failures.pop()
+
+
+def test_buckets_are_few_and_waste_less_than_a_third() -> None:
+    sizes = [bucket(count) for count in range(1, 1025)]
+    assert sorted(set(sizes)) == [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
+    assert all(count <= size < 1.5 * count for count, size in enumerate(sizes, 1) if count > 16)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "lora", "qwen3"])
+def test_weights_in_one_piece_take_no_memory_and_survive_training_copying_and_saving(kind: str, tmp_path: Path) -> None:
+    plain = twin(policy_of(kind))
+    for parameter in plain.model.parameters():
+        parameter.requires_grad_(kind != "lora" or parameter.shape[0] == 4 or parameter.shape[-1] == 4)
+    joined = twin(plain)
+    lay_in_one(joined.causal_lm)
+    pieces = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in joined.model.parameters()}
+    assert sum(pieces.values()) == sum(one.nbytes for one in plain.model.parameters())
+    assert len(pieces) < len(list(plain.model.parameters()))
+    for policy in (plain, joined):
+        trained = [one for one in policy.model.parameters() if one.requires_grad]
+        adam = torch.optim.AdamW(trained, lr=0.01, foreach=True)
+        for _ in range(2):
+            logprobs_of(policy, PROMPTS, [np.array([3, 4])] * 4, 1.0).sum().backward()
+            adam.step()
+    for ours, theirs in zip(joined.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert _pieces(joined) > 0
+    save_file(dict(joined.causal_lm.state_dict()), tmp_path / "saved")
+    changed = twin(joined)
+    assert _pieces(changed) == 0  # a copy has pieces of its own nowhere
+    joined.causal_lm.load_state_dict(load_file(tmp_path / "saved"))
+    assert _pieces(joined) > 0
+    expected = generate(plain, PROMPTS, group=2, sampling=ENDLESS, generator=seeded(1))
+    for policy in (joined, changed, replace(joined, model=copy.deepcopy(joined.model))):
+        ours = generate(policy, PROMPTS, group=2, sampling=ENDLESS, generator=seeded(1))
+        assert tokens_of(ours) == tokens_of(expected)
+
+
+def _pieces(policy: Policy) -> int:
+    """Layers whose queries, keys and values are one matrix."""
+    layers = [layer.self_attn for layer in policy.causal_lm.model.layers]
+    return sum(in_one([_weight(one.q_proj), _weight(one.k_proj), _weight(one.v_proj)]) is not None for one in layers)
+
+
+def _weight(module: Any) -> Tensor:
+    return getattr(module, "base_layer", module).weight  # type: ignore[no-any-return]

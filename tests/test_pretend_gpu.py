@@ -16,8 +16,6 @@ SHORT, LONG = 9, 25
 # Waits of the host by where they are. Another one slows every card down: take it away, or give a reason here.
 ONCE = {  # a call of generate
     "policy/generate/cache.py:__init__",
-    "policy/generate/cache.py:_lay_out",
-    "policy/generate/decoder.py:__init__",
     "policy/generate/native.py:<genexpr>",
     "policy/generate/native.py:_prefill",
     "policy/generate/native.py:_table",
@@ -79,15 +77,29 @@ def test_a_steps_waits_are_known_and_do_not_grow_with_the_model(told: list[dict[
         assert one["step"]["waits"] == STEP
 
 
-def test_a_token_launches_a_few_kernels_and_some_more_for_each_layer(told: list[dict[str, Any]]) -> None:
-    token = [(one[f"{LONG} tokens"]["launches"] - one[f"{SHORT} tokens"]["launches"]) / (LONG - SHORT) for one in told]
+def test_a_token_has_a_few_kernels_and_some_more_for_each_layer_and_all_are_launched_at_once(
+    told: list[dict[str, Any]],
+) -> None:
+    token = [_of_a_token(one, "kernels", "tokens") for one in told]
     if len(token) == 2:
-        assert 0 < token[1] - token[0] <= 28  # a layer
-    assert token[0] <= (96 if len(token) == 1 else 80)
+        assert 0 < token[1] - token[0] <= 21  # a layer
+    assert token[0] <= (70 if len(token) == 1 else 57)
+    assert all(_of_a_token(one, "launches", "tokens") < 7 for one in told)
+    apart = [_of_a_token(one, "launches", "tokens launched one by one") for one in told]
+    assert all(0 < without <= kernels + 2 for without, kernels in zip(apart, token, strict=True))
+
+
+def test_replayed_tokens_are_those_launched_one_by_one(told: list[dict[str, Any]]) -> None:
+    for one in told:
+        assert one["same without graphs"]
+
+
+def _of_a_token(told: dict[str, Any], counted: str, phase: str) -> float:
+    return (told[f"{LONG} {phase}"][counted] - told[f"{SHORT} {phase}"][counted]) / (LONG - SHORT)  # type: ignore[no-any-return]
 
 
 def test_scoring_another_nodes_group_needs_no_device(told: list[dict[str, Any]]) -> None:
-    assert all(one["score"] == {"launches": 0, "waits": {}} for one in told)
+    assert all(one["score"] == {"launches": 0, "kernels": 0, "waits": {}} for one in told)
 
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:

@@ -14,7 +14,8 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.memory import Dtype
 from ftis_node.policy.adapters import LoraConfig, get_peft_model
-from ftis_node.policy.joint import join
+from ftis_node.policy.generate.decoder import understood
+from ftis_node.policy.generate.fused import lay_in_one
 from ftis_node.policy.names import resolve
 from ftis_node.policy.nf4 import quantise
 from ftis_node.policy.policy import Policy
@@ -88,9 +89,10 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
         head = (model.get_base_model() if settings.lora else model).get_output_embeddings()
         quantise(model, head, device, settings.model)
     model.to(device)
-    if device.type == "cuda":  # on a CPU there are no launches to save, and sums of another shape may round otherwise
-        join(model)
-    policy = Policy(settings.model, model, tokenizer, device, engine=settings.engine, graphs=settings.cuda_graphs)
+    graphs = device.type == "cuda" and settings.cuda_graphs
+    policy = Policy(settings.model, model, tokenizer, device, engine=settings.engine, graphs=graphs)
+    if device.type == "cuda" and understood(policy.causal_lm):
+        lay_in_one(policy.causal_lm)
     policy = ready(policy)
     if settings.gradient_checkpointing:
         if not policy.causal_lm.supports_gradient_checkpointing:

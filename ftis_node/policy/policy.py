@@ -21,7 +21,7 @@ class Policy:
     packed: sequences are scored in one row without padding (`packing`); else padded, one row each.
     lean: `decoder` generates with it; else transformers' modules do.
     engine: what generates, see `generate`.
-    graphs: whether it records kernels, where the device can (`graphs`).
+    graphs: whether `native` captures its steps as CUDA graphs, with shapes that change rarely.
     way: how sequences are scored and generated and why, in words.
     """
 
@@ -32,7 +32,7 @@ class Policy:
     packed: bool = False
     lean: bool = False
     engine: Engine = "native"
-    graphs: bool = True
+    graphs: bool = False
     way: str = ""
 
     @property

@@ -60,8 +60,8 @@ def ready(policy: Policy) -> Policy:
     if not _apart(padded, training) <= tolerance:
         raise UsageError(f"{policy.name} has a dropout that cannot be switched off.", _OTHER_MODEL)
     policy, layout = _packed(policy, probe, padded, tolerance)
-    lean, engine = _lean(policy, probe, padded, tolerance)
-    return replace(policy, lean=lean, way=f"Sequences are {layout}. {policy.name} {engine}.")
+    policy, engine = _lean(replace(policy, lean=False), probe, padded, tolerance)
+    return replace(policy, way=f"Sequences are {layout}. {policy.name} {engine}.")
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:
@@ -96,19 +96,22 @@ def _packed(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: fl
     return policy, f"padded, which takes longer, for packing gives something else ({why})"
 
 
-def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[bool, str]:
-    """Whether `decoder` generates, and that in words."""
+def _lean(policy: Policy, probe: list[Prefixed], padded: Tensor, tolerance: float) -> tuple[Policy, str]:
+    """The policy, lean if `decoder` generates; how, in words. If CUDA graphs give something else, it goes without."""
     slow = "generates by transformers' modules, which takes longer"
     if not understood(policy.causal_lm):
-        return False, f"{slow}, for the native decoder does not know them all"
+        return policy, f"{slow}, for the native decoder does not know them all"
     try:
         apart = _apart(padded, decoder_logprobs(policy, probe))
     except Exception as error:  # what a GPU or its drivers cannot do: the model's own modules go another way
         logger.warning("%s is generated with by transformers' modules, which takes longer: %r", policy.name, error)
-        return False, f"{slow}, for the native decoder failed ({_in_short(error)})"
+        return policy, f"{slow}, for the native decoder failed ({_in_short(error)})"
     if apart <= tolerance:
-        return True, f"generates by the native decoder ({_compared(apart, tolerance)})"
-    return False, f"{slow}, for the native decoder gives something else ({_compared(apart, tolerance)})"
+        return replace(policy, lean=True), f"generates by the native decoder ({_compared(apart, tolerance)})"
+    if policy.graphs:
+        logger.warning("%s is generated with without CUDA graphs: %s.", policy.name, _compared(apart, tolerance))
+        return _lean(replace(policy, graphs=False), probe, padded, tolerance)
+    return policy, f"{slow}, for the native decoder gives something else ({_compared(apart, tolerance)})"
 
 
 def _compared(apart: float, tolerance: float) -> str:

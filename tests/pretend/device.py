@@ -26,6 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+from tests.pretend import graphs
+
 NAME = "pretend"
 PACKAGE = "ftis_node"
 STATE_BYTES = 16  # of a GPU generator's state; a CPU generator's is another size
@@ -54,10 +56,11 @@ class PretendError(RuntimeError):
 
 @dataclass
 class Counts:
-    """Launches and waits by the line of ftis_node that caused them."""
+    """Launches and waits by the line of ftis_node that caused them. kernels: those of graphs one by one."""
 
     launches: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
+    kernels: int = 0
 
 
 _counting: list[Counts] = []
@@ -112,12 +115,18 @@ def _line() -> str:
     return "elsewhere"
 
 
-def _launch() -> None:
+def _launch(kernels: int = 1) -> None:
+    if graphs.capturing:
+        graphs.capturing[0].kernels += kernels
+        return
     for counts in _counting:
         counts.launches[_line()] += 1
+        counts.kernels += kernels
 
 
 def _wait() -> None:
+    if graphs.capturing:
+        raise _fault("the host waits while a graph is captured")
     for counts in _counting:
         counts.waits[_line()] += 1
 
@@ -160,19 +169,8 @@ class Pretend(torch.Tensor):
 
     __array__ = numpy
 
-    def data_ptr(self) -> int:
-        return self.inner.data_ptr()
-
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.inner.untyped_storage()
-
-    @property  # type: ignore[override]
-    def data(self) -> Pretend:
-        return Pretend(self.inner.detach())
-
-    @data.setter
-    def data(self, value: Pretend) -> None:
-        self.inner = value.inner
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -236,6 +234,11 @@ _states: list[torch.Tensor] = []
 _generators: set[int] = set()  # addresses: dispatch hands on another object for the same generator
 
 
+def _computing() -> contextlib.AbstractContextManager[Any]:
+    """Around what the device computes."""
+    return graphs.capturing[0] if graphs.capturing else contextlib.nullcontext()
+
+
 def _inner(value: Any) -> Any:
     if isinstance(value, Pretend):
         return value.inner
@@ -277,8 +280,10 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _launch()
     if name == "bmm" and (len(args) > 2 or "out_dtype" in kwargs):
         dtype = args[2] if len(args) > 2 else kwargs["out_dtype"]
-        return Pretend(torch.bmm(args[0].inner.to(dtype), args[1].inner.to(dtype)))
-    made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        with _computing():
+            return Pretend(torch.bmm(args[0].inner.to(dtype), args[1].inner.to(dtype)))
+    with _computing():
+        made = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
     if func is _aten._local_scalar_dense.default:
         return made
     if func._schema.is_mutable:
@@ -322,14 +327,16 @@ def _copied(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch
         _launch()
     elif theirs or not non_blocking:
         _wait()
-    _inner(to).copy_(_inner(source))
+    with _computing():
+        _inner(to).copy_(_inner(source))
     return to
 
 
 def _moved(source: torch.Tensor, device: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     rest = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking")}
     mine = isinstance(source, Pretend)
-    made = torch.ops.aten._to_copy.default(_inner(source), **rest)
+    with _computing():
+        made = torch.ops.aten._to_copy.default(_inner(source), **rest)
     if mine and device is not None and not _on_device(device):
         _wait()
         return made
@@ -374,6 +381,12 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **kwargs
 # --- what torch and the product find of the device --------------------------------------------------------------------
 
 
+class _Graph(graphs.CUDAGraph):
+    def replay(self) -> None:
+        _launch(self.kernels)
+        super().replay()
+
+
 class _Module(_DummyBackendModule):  # type: ignore[misc]
     """torch.pretend, in the place of torch.cuda: a card of 24 GiB with bf16."""
 
@@ -413,6 +426,11 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]
 
     def utilization(self, device: Any = None) -> float:
         raise ModuleNotFoundError("pynvml")
+
+    CUDAGraph, Stream, graph = _Graph, graphs.Stream, staticmethod(graphs.graph)
+    stream, current_stream, set_stream, graph_pool_handle = (
+        staticmethod(one) for one in (graphs.stream, graphs.current_stream, graphs.set_stream, graphs.graph_pool_handle)
+    )
 
     def _nothing(self, *_: Any, **__: Any) -> int:
         return 0

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,15 @@ device.install()
 from transformers import Qwen2ForCausalLM  # noqa: E402
 
 from ftis_node.worker.engine import Engine  # noqa: E402
-from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, tiny_config, tiny_tokenizer  # noqa: E402
+from ftis_node.worker.messages import ScoredPacket  # noqa: E402
+from tests.support.small_models import (  # noqa: E402
+    arithmetic_run,
+    arithmetic_settings,
+    batch_of,
+    completions_of,
+    tiny_config,
+    tiny_tokenizer,
+)
 
 SHORT, LONG, ROWS = 9, 25, 3
 
@@ -43,7 +52,6 @@ class Drive:
             "dtype": "bfloat16" if asked.bf16 else "float32",
             "gradient_checkpointing": asked.checkpointing,
             "eval_prompts": 8,
-            "cuda_graphs": False,  # which the device has none of; `test_graphs.py` records on the CPU
         }
         self.told: dict[str, Any] = {}
 
@@ -52,7 +60,8 @@ class Drive:
         """Count what happens within under this name."""
         with device.counting() as counts:
             yield
-        self.told[name] = {"launches": sum(counts.launches.values()), "waits": _plain(counts.waits)}
+        launches = sum(counts.launches.values())
+        self.told[name] = {"launches": launches, "kernels": counts.kernels, "waits": _plain(counts.waits)}
 
     def opened(self, place: str) -> Engine:
         """An engine with the model."""
@@ -70,8 +79,16 @@ class Drive:
             made = engine.generate(rows).groups
         for tokens in (SHORT, LONG):
             engine.open(engine.run.model_copy(update={"eos": (), "completion_tokens": tokens}))
+            state, policy = engine.random.get_state(), engine.policy
             with self.phase(f"{tokens} tokens"):
-                engine.generate(rows)
+                replayed = engine.generate(rows).groups
+            engine.random.set_state(state)
+            engine.policy = replace(policy, graphs=False)
+            with self.phase(f"{tokens} tokens launched one by one"):
+                launched = engine.generate(rows).groups
+            engine.policy = policy
+            same = all(map(_same_tokens, replayed, launched))
+            self.told["same without graphs"] = policy.graphs and same and self.told.get("same without graphs", True)
         with self.phase("score"):
             for row, group in zip(rows, made, strict=True):
                 engine.score(row, group.packet)
@@ -93,6 +110,11 @@ class Drive:
         on_cpu.restore(directory, 2)
         on_cpu.save(directory)
         engine.restore(directory, 2)
+
+
+def _same_tokens(some: ScoredPacket, others: ScoredPacket) -> bool:
+    pairs = zip(completions_of(some), completions_of(others), strict=True)
+    return all(one.token_ids.tolist() == other.token_ids.tolist() for one, other in pairs)
 
 
 def _plain(counter: Counter[str]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from torch import Tensor
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+LEAST_WIDTH = 64  # own tokens that attention reads at least where shapes are static
 
 
 def closing_up(alive: Flags) -> Ids:
@@ -21,117 +23,137 @@ def closing_up(alive: Flags) -> Ids:
     return order
 
 
+def bucket(count: int) -> int:
+    """The least of 8, 16, 24, 32, 48, 64, 96, 128, … that is no smaller: two in an octave.
+
+    More of them would waste less of the device's work, and cost more captures; each costs about four tokens' time.
+    """
+    step = max(8, 1 << (count - 1).bit_length() - 2) if count > 8 else 8
+    return -(-count // step) * step
+
+
 class SharedCache:
     """Keys and values of completions that grow in step, and of the prompts before them.
 
     A prompt's keys are held once. Attention reads them once for all rows of its group, as one product of matrices
     beside those with each row's own keys. One softmax runs over both. Own keys lie in buffers of full length, written
-    in place. Gaps of rows that ended are closed in place, so nothing grows. As all rows have equally many
-    own tokens, only prompts of unlike length need a mask.
+    in place where a counter on the device says. As all rows have equally many own tokens, only prompts of unlike length
+    need a mask. Heads come before rows in memory, so both products read queries and weights as they lie.
 
-    Between two calls of `grow` with the same answer everything has the same shape and the same place in memory, and
-    numbers that change are on the device: so a CUDA graph can do it again.
+    With static shapes attention reads own tokens up to the next `bucket`; those that are not there yet are masked. So
+    all that the device does for a token is the same for the next one, until `grow` says otherwise.
 
     rows   how many there are; `keep` makes them fewer
-    owner  the prompt of each, among those given at first: int64 `[rows]`
-    place  of the newest token among a row's own: int64 `[1]`, on the device
+    heads  of keys
+    width  of the longest prompt
     """
 
     def __init__(
-        self, prompts: Sequence[tuple[Tensor, Tensor]], mask: Tensor, group: int, tokens: int, step: int = 1
+        self, prompts: Iterable[tuple[Tensor, Tensor]], mask: Tensor, group: int, tokens: int, *, static: bool = False
     ) -> None:
         """
         Args:
-            prompts: keys and values of each layer, `[prompts, kv heads, width, head_dim]`; taken over and changed.
+            prompts: keys and values of each layer, `[prompts, kv heads, width, head_dim]`; one layer's are copied at
+                a time.
             mask: which of them are tokens and not padding, `[prompts, width]`.
             group: completions of each; row `p · group + i` is the i-th of prompt p.
             tokens: room for so many tokens of each row.
-            step: attention reads a multiple of so many own tokens, those to come masked.
+            static: whether shapes come in buckets.
         """
-        keys = prompts[0][0]
-        self._count, self._heads, self._width, self._dim = keys.shape
-        self._prompts = [(keys.contiguous(), values.contiguous()) for keys, values in prompts]
+        self.static, self._tokens, self._filled = static, tokens, 0
+        self._count, self.width = mask.shape
         self.rows = self._count * group
-        shape = (self.rows, self._heads, tokens, self._dim)
-        make = keys.new_zeros if step > 1 else keys.new_empty  # 0 · NaN of what is masked would be NaN
-        self._own = [(make(shape), make(shape)) for _ in prompts]
-        self._filled = self._read = 0
-        self._step, self._tokens = step, tokens
-        self.place = torch.zeros(1, dtype=torch.int64, device=keys.device)
-        self._columns = torch.arange(tokens, device=keys.device)
-        self._to_come: Tensor | None = None  # fp32 [own tokens read], −inf for those that are not there yet
-        self._bias: Tensor | None = None  # fp32 [prompts, 1, 1, width]
-        if not bool(mask.all()):
-            self._bias = keys.new_zeros(mask.shape, dtype=torch.float32).masked_fill_(mask == 0, -torch.inf)[
-                :, None, None
-            ]
-        self._given = np.arange(self._count)  # which of the prompts that were given at first those that are left are
-        self._owner = np.repeat(self._given, group)  # among those that are left
-        self._lay_out(keys.device)
+        self._prompts: list[tuple[Tensor, Tensor]] = []  # [kv heads, prompts, width, head_dim]
+        self._own: list[Tensor] = []  # [keys and values, kv heads, rows, tokens, head_dim]
+        for keys, values in prompts:
+            self._prompts.append((keys.transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()))
+            self.heads = keys.shape[1]
+            self._own.append(self._room(keys))
+        # where the newest token lies, among own tokens and behind the prompt's
+        self._newest = torch.arange(2, device=mask.device) * self.width - 1
+        self._bias: Tensor | None = None  # fp32 [rows or 1, width + tokens]: -inf hides
+        padded = not bool(mask.all())
+        if static or padded:
+            hidden = (mask == 0).repeat_interleave(group, 0) if padded else (mask[:1] == 0)
+            self._bias = torch.zeros(len(hidden), self.width + tokens, device=mask.device)
+            self._bias[:, : self.width].masked_fill_(hidden, -torch.inf)
+            if static:
+                self._bias[:, self.width :] = -torch.inf
+        self._owner = np.repeat(np.arange(self._count), group)  # the prompt of each row
+        self._lay_out(mask.device)
 
     def grow(self) -> tuple[int, int]:
-        """Make room for the next token of every row; return how many rows there are and own tokens are read."""
+        """Make room for the next token of every row; return rows and own tokens that attention reads."""
         self._filled += 1
-        self._read = min(self._tokens, -(-self._filled // self._step) * self._step)
         return self.rows, self._read
 
-    def begin(self) -> None:
-        """Begin a token: on the device, as all that follows until `end`."""
-        if self._step > 1:
-            there = self._columns[: self._read] <= self.place
-            self._to_come = torch.zeros_like(there, dtype=torch.float32).masked_fill_(~there, -torch.inf)
+    def advance(self) -> None:
+        """Let the device go on to that token, where it counts by itself."""
+        if self.static and self._bias is not None:
+            self._newest.add_(1)
+            self._bias.index_fill_(1, self._newest[1:], 0.0)
 
-    def end(self) -> None:
-        """End a token."""
-        self.place.add_(1)
-
-    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write what belongs to the newest token, `[rows, kv heads, head_dim]` each."""
-        for buffer, new in zip(self._own[layer], (keys, values), strict=True):
-            if self._step > 1:
-                buffer[: self.rows].index_copy_(2, self.place, new[:, :, None])
-            else:
-                buffer[: self.rows, :, self._filled - 1] = new
+    def put(self, layer: int, new: Tensor) -> None:
+        """Write keys and values that belong to the newest token, `[rows, 2, kv heads, head_dim]`."""
+        own, new = self._own[layer], new.permute(1, 2, 0, 3)
+        if self.static:
+            own.index_copy_(3, self._newest[:1], new[:, :, :, None])
+        else:  # on a CPU ten times as fast
+            own[:, :, :, self._filled - 1] = new
 
     def attend(self, layer: int, query: Tensor, scaling: float) -> Tensor:
         """query `[rows, heads, head_dim]` → what it finds among its prompt's and its own tokens `[rows, all of it]`."""
-        rows, heads, dim = self.rows, self._heads, self._dim
-        query = query.view(rows, heads, -1, dim)  # [.., queries that share a key head, ..]
+        rows, heads, dim, read = self.rows, self.heads, query.shape[-1], self._read
+        query = query.view(rows, heads, -1, dim).transpose(0, 1).contiguous()  # queries that share a key head together
         keys, values = self._flat_prompts[layer]
-        own_keys, own_values = self._flat_own[layer]
-        of_prompt = _products(self._by_prompt(query), keys)
-        if self._bias is not None:
-            of_prompt.view(self._count, heads, -1, self._width).add_(self._bias)
-        of_own = _products(query.flatten(0, 1), own_keys[:, : self._read]).view(rows, heads, -1, self._read)
-        if self._to_come is not None:
-            of_own.add_(self._to_come)
-        scores = torch.cat([self._by_row(of_prompt), of_own], -1)
-        weights = scores.mul_(scaling).softmax(-1).to(query.dtype)
-        from_own = torch.bmm(weights[..., self._width :].flatten(0, 1), own_values[:, : self._read]).view(query.shape)
-        from_prompt = torch.bmm(self._by_prompt(weights[..., : self._width]), values)
-        return from_own.add_(self._by_row(from_prompt)).view(rows, -1)
+        own_keys, own_values = (part[:, :read] for part in self._flat_own[layer])
+        of_prompt = self._by_row(_products(self._by_prompt(query), keys))
+        of_own = _products(query.flatten(0, 1), own_keys).view(heads, rows, -1, read)
+        scores = torch.cat([of_prompt, of_own], -1)
+        if self._bias is None:
+            scores.mul_(scaling)
+        else:
+            torch.add(self._bias[:, None, : self.width + read], scores, alpha=scaling, out=scores)
+        weights = scores.softmax(-1).to(query.dtype)
+        found = torch.bmm(weights[..., self.width :].flatten(0, 1), own_values)
+        of_prompt = self._by_prompt(weights[..., : self.width])
+        if self._take is None:
+            found.view(len(of_prompt), -1, dim).baddbmm_(of_prompt, values)
+            found = found.view(heads, rows, -1, dim)
+        else:
+            found = found.view(heads, rows, -1, dim).add_(self._by_row(torch.bmm(of_prompt, values)))
+        return found.transpose(0, 1).reshape(rows, -1)
 
-    def keep(self, order: Ids) -> None:
-        """Keep these rows, in an order that `closing_up` gave; a prompt without any goes too."""
-        _close([part[:, :, : self._filled] for layer in self._own for part in layer], order)
+    def keep(self, order: Ids, index: Tensor) -> None:
+        """Keep these rows, in this order, here and on the device; a prompt without any goes too."""
         self.rows, self._owner = len(order), self._owner[order]
-        needed = np.zeros(self._count, dtype=np.bool_)
-        needed[self._owner] = True
-        if not needed.all():
-            left = closing_up(needed)
-            _close([part for layer in self._prompts for part in layer], left)
-            now = np.empty(self._count, dtype=np.int64)
-            now[left] = np.arange(len(left))
-            self._count, self._owner, self._given = len(left), now[self._owner], self._given[left]
-            if self._bias is not None:
-                self._bias = self._bias[torch.from_numpy(left).to(self._bias.device)]
-        self._lay_out(self.owner.device)
+        for layer, old in enumerate(self._own):
+            self._own[layer] = self._room(old[0, 0])
+            self._own[layer][..., : self._filled, :] = old[..., : self._filled, :].index_select(2, index)
+        if self._bias is not None and len(self._bias) > 1:
+            self._bias = self._bias.index_select(0, index)
+        left, self._owner = np.unique(self._owner, return_inverse=True)
+        if len(left) < self._count:
+            self._count = len(left)
+            prompts = torch.from_numpy(left).to(index.device)
+            for layer, pair in enumerate(self._prompts):
+                self._prompts[layer] = (pair[0].index_select(1, prompts), pair[1].index_select(1, prompts))
+        self._lay_out(index.device)
+
+    @property
+    def _read(self) -> int:
+        """How many own tokens attention reads."""
+        return min(max(LEAST_WIDTH, bucket(self._filled)), self._tokens) if self.static else self._filled
+
+    def _room(self, like: Tensor) -> Tensor:
+        """Own keys and values of a layer; where some are read before they are written, they must be numbers."""
+        shape = (2, self.heads, self.rows, self._tokens, like.shape[-1])
+        return like.new_zeros(shape) if self.static else like.new_empty(shape)
 
     def _lay_out(self, device: torch.device) -> None:
         """Where rows lie in a table with a line for each prompt; shorter lines are padded."""
-        self.owner = torch.from_numpy(self._given[self._owner]).to(device)
-        self._flat_prompts = [_flat(layer, self._count) for layer in self._prompts]
-        self._flat_own = [_flat(layer, self.rows) for layer in self._own]
+        self._flat_prompts = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self._prompts]
+        self._flat_own = [own.flatten(1, 2).unbind() for own in self._own]
         sizes = np.bincount(self._owner, minlength=self._count)
         self._line = int(sizes.max())
         self._take: Tensor | None = None  # the row in each cell [prompts · line], and the cell of each row
@@ -146,34 +168,15 @@ class SharedCache:
         self._take, self._back = (torch.from_numpy(index).to(device) for index in (take, back))
 
     def _by_prompt(self, rows: Tensor) -> Tensor:
-        """`[rows, kv heads, n, x]` → `[prompts · kv heads, line · n, x]`."""
+        """`[kv heads, rows, n, x]` → `[kv heads · prompts, line · n, x]`."""
         if self._take is not None:
-            rows = rows.index_select(0, self._take)
-        table = rows.reshape(self._count, self._line, self._heads, -1, rows.shape[-1]).transpose(1, 2)
-        return table.reshape(self._count * self._heads, -1, rows.shape[-1])
+            rows = rows.index_select(1, self._take)
+        return rows.view(self.heads * self._count, -1, rows.shape[-1])
 
     def _by_row(self, table: Tensor) -> Tensor:
         """The way back."""
-        lines = table.view(self._count, self._heads, self._line, -1, table.shape[-1])
-        rows = lines.transpose(1, 2).flatten(0, 1)
-        return rows if self._back is None else rows.index_select(0, self._back)
-
-
-def _flat(pair: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """Views of the first `count` rows of keys and values, `[count · kv heads, tokens, head_dim]`."""
-    keys, values = pair
-    return keys[:count].flatten(0, 1), values[:count].flatten(0, 1)
-
-
-def _close(tensors: Sequence[Tensor], order: Ids) -> None:
-    """Put rows where `order` wants them, one tensor at a time: those that move are all from behind its end."""
-    to = np.flatnonzero(order != np.arange(len(order)))
-    if not len(to):
-        return
-    device = tensors[0].device
-    into, out = torch.from_numpy(to).to(device), torch.from_numpy(order[to]).to(device)
-    for tensor in tensors:
-        tensor.index_copy_(0, into, tensor.index_select(0, out))
+        rows = table.view(self.heads, self._count * self._line, -1, table.shape[-1])
+        return rows if self._back is None else rows.index_select(1, self._back)
 
 
 # Whether a product of bf16 matrices can be given in fp32 as it is summed: not before torch 2.8, nor on ROCm.

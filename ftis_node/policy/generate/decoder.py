@@ -6,7 +6,7 @@ products. This one has nothing but them, and keeps no copy of any weight: what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 
 from ftis_node.policy.adapters import LoraLinear
 from ftis_node.policy.generate.cache import Ids, SharedCache
-from ftis_node.policy.joint import joint
+from ftis_node.policy.generate.fused import in_one
+from ftis_node.policy.generate.sampler import blocks_of
 from ftis_node.policy.nf4 import NF4Linear
 
 _FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -68,55 +69,78 @@ class _Linear:
         return cls(weight, bias, module.lora_A[name].weight, up.weight, module.scaling[name])
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.adapt(functional.linear(x, self._dense(), self.bias), x)
+        out = functional.linear(x, self._dense(), self.bias)
+        return out if self.down is None else self.adapt(out, x)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """Add its output to `total`."""
         total.addmm_(x, self._dense().T)
         if self.bias is not None:
             total.add_(self.bias)
-        self.adapt(total, x)
+        if self.down is not None:
+            self.adapt(total, x)
 
     def _dense(self) -> Tensor:
         return self.weight if isinstance(self.weight, Tensor) else self.weight.dense()
 
-    def adapt(self, out: Tensor, x: Tensor) -> Tensor:
-        """Add what the LoRA layer, if there is one, makes of `x`."""
-        if self.down is None or self.up is None:
-            return out
-        return out.addmm_(functional.linear(x, self.down), self.up.T, alpha=self.scale)
-
-
-@dataclass(frozen=True, eq=False)
-class _Linears:
-    """Linear modules of one input. whole: all of them as one, if they lie so in memory, without LoRA layers."""
-
-    parts: Sequence[_Linear]
-    whole: _Linear | None
-
-    @classmethod
-    def of(cls, *modules: Any) -> _Linears:
-        parts = [_Linear.of(module) for module in modules]
-        weights = [part.weight for part in parts if isinstance(part.weight, Tensor)]
-        biases = [part.bias for part in parts if part.bias is not None]
-        weight = joint(weights) if len(weights) == len(parts) else None
-        bias = joint(biases) if weight is not None and len(biases) == len(parts) else None
-        if weight is None or (biases and bias is None):
-            return cls(parts, None)
-        return cls(parts, _Linear(weight, bias))
-
-    def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        if self.whole is None:
-            return [part(x) for part in self.parts]
-        sizes = [len(part.weight) for part in self.parts if isinstance(part.weight, Tensor)]
-        outs = torch.split(self.whole(x), sizes, -1)
-        for part, out in zip(self.parts, outs, strict=True):
-            part.adapt(out, x)
-        return outs
+    def adapt(self, out: Tensor, x: Tensor, low: Tensor | None = None) -> Tensor:
+        """Add what the LoRA layer adds; low: what its down matrix makes of x, where that is known."""
+        assert self.down is not None and self.up is not None
+        low = functional.linear(x, self.down) if low is None else low
+        return out.addmm_(low, self.up.T, alpha=self.scale)
 
 
 def _weight(module: Any) -> Any:
     return module if type(module) is NF4Linear else module.weight
+
+
+@dataclass(frozen=True, eq=False)
+class _Joined:
+    """Linear modules of one input. Where `fused` laid their weights in one piece, they are one product.
+
+    whole, downs: these pieces, of which the modules' own weights are views.
+    """
+
+    parts: Sequence[_Linear]
+    whole: _Linear | None
+    downs: Tensor | None
+
+    @classmethod
+    def of(cls, *modules: Any) -> _Joined:
+        parts = [_Linear.of(module) for module in modules]
+        weights = [part.weight if isinstance(part.weight, Tensor) else None for part in parts]
+        weight, bias = in_one(weights), in_one([part.bias for part in parts])
+        plain = all(part.bias is None for part in parts)
+        whole = None if weight is None or (bias is None and not plain) else _Linear(weight, bias)
+        return cls(parts, whole, in_one([part.down for part in parts if part.down is not None]))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs of all side by side, `[rows, Σ outputs]`."""
+        return torch.cat([part(x) for part in self.parts], 1) if self.whole is None else self._fused(self.whole, x)
+
+    def split(self, x: Tensor) -> Sequence[Tensor]:
+        """The output of each, `[rows, outputs]`."""
+        if self.whole is None:
+            return [part(x) for part in self.parts]
+        return self._fused(self.whole, x).split_with_sizes(self._sizes(), 1)
+
+    def _sizes(self) -> list[int]:
+        return [len(part.weight) for part in self.parts if isinstance(part.weight, Tensor)]
+
+    def _fused(self, whole: _Linear, x: Tensor) -> Tensor:
+        out = whole(x)
+        adapted = [part for part in self.parts if part.down is not None]
+        if not adapted:
+            return out
+        low = None if self.downs is None else functional.linear(x, self.downs)
+        first, rank = 0, 0
+        for part, size in zip(self.parts, self._sizes(), strict=True):
+            mine = out[:, first : first + size]
+            first += size
+            if part.down is not None:
+                part.adapt(mine, x, None if low is None else low[:, rank : rank + len(part.down)])
+                rank += len(part.down)
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,13 +165,13 @@ class _Layer:
     """The parts of one layer; queries and keys have a norm in Qwen3 only."""
 
     before_attention: _Norm
-    heads: _Linears  # of queries, keys and values
+    reading: _Joined  # query, key, value
     query_norm: _Norm | None
     key_norm: _Norm | None
     out: _Linear
     scaling: float
     before_mlp: _Norm
-    gate_up: _Linears
+    widening: _Joined  # gate, up
     down: _Linear
     activation: Callable[[Tensor], Tensor]
 
@@ -157,13 +181,13 @@ class _Layer:
         query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         return cls(
             before_attention=_Norm.of(layer.input_layernorm),
-            heads=_Linears.of(attention.q_proj, attention.k_proj, attention.v_proj),
+            reading=_Joined.of(attention.q_proj, attention.k_proj, attention.v_proj),
             query_norm=None if query_norm is None else _Norm.of(query_norm),
             key_norm=None if key_norm is None else _Norm.of(key_norm),
             out=_Linear.of(attention.o_proj),
             scaling=attention.scaling,
             before_mlp=_Norm.of(layer.post_attention_layernorm),
-            gate_up=_Linears.of(mlp.gate_proj, mlp.up_proj),
+            widening=_Joined.of(mlp.gate_proj, mlp.up_proj),
             down=_Linear.of(mlp.down_proj),
             activation=mlp.act_fn,
         )
@@ -213,57 +237,71 @@ def reach(model: Any) -> float:
 class Decoder:
     """Completions of some prompts under way, on the weights as they are now."""
 
-    gaps = 0.125  # closing a gap moves one row
+    gaps = 0.125  # closing a gap moves the rows' keys and values
 
     def __init__(self, model: Any, vocabulary: int, cache: SharedCache, lengths: Tensor, tokens: int) -> None:
         """
         Args:
-            vocabulary: logits of further ids are left out.
-            lengths: of the prompts, int64 `[prompts]`.
+            vocabulary: logits of further ids are -inf.
+            lengths: each row's prompt, int64 `[rows]`; taken over and changed.
             tokens: each row will be given so many at most.
         """
         self._weights = _Weights.of(model)
         self._vocabulary = vocabulary
         self._cache = cache
-        self._lengths = lengths
-        positions = torch.arange(int(lengths.max()) + tokens, device=lengths.device)
+        self._positions = lengths  # of each row's next token
+        positions = torch.arange(cache.width + tokens, device=lengths.device)
         cos, sin = self._weights.rotary(self._weights.embedding, positions[None])  # [1, positions, head_dim]
         self._half = sin.shape[-1] // 2
-        self._cos, self._sin = cos[0], torch.cat([-sin[0, :, : self._half], sin[0, :, self._half :]], -1)
+        self._turns = torch.cat([cos[0], -sin[0, :, : self._half], sin[0, :, self._half :]], -1)
+        columns = blocks_of(vocabulary) if cache.static else vocabulary
+        self._logits = torch.full((cache.rows, columns), -torch.inf, dtype=cos.dtype, device=cos.device)
 
-    def grow(self) -> tuple[int, int]:
-        """Make room for a token; the answer changes when the shapes of `step` do."""
+    @property
+    def static(self) -> bool:
+        """Whether the device does the same for a token as for the one before, until `grow` says otherwise."""
+        return self._cache.static
+
+    def grow(self) -> Hashable:
+        """Make room for the next token of each row; return what the shapes of `step` depend on, but for `keep`."""
         return self._cache.grow()
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Give each row its next token, int64 `[rows]`, and return logits of the one after it, `[rows, V]`."""
+        """Give each row its next token, int64 `[rows]`, after `grow`.
+
+        Return logits of the one after it, `[rows, ≥ V]`. The next call overwrites them. Nothing here counts on the
+        host, so that a CUDA graph of it can be replayed.
+        """
         weights = self._weights
-        self._cache.begin()
-        positions = self._lengths.index_select(0, self._cache.owner) + self._cache.place
-        cos, sin = (table.index_select(0, positions)[:, None] for table in (self._cos, self._sin))
+        self._cache.advance()
+        cos, sin = self._turns.index_select(0, self._positions)[:, None].chunk(2, -1)
+        self._positions.add_(1)
         x = functional.embedding(tokens, weights.embedding)
         for index, layer in enumerate(weights.layers):
             layer.out.add_to(x, self._attention(index, layer, layer.before_attention(x), cos, sin))
-            gate, up = layer.gate_up(layer.before_mlp(x))
+            gate, up = layer.widening.split(layer.before_mlp(x))
             layer.down.add_to(x, layer.activation(gate).mul_(up))
-        self._cache.end()
-        bias = weights.head_bias
-        return functional.linear(
-            weights.norm(x), weights.head[: self._vocabulary], None if bias is None else bias[: self._vocabulary]
-        )
+        logits = self._logits[: len(x)]
+        valid = logits[:, : self._vocabulary]
+        torch.mm(weights.norm(x), weights.head[: self._vocabulary].T, out=valid)
+        if weights.head_bias is not None:
+            valid.add_(weights.head_bias[: self._vocabulary])
+        return logits
 
-    def keep(self, order: Ids) -> None:
-        """Keep these rows, in an order that `cache.closing_up` gave."""
-        self._cache.keep(order)
+    def keep(self, order: Ids, index: Tensor) -> None:
+        """Keep these rows, in this order, here and on the device."""
+        self._cache.keep(order, index)
+        self._positions = self._positions[index]
 
     def _attention(self, index: int, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        shape = (len(h), -1, cos.shape[-1])
-        query, key, value = (part.view(shape) for part in layer.heads(h))
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = layer.query_norm(query), layer.key_norm(key)
-        heads = query.shape[1]
-        turned = torch.cat([query, key], 1)
+        shape, keys = (len(h), -1, cos.shape[-1]), self._cache.heads
+        if layer.query_norm is None or layer.key_norm is None:
+            heads = layer.reading(h).view(shape)  # those of queries, of keys, of values
+        else:
+            query, key, value = (part.view(shape) for part in layer.reading.split(h))
+            heads = torch.cat([layer.query_norm(query), layer.key_norm(key), value], 1)
+        turned = heads[:, :-keys]
         halves = torch.cat([turned[..., self._half :], turned[..., : self._half]], -1)
-        turned = turned.mul_(cos).addcmul_(halves, sin)
-        self._cache.put(index, turned[:, heads:], value)
-        return self._cache.attend(index, turned[:, :heads], layer.scaling)
+        turned.mul_(cos).addcmul_(halves, sin)
+        self._cache.put(index, heads[:, -2 * keys :].view(len(h), 2, keys, -1))
+        return self._cache.attend(index, heads[:, : -2 * keys], layer.scaling)

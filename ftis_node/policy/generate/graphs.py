@@ -1,82 +1,80 @@
-"""CUDA graphs: the kernels of one token are recorded once and replayed, without Python between them.
-
-A small model's token is some forty launches a layer of a few microseconds each, which the host cannot queue as fast as
-the card runs them. A graph belongs to shapes: when they change, one token runs as it is, which loads kernels and
-workspaces, and the next is recorded. What a graph reads and writes must lie where it lay, so it lives as long as its
-rows do and no longer; weights are changed in place between calls, but buffers of keys and values are new in each.
-"""
+"""CUDA graphs: all kernels of a token in one launch. A small model's token takes a GPU less time than its launches."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-
-class Recorded(Protocol):
-    """Work that can be done again."""
-
-    def replay(self) -> None: ...
-
-
-Recorder = Callable[[Callable[[], None], torch.Generator | None, Any], Recorded]
-
-
-def cuda_graph(work: Callable[[], None], generator: torch.Generator | None, pool: Any) -> Recorded:
-    """Record `work` without doing it. `generator` is what it draws from (None: the default one)."""
-    graph = torch.cuda.CUDAGraph()
-    if generator is not None:
-        graph.register_generator_state(generator)
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        work()
-    return graph
-
-
-RECORDERS: dict[str, Recorder] = {"cuda": cuda_graph}
+_failures: list[str] = []  # why a capture failed; there is no second one in this process
 
 
 class Graphs:
-    """Does the same work again and again, recorded where the device can."""
+    """A function of tensors that is captured once for each of its shapes, and then replayed.
 
-    def __init__(self, device: torch.device, generator: torch.Generator | None, *, wanted: bool) -> None:
-        self._record = RECORDERS.get(device.type) if wanted else None
-        self._pool = torch.cuda.graph_pool_handle() if self._record is cuda_graph else None  # the graphs share memory
-        self._generator = generator
-        self._shapes: Hashable = None
-        self._recorded: Recorded | None = None
+    At a shape's first call it runs as it is, on the stream on which the second call captures it: so libraries have
+    their workspaces there. If a capture fails, a warning says so once, and functions run as they are from then on.
 
-    def run(self, shapes: Hashable | None, work: Callable[[], None]) -> None:
-        """Do `work` once.
+    There is one graph at a time, as rows only become fewer and own tokens more. All captures share a pool of memory.
+    Graphs end with the call of `generate`: training needs their memory, and the next call has a cache of its own.
+    Weights cannot move in between, but may change.
+    """
 
-        Args:
-            shapes: the same as long as kernels, shapes and places in memory stay the same; None: they never do.
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
         """
-        if self._record is None or shapes is None:
-            work()
-        elif shapes != self._shapes:
-            self._shapes, self._recorded = shapes, None
-            self._warm_up(work)
-        else:
-            if self._recorded is None:
-                try:
-                    self._recorded = self._record(work, self._generator, self._pool)
-                except RuntimeError as error:  # of a driver, or of a kernel that cannot be recorded
-                    logger.warning("Generation does without CUDA graphs: %s", str(error).splitlines()[0][:200])
-                    self._record = None
-                    return work()
-            self._recorded.replay()
-        return None
+        Args:
+            function: on `device`, without a wait for it, random numbers, or numbers of the host that change.
+        """
+        self._function = function
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._shape: Hashable = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._captured: Hashable = None  # the shape of the graph
+        self._inputs: tuple[Tensor, ...] = ()
+        self._outputs: tuple[Tensor, ...] = ()
 
-    def _warm_up(self, work: Callable[[], None]) -> None:
-        if self._pool is None:
-            return work()
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
-            work()
-        here.wait_stream(aside)
-        return None
+    def __call__(self, shape: Hashable, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The function of these inputs; shape: changes when its shapes or any of its tensors do."""
+        if _failures:
+            return self._function(*inputs)
+        if shape != self._shape:
+            self._shape = shape
+            return self._aside(inputs)
+        if self._captured != shape and not self._capture(inputs):
+            return self._function(*inputs)
+        assert self._graph is not None
+        for mine, new in zip(self._inputs, inputs, strict=True):
+            mine.copy_(new)
+        self._graph.replay()
+        return tuple(output.clone() for output in self._outputs)
+
+    def _aside(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Run it on the other stream, which waits for this one, and this one for it."""
+        here = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            outputs = self._function(*inputs)
+        here.wait_stream(self._stream)
+        return outputs
+
+    def _capture(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether it could be captured. The pool needs a graph that lives, so the old one goes afterwards."""
+        here = torch.cuda.current_stream(self._stream.device)
+        self._inputs = tuple(one.clone() for one in inputs)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # other threads may use the device meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                self._outputs = self._function(*self._inputs)
+        except Exception as error:  # as many kinds as there are drivers
+            torch.cuda.set_stream(here)
+            _failures.append((str(error) or type(error).__name__).splitlines()[0][:200])
+            logger.warning("Generation goes on without CUDA graphs, for one could not be captured: %s", _failures[0])
+            return False
+        self._graph, self._captured = graph, self._shape
+        return True

@@ -5,8 +5,7 @@ Models that `decoder` understands are decoded by it, others by transformers' mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from inspect import signature
 from typing import Any, Protocol
 
@@ -19,10 +18,10 @@ from transformers.cache_utils import DynamicLayer
 from ftis_node.fit.memory import PREFILL_TOKENS
 from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
-from ftis_node.policy.generate.cache import Flags, Ids, SharedCache, closing_up
+from ftis_node.policy.generate.cache import Flags, Ids, SharedCache, bucket, closing_up
 from ftis_node.policy.generate.decoder import Decoder, reach
 from ftis_node.policy.generate.graphs import Graphs
-from ftis_node.policy.generate.sampler import draw
+from ftis_node.policy.generate.sampler import choose, draw, uniforms
 from ftis_node.policy.generate.sampling import Sampling, left_padded, to_completions
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
@@ -31,29 +30,26 @@ from ftis_node.policy.reference_model import reference
 # Steps between two looks at who has ended: on a GPU each waits for it.
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 
-# Shapes change rarely where kernels are recorded: own tokens are read in multiples of the first, and rows dropped until
-# a multiple of one of so many parts is left. On a CPU what is read in vain would cost time.
-_TOKENS_READ = {"cpu": 1, "cuda": 64}
-_PARTS = {"cuda": 8}
-
-
-_Drawing = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-
 
 class _Rows(Protocol):
-    """Completions under way: `step` gives each row a token and returns logits `[rows, ≥ V]` of the next; `keep` drops.
+    """Completions under way: `grow`, then `step` gives each row a token and returns logits `[rows, ≥ V]` of the next.
 
-    `grow` comes before each step; its answer changes when the step's shapes do, None if they always do.
-    gaps  which part of the rows must have ended for dropping them to pay
+    Logits of columns beyond V are -inf. `keep` drops rows.
+
+    gaps    which part of the rows must have ended for dropping them to pay
+    static  see `Decoder.static`
     """
 
     gaps: float
 
-    def grow(self) -> tuple[int, int] | None: ...
+    @property
+    def static(self) -> bool: ...
+
+    def grow(self) -> Hashable: ...
 
     def step(self, tokens: Tensor) -> Tensor: ...
 
-    def keep(self, order: Ids) -> None: ...
+    def keep(self, order: Ids, index: Tensor) -> None: ...
 
 
 def native(
@@ -80,9 +76,8 @@ def decoder_logprobs(policy: Policy, groups: Sequence[Prefixed]) -> Tensor:
     ids = ids.to(policy.device)
     logits, rows = _decoder(policy, [group.prompt for group in groups], each, longest)
     columns = [logits.repeat_interleave(each, 0)[:, : policy.vocabulary]]
-    for step in range(longest - 1):
-        rows.grow()
-        columns.append(rows.step(ids[:, step]))
+    step = _runner(rows, policy.device, lambda token: (rows.step(token)[:, : policy.vocabulary].clone(),))
+    columns += [step(ids[:, place])[0] for place in range(longest - 1)]
     logprobs = torch.stack(columns, 1).float().log_softmax(-1).gather(2, ids[:, :, None])[:, :, 0]
     return torch.cat([logprobs[row, : len(completion)] for row, completion in enumerate(completions)])
 
@@ -101,100 +96,79 @@ def _complete(
         start: reads the prompts and gives logits `[prompts, ≥ V]` of what follows them.
     """
     device, vocabulary = policy.device, policy.vocabulary
-    drawing = partial(draw, temperature=sampling.temperature, greedy=sampling.greedy, generator=generator)
-    ends = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-    ends[[end for end in sampling.eos if end < vocabulary]] = True
+    there = np.arange(len(prompts) * group)  # which rows are left
+    over = np.zeros(len(there), dtype=np.bool_)  # which of those have ended
     logits, rows = start(policy, prompts, group, sampling.max_new_tokens)
-    token, logprob = (part.flatten() for part in drawing(logits[:, :vocabulary], group))
+    first = draw(
+        logits[:, :vocabulary], group, temperature=sampling.temperature, greedy=sampling.greedy, generator=generator
+    )
+    token, logprob = (part.flatten() for part in first)
     del logits  # before the next ones are made
-    there = np.arange(len(token))  # which rows are left
-    stretch = _Stretch(there, token, ends[token], rows, ends, drawing, sampling.max_new_tokens - 1)
-    drawn = [(there, token[None], logprob[None])]
-    graphs = Graphs(device, generator, wanted=policy.graphs)
-    part = max(1, len(token) // _PARTS.get(device.type, len(token)))
-    for step in range(1, sampling.max_new_tokens):
+
+    def following(token: Tensor, *uniform: Tensor) -> tuple[Tensor, ...]:
+        drawn = choose(rows.step(token), uniform[0] if uniform else None, sampling.temperature, vocabulary)
+        return tuple(part.flatten() for part in drawn)
+
+    step = _runner(rows, device, following)
+    drawn: list[tuple[Ids, Tensor, Tensor]] = [(there, token, logprob)]
+    look = _LOOK_EVERY[device.type]
+    while len(drawn) < sampling.max_new_tokens:
         check()
-        if step % _LOOK_EVERY[device.type] == 0:
-            over = stretch.finished.cpu().numpy()
+        if len(drawn) % look == 0:
+            recent = torch.stack([token for _, token, _ in drawn[-look:]]).cpu().numpy()
+            over |= np.isin(recent, sampling.eos).any(0)
             if over.all():
                 break
-            alive = _rounded_up(~over, part)
-            if len(over) - alive.sum() >= max(1, rows.gaps * len(over)):
-                drawn.append(stretch.drawn())
-                order = closing_up(alive)
-                rows.keep(order)
-                stretch = stretch.kept(order, sampling.max_new_tokens - step)
-        shapes = rows.grow()
-        graphs.run(shapes, stretch.advance)
-        stretch.steps += 1
-    drawn.append(stretch.drawn())
+            if (order := _staying(over, rows)) is not None:
+                index = torch.from_numpy(order).to(device)
+                rows.keep(order, index)
+                there, token, over = there[order], token[index], over[order]
+        uniform = () if sampling.greedy else (uniforms(token, 1, generator),)
+        token, logprob = step(token, *uniform)
+        drawn.append((there, token, logprob))
     return to_completions(*_table(drawn, sampling.max_new_tokens), sampling.eos, group)
 
 
-class _Stretch:
-    """Tokens of the same rows, one step after another.
+def _runner(
+    rows: _Rows, device: torch.device, function: Callable[..., tuple[Tensor, ...]]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function, which steps rows once, after they have grown; by CUDA graphs where shapes are static."""
+    graphs = Graphs(function, device) if rows.static else None
 
-    there     which of the rows at first they are
-    finished  which have drawn an end: bool `[rows]`, on the device
-    steps     how many tokens each has drawn here
-    """
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        shape = rows.grow()
+        return graphs(shape, *inputs) if graphs else function(*inputs)
 
-    def __init__(
-        self, there: Ids, token: Tensor, finished: Tensor, rows: _Rows, ends: Tensor, drawing: _Drawing, room: int
-    ) -> None:
-        self.there, self.finished, self.steps = there, finished, 0
-        self._token, self._rows, self._ends, self._drawing = token.clone(), rows, ends, drawing
-        self._ids = token.new_empty(room, len(token))
-        self._logprobs = self._ids.new_empty(self._ids.shape, dtype=torch.float32)
-        self._at = token.new_zeros(1)
-
-    def advance(self) -> None:
-        """Draw a token for each row: on the device, with nothing that changes from one step to the next."""
-        token, logprob = self._drawing(self._rows.step(self._token)[:, : len(self._ends)], 1)
-        self._token.copy_(token[:, 0])
-        self.finished |= self._ends.index_select(0, self._token)
-        self._ids.index_copy_(0, self._at, token.T)
-        self._logprobs.index_copy_(0, self._at, logprob.T)
-        self._at.add_(1)
-
-    def kept(self, order: Ids, room: int) -> _Stretch:
-        """The next stretch, of these rows and with room for so many tokens."""
-        left = torch.from_numpy(order).to(self._token.device)
-        token, finished = self._token[left], self.finished[left]
-        return _Stretch(self.there[order], token, finished, self._rows, self._ends, self._drawing, room)
-
-    def drawn(self) -> tuple[Ids, Tensor, Tensor]:
-        """Its rows, and their ids and log-probs `[steps, rows]`."""
-        return self.there, self._ids[: self.steps], self._logprobs[: self.steps]
+    return run
 
 
-def _rounded_up(alive: Flags, part: int) -> Flags:
-    """As many rows as are alive, and of the others so many more that their number is a multiple of `part`."""
-    more = -int(alive.sum()) % part
-    kept = alive.copy()
-    kept[np.flatnonzero(~alive)[:more]] = True
-    return kept
+def _staying(over: Flags, rows: _Rows) -> Ids | None:
+    """The rows to keep, in their order, where dropping the others pays. Static shapes have few numbers of rows."""
+    alive = ~over
+    if rows.static:
+        ended = np.flatnonzero(over)
+        alive[ended[: max(0, bucket(int(alive.sum())) - int(alive.sum()))]] = True
+        return None if alive.all() else closing_up(alive)
+    return closing_up(alive) if over.sum() >= rows.gaps * len(over) else None
 
 
 def _table(drawn: Sequence[tuple[Ids, Tensor, Tensor]], tokens: int) -> tuple[Any, Any]:
-    """Ids and log-probs `[rows, tokens]` from those of each stretch; what was never drawn is 0."""
+    """Ids and log-probs `[rows, tokens]` from those of each step; what was never drawn is 0."""
+    where = np.concatenate([there for there, _, _ in drawn])
+    steps = np.repeat(np.arange(len(drawn)), [len(there) for there, _, _ in drawn])
     shape = (len(drawn[0][0]), tokens)
     ids, logprobs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    begin = 0
-    for there, token, logprob in drawn:
-        end = begin + len(token)
-        ids[there, begin:end] = token.cpu().numpy().T
-        logprobs[there, begin:end] = logprob.cpu().numpy().T
-        begin = end
+    ids[where, steps] = torch.cat([token for _, token, _ in drawn]).cpu().numpy()
+    logprobs[where, steps] = torch.cat([logprob for _, _, logprob in drawn]).cpu().numpy()
     return ids, logprobs
 
 
 def _decoder(policy: Policy, prompts: Sequence[Sequence[int]], group: int, tokens: int) -> tuple[Tensor, Decoder]:
     logits, cache, mask = _prefill(policy, prompts, _empty_cache)
-    layers = [(layer.keys, layer.values) for layer in cache.layers]
     # the last token drawn is not read
-    own = SharedCache(layers, mask, group, tokens - 1, _TOKENS_READ.get(policy.device.type, 1))
-    return logits, Decoder(policy.causal_lm, policy.vocabulary, own, mask.sum(1), tokens - 1)
+    own = SharedCache(_emptied(cache), mask, group, tokens - 1, static=policy.graphs)
+    lengths = mask.sum(1).repeat_interleave(group)
+    return logits, Decoder(policy.causal_lm, policy.vocabulary, own, lengths, tokens - 1)
 
 
 class _Layer(DynamicLayer):  # type: ignore[misc]
@@ -215,16 +189,17 @@ def _empty_cache() -> DynamicCache:
 def _modules(policy: Policy, prompts: Sequence[Sequence[int]], group: int, _: int) -> tuple[Tensor, _Modules]:
     config = policy.causal_lm.config.get_text_config(decoder=True)
     logits, cache, mask = _prefill(policy, prompts, lambda: DynamicCache(config=config))
-    return logits, _Modules(policy.causal_lm, cache, mask, group)
+    return logits, _Modules(policy, cache, mask, group)
 
 
 class _Modules:
     """By the forward pass of the whole model, its cache repeated for each completion."""
 
     gaps = 0.25  # dropping rows copies the cache
+    static = False
 
-    def __init__(self, model: Any, cache: DynamicCache, mask: Tensor, group: int) -> None:
-        self._model = model
+    def __init__(self, policy: Policy, cache: DynamicCache, mask: Tensor, group: int) -> None:
+        self._model, self._vocabulary = policy.causal_lm, policy.vocabulary
         self._cache = cache
         if group > 1:
             cache.reorder_cache(torch.arange(len(mask), device=mask.device).repeat_interleave(group))
@@ -232,7 +207,7 @@ class _Modules:
         self._positions = self._mask.sum(1)  # of each row's next token
 
     def grow(self) -> None:
-        """The cache grows by copying."""
+        pass
 
     def step(self, tokens: Tensor) -> Tensor:
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
@@ -242,14 +217,13 @@ class _Modules:
             position_ids=self._positions[:, None],
             past_key_values=self._cache,
             use_cache=True,
-        ).logits[:, -1]
+        ).logits[:, -1, : self._vocabulary]
         self._positions = self._positions + 1
         return logits  # type: ignore[no-any-return]
 
-    def keep(self, order: Ids) -> None:
-        rows = torch.from_numpy(order).to(self._mask.device)
-        self._cache.reorder_cache(rows)
-        self._mask, self._positions = self._mask[rows], self._positions[rows]
+    def keep(self, order: Ids, index: Tensor) -> None:
+        self._cache.reorder_cache(index)
+        self._mask, self._positions = self._mask[index], self._positions[index]
 
 
 def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], empty: Any) -> tuple[Tensor, DynamicCache, Tensor]:
@@ -284,9 +258,15 @@ def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], empty: Any) -> tu
 def _joined(caches: Sequence[DynamicCache]) -> DynamicCache:
     """One cache of all rows; the parts are emptied on the way, lest both exist at once."""
     whole = _empty_cache()
-    for index in range(len(caches[0].layers)):
-        layers = [cache.layers[index] for cache in caches]
-        whole.update(torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers]), index)
-        for layer in layers:
-            layer.keys = layer.values = None
+    for index, layers in enumerate(zip(*map(_emptied, caches), strict=True)):
+        whole.update(*(torch.cat(parts) for parts in zip(*layers, strict=True)), index)
     return whole
+
+
+def _emptied(cache: DynamicCache) -> Iterator[tuple[Tensor, Tensor]]:
+    """Keys and values of one layer after the other, which the cache then has no longer."""
+    for layer in cache.layers:
+        keys, values = layer.keys, layer.values
+        layer.keys = layer.values = None
+        yield keys, values
+        del keys, values

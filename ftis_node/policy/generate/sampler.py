@@ -11,33 +11,57 @@ from ftis_node.fit.memory import CHUNK_BYTES
 _BELOW_ONE = 1 - 2.0**-50
 
 
+def blocks_of(vocabulary: int) -> int:
+    """Columns of logits that come in whole blocks: drawing takes fewer kernels, if those beyond the ids are -inf."""
+    block = _block(vocabulary)
+    return -(-vocabulary // block) * block
+
+
 def draw(
     logits: Tensor, count: int, *, temperature: float, greedy: bool, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probs, int64 and fp32 `[rows, count]`, from logits `[rows, V]` of any dtype.
+    """Tokens and their log-probs, int64 and fp32 `[rows, count]`, from logits `[rows, V]`; see `choose`."""
+    uniform = None if greedy else uniforms(logits, count, generator)
+    token, logprob = choose(logits, uniform, temperature, logits.shape[1])
+    return token.expand(-1, count), logprob.expand(-1, count)
 
-    The distribution is softmax(logits / temperature) in fp32, nothing cut off; `greedy` takes its mode. The exponential
-    race of `torch.multinomial` needs V random numbers a token, which cost more than a small model's forward pass. On a
-    GPU it also waits for a check for NaN, and ends the process at one. Here a NaN becomes a log-prob.
+
+def uniforms(logits: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """Uniform numbers in [0, 1), fp64 `[rows, count]`."""
+    return torch.rand(len(logits), count, dtype=torch.float64, device=logits.device, generator=generator)
+
+
+def choose(logits: Tensor, uniform: Tensor | None, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probs, int64 and fp32 `[rows, count]`, from logits `[rows, ≥ V]` of any dtype.
+
+    The distribution is softmax(logits / temperature) in fp32, nothing cut off; without uniform numbers it takes its
+    mode, once. The exponential race of `torch.multinomial` needs V random numbers a token, which cost more than a small
+    model's forward pass. On a GPU it also waits for a check for NaN, and ends the process at one. Here a NaN becomes a
+    log-prob.
+
+    Args:
+        uniform: fp64 `[rows, count]`.
+        vocabulary: V; logits of further columns are -inf.
     """
-    rows, vocabulary = logits.shape
-    uniform = None
-    if not greedy:
-        uniform = torch.rand(rows, count, dtype=torch.float64, device=logits.device, generator=generator)
     size = max(1, CHUNK_BYTES // (4 * vocabulary))
     parts = []
-    for start in range(0, rows, size):
+    for start in range(0, len(logits), size):
         part = slice(start, start + size)
         scaled = logits[part].float() if temperature == 1 else logits[part].float() / temperature
         probabilities = scaled.softmax(-1)
         if uniform is None:
-            token = scaled.argmax(-1, keepdim=True).expand(-1, count)
+            token = scaled.argmax(-1, keepdim=True)
         else:
-            token = _invert(probabilities, uniform[part])
+            token = _invert(probabilities, uniform[part]).clamp_(max=vocabulary - 1)  # a NaN is beyond the last
         parts.append((token, probabilities.gather(1, token).log_()))
     if len(parts) == 1:
         return parts[0]
     return torch.cat([token for token, _ in parts]), torch.cat([logprob for _, logprob in parts])
+
+
+def _block(vocabulary: int) -> int:
+    """A power of 2 of some √V."""
+    return 1 << ((vocabulary - 1).bit_length() + 1) // 2
 
 
 def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
@@ -48,7 +72,7 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     fp32 at 1 is still drawn as often as its probability says. No token of probability 0 is.
     """
     vocabulary = probabilities.shape[1]
-    block = 1 << ((vocabulary - 1).bit_length() + 1) // 2
+    block = _block(vocabulary)
     whole = vocabulary // block * block
     masses = probabilities[:, :whole].unflatten(1, (-1, block)).sum(-1)  # type: ignore[no-untyped-call]
     if whole < vocabulary:
@@ -58,12 +82,15 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     wanted = uniform * (ends[:, -1:] * _BELOW_ONE)
     chosen = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)  # a NaN is beyond the last
     mass = masses.gather(1, chosen)
-    share = ((wanted - ends.gather(1, chosen) + mass) / mass).clamp_(0, 1)  # how far into the block
+    share = ((wanted - ends.gather(1, chosen) + mass) / mass).clamp_(0, _BELOW_ONE)  # how far into the block
 
-    columns = chosen[:, :, None] * block + torch.arange(block, device=probabilities.device)
-    inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1).flatten(1)).view(columns.shape).double()
-    if whole < vocabulary:
+    if whole == vocabulary:
+        places = chosen[:, :, None].expand(-1, -1, block)
+        inside = probabilities.unflatten(1, (-1, block)).gather(1, places).double()  # type: ignore[no-untyped-call]
+    else:
+        columns = chosen[:, :, None] * block + torch.arange(block, device=probabilities.device)
+        inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1).flatten(1)).view(columns.shape).double()
         inside.masked_fill_(columns >= vocabulary, 0)
     ends = inside.cumsum(-1)
-    place = torch.searchsorted(ends, share[:, :, None] * (ends[:, :, -1:] * _BELOW_ONE), right=True)[:, :, 0]
-    return (chosen * block + place).clamp_(max=vocabulary - 1)
+    place = torch.searchsorted(ends, share[:, :, None] * ends[:, :, -1:], right=True)[:, :, 0]
+    return place.add_(chosen, alpha=block)
