@@ -199,6 +199,7 @@ def test_the_plan_does_not_choose_an_optimiser_that_cannot_be_saved(monkeypatch:
     """A GPU of 24 GB on which 8 bits would be the best way, as far as planning sees."""
     monkeypatch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (23 * GB, 24 * GB))
     asked = Settings(model="qwen2.5-1.5b")
     monkeypatch.setattr(

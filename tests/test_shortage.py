@@ -33,6 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 24 GB, of which 22 are free, as far as planning sees."""
     monkeypatch.setattr("ftis_node.policy.measure.where_to_look", lambda source: {"local_files_only": True})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (22 * GB, 24 * GB))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: None)
 

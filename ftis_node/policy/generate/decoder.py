@@ -254,8 +254,7 @@ class Decoder:
         cos, sin = self._weights.rotary(self._weights.embedding, positions[None])  # [1, positions, head_dim]
         self._half = sin.shape[-1] // 2
         self._turns = torch.cat([cos[0], -sin[0, :, : self._half], sin[0, :, self._half :]], -1)
-        columns = blocks_of(vocabulary) if cache.static else vocabulary
-        self._logits = torch.full((cache.rows, columns), -torch.inf, dtype=cos.dtype, device=cos.device)
+        self._logits: Tensor | None = None  # made by the first step, when the prompts' own are gone
 
     @property
     def static(self) -> bool:
@@ -281,6 +280,9 @@ class Decoder:
             layer.out.add_to(x, self._attention(index, layer, layer.before_attention(x), cos, sin))
             gate, up = layer.widening.split(layer.before_mlp(x))
             layer.down.add_to(x, layer.activation(gate).mul_(up))
+        if self._logits is None:
+            columns = blocks_of(self._vocabulary) if self._cache.static else self._vocabulary
+            self._logits = x.new_full((len(x), columns), -torch.inf)
         logits = self._logits[: len(x)]
         valid = logits[:, : self._vocabulary]
         torch.mm(weights.norm(x), weights.head[: self._vocabulary].T, out=valid)
