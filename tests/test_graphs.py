@@ -74,7 +74,7 @@ def test_replayed_tokens_are_those_of_the_same_uniform_numbers_without_graphs(
         lay_in_one(policy.causal_lm)
     ours = generate(replace(policy, graphs=True), PROMPTS, group=3, sampling=ENDLESS, generator=seeded(4))
     assert tokens_of(ours) == tokens_of(expected)
-    np.testing.assert_allclose(logprobs(ours), logprobs(expected), atol=5e-6)
+    np.testing.assert_allclose(logprobs(ours), logprobs(expected), atol=1e-5)
     # a width of 8 own tokens, then of 14: the first token of each goes before its capture
     assert [graph.replayed for graph in recorded] == [7, 5]
 

@@ -281,6 +281,8 @@ def _generating(g: Geometry, workload: Workload, setup: Setup, device: Device) -
     if setup.engine == "hf":
         drawing = rows * g.vocabulary * (setup.width + 16)
     scores = rows * g.heads * workload.longest * (3 * 4 + 2 * setup.width)
+    if lean and device == "cuda":  # of CUDA graphs' pool, and of a shape's first token, which has no graph
+        drawing, scores = 2 * drawing, 2 * scores
     token = setup.width * (3 * g.intermediate + 4 * g.hidden + 2 * g.head_dim) + workload.prompt_tokens
     prompts = rows * workload.prompt_tokens
     together = prompts if setup.engine == "hf" else min(prompts, max(PREFILL_TOKENS, workload.prompt_tokens))

@@ -14,6 +14,9 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 LEAST_WIDTH = 64  # own tokens that attention reads at least where shapes are static
 
+# Lines of so many elements begin at 16 bytes, also of two bytes each: a GPU's fast matrix products need that.
+ALIGNED = 8
+
 
 def closing_up(alive: Flags) -> Ids:
     """The rows that stay, in an order that moves few: each gap in front is filled by a row from the end."""
@@ -55,11 +58,13 @@ class SharedCache:
         Args:
             prompts: keys and values of each layer, `[prompts, kv heads, width, head_dim]`; one layer's are copied at
                 a time.
-            mask: which of them are tokens and not padding, `[prompts, width]`.
+            mask: which of them are tokens and not padding, `[prompts, width]`. With static shapes their width is a
+                multiple of `ALIGNED`.
             group: completions of each; row `p · group + i` is the i-th of prompt p.
             tokens: room for so many tokens of each row.
             static: whether shapes come in buckets.
         """
+        tokens = -(-tokens // ALIGNED) * ALIGNED if static else tokens
         self.static, self._tokens, self._filled = static, tokens, 0
         self._count, self.width = mask.shape
         self.rows = self._count * group

@@ -280,14 +280,16 @@ class Decoder:
             layer.out.add_to(x, self._attention(index, layer, layer.before_attention(x), cos, sin))
             gate, up = layer.widening.split(layer.before_mlp(x))
             layer.down.add_to(x, layer.activation(gate).mul_(up))
+        x, bias = weights.norm(x), None if weights.head_bias is None else weights.head_bias[: self._vocabulary]
+        if not self._cache.static:
+            return functional.linear(x, weights.head[: self._vocabulary], bias)
         if self._logits is None:
-            columns = blocks_of(self._vocabulary) if self._cache.static else self._vocabulary
-            self._logits = x.new_full((len(x), columns), -torch.inf)
+            self._logits = x.new_full((len(x), blocks_of(self._vocabulary)), -torch.inf)
         logits = self._logits[: len(x)]
         valid = logits[:, : self._vocabulary]
-        torch.mm(weights.norm(x), weights.head[: self._vocabulary].T, out=valid)
-        if weights.head_bias is not None:
-            valid.add_(weights.head_bias[: self._vocabulary])
+        torch.mm(x, weights.head[: self._vocabulary].T, out=valid)
+        if bias is not None:
+            valid.add_(bias)
         return logits
 
     def keep(self, order: Ids, index: Tensor) -> None:

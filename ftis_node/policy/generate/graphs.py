@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +15,17 @@ logger = logging.getLogger(__name__)
 _failures: list[str] = []  # why a capture failed; there is no second one in this process
 
 
+@cache
+def _stream_of(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class Graphs:
     """A function of tensors that is captured once for each of its shapes, and then replayed.
 
     At a shape's first call it runs as it is, on the stream on which the second call captures it: so libraries have
-    their workspaces there. If a capture fails, a warning says so once, and functions run as they are from then on.
+    their workspaces there, once for all captures of the process. If a capture fails, a warning says so once, and
+    functions run as they are from then on.
 
     There is one graph at a time, as rows only become fewer and own tokens more. All captures share a pool of memory.
     Graphs end with the call of `generate`: training needs their memory, and the next call has a cache of its own.
@@ -30,7 +38,7 @@ class Graphs:
             function: on `device`, without a wait for it, random numbers, or numbers of the host that change.
         """
         self._function = function
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream_of(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._shape: Hashable = None
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from ftis_node.fit.memory import PREFILL_TOKENS
 from ftis_node.host.interruption import check
 from ftis_node.packet import Completion
-from ftis_node.policy.generate.cache import Flags, Ids, SharedCache, bucket, closing_up
+from ftis_node.policy.generate.cache import ALIGNED, Flags, Ids, SharedCache, bucket, closing_up
 from ftis_node.policy.generate.decoder import Decoder, reach
 from ftis_node.policy.generate.graphs import Graphs
 from ftis_node.policy.generate.sampler import choose, draw, uniforms
@@ -234,7 +234,7 @@ def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], empty: Any) -> tu
     Args:
         empty: makes an empty cache.
     """
-    ids, mask = (table.to(policy.device) for table in left_padded(prompts))
+    ids, mask = (table.to(policy.device) for table in left_padded(prompts, ALIGNED if policy.graphs else 1))
     plain = all(type(layer) is DynamicLayer for layer in empty().layers)
     together = max(1, PREFILL_TOKENS // ids.shape[1]) if plain else len(prompts)
     read = []

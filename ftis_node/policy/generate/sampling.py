@@ -26,9 +26,13 @@ class Sampling:
     greedy: bool = False
 
 
-def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids and mask, int64 `[prompts, width]`; on the left, so that every row's next token is in one column."""
-    width = max(len(prompt) for prompt in prompts)
+def left_padded(prompts: Sequence[Sequence[int]], multiple: int = 1) -> tuple[Tensor, Tensor]:
+    """Ids and mask, int64 `[prompts, width]`; on the left, so that every row's next token is in one column.
+
+    Args:
+        multiple: the width is one of it.
+    """
+    width = -(-max(len(prompt) for prompt in prompts) // multiple) * multiple
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros(len(prompts), width, dtype=torch.long)
     for row, prompt in enumerate(prompts):
