@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +11,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 _failures: list[str] = []  # why a capture failed; there is no second one in this process
-
-
-@cache
-def _stream_of(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 class Graphs:
@@ -38,7 +32,7 @@ class Graphs:
             function: on `device`, without a wait for it, random numbers, or numbers of the host that change.
         """
         self._function = function
-        self._stream = _stream_of(device)
+        self._stream = _streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._shape: Hashable = None
         self._graph: torch.cuda.CUDAGraph | None = None
