@@ -39,7 +39,7 @@ from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from tests.support.statuses import answered
-from tests.support.swarm import RUN, event_loop_policy, member  # noqa: F401 - a fixture
+from tests.support.swarm import RUN, member
 
 Doctor = Callable[..., tuple[int, str, str]]
 

@@ -26,7 +26,7 @@ from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
-from tests.support.swarm import RUN, event_loop_policy, identity, make_run, member, transport  # noqa: F401 - a fixture
+from tests.support.swarm import RUN, identity, make_run, member, transport
 
 Join = Callable[..., tuple[int, str, str]]
 

@@ -38,7 +38,6 @@ from ftis_node.swarm.wire.records import (
 from tests.support.swarm import (
     OTHER_RUN,
     RUN,
-    event_loop_policy,  # noqa: F401 - a fixture
     identity,
     transport,
 )

@@ -17,7 +17,6 @@ import pytest
 from ftis_node.swarm.wire import libp2p, p2pd
 from tests.support.swarm import (
     Member,
-    event_loop_policy,  # noqa: F401 - a fixture
     eventually,
     member,
 )

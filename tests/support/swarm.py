@@ -33,7 +33,6 @@ from ftis_node.swarm.table import Arrival
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.service import FtisSwarm
 from ftis_node.swarm.wire.transport import Listening
-from tests.conftest import event_loop_policy as event_loop_policy
 
 VOCABULARY, EOS, CAP, ROWS = 1000, 999, 16, 50
 PATIENCE = 120.0  # seconds until something has come about, however busy the machine is
