@@ -18,6 +18,7 @@ from ftis_node.cli import (
     eval,
     export,
     fit,
+    invitations,
     join,
     keys,
     lab,
@@ -70,6 +71,9 @@ app.command("resume")(life.resume)
 app.command("finish")(life.finish)
 app.command("stop")(life.stop)
 app.command("id")(local.show_id)
+app.command("invite")(invitations.invite)
+app.command("members")(invitations.members)
+app.command("remove")(invitations.remove)
 app.add_typer(run.app, name="run")
 app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")

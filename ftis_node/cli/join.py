@@ -15,11 +15,13 @@ import typer
 
 from ftis_node.cli.common import HomeOption, RewardOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
+from ftis_node.cli.invitations import invitation_in, keep_invitation
 from ftis_node.config.settings import FLAGS
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.host.loading import loading
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.swarm.identity import peer_id
 from ftis_node.text import say
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ NOTICE = (
 
 @with_settings(*FLAGS)
 def join(
+    invitation: Annotated[
+        str, typer.Argument(help="An invitation, ftis:…; a file that holds it; or - to read it from stdin.")
+    ] = "",
     *,
     model: Annotated[
         str | None,
@@ -68,6 +73,9 @@ def join(
     background: Annotated[
         bool, typer.Option("--detach", help="In the background; returns when the model is loaded.")
     ] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Begin a run for members only; `ftis-node invite` lets others in.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
@@ -83,17 +91,22 @@ def join(
 
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
+    invited = invitation_in(invitation) if invitation else None
     options = JoinOptions(
         home=place,
         task=task,
         data=data,
         eval_data=eval_data,
         reward=reward,
-        peers=addresses_in(peers),
+        peers=(*addresses_in(peers), *(invited.addresses if invited is not None else ())),
         run=run,
         name=name,
         paused=paused,
+        private=private,
+        invitation=invited,
     )
+    if private and options.peers:
+        raise UsageError("--private begins a run, and peers have one.", "Leave out one of the two.")
     case = Case(options, layers, starting=True)
     problems = refused(case, "join")  # before anything heavy is imported
     if dry_run and json and problems:
@@ -101,13 +114,17 @@ def join(
 
         print_json(as_json(case, whole=False))
     raise_all(problems)
+    if invited is not None:
+        whom = f"{invited.name} ({peer_id(invited.inviter)})" if invited.name else peer_id(invited.inviter)
+        kind = "the private run" if invited.private else "run"
+        say(f"Invited to {kind} {invited.run_id.hex()} by {whom}.", error=True)
     if case.origins["model"] == "default":
         say(f"No --model is named: {case.settings.model} is trained, a toy for arithmetic.", error=True)
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     if dry_run:
         _print_report(case, json=json)
     elif background:
-        _detach(options)
+        _detach(options, invitation)
     else:
         view = sys.stderr.isatty() if view is None else view
         _run(options, layers, view=view, as_json=case.settings.log_format == "json")
@@ -139,13 +156,16 @@ def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> 
     sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
 
 
-def _detach(options: JoinOptions) -> None:
+def _detach(options: JoinOptions, invitation: str) -> None:
     from ftis_node.cli.detach import detach
 
     home = options.home
     if not home.schema.exists():
         say(NOTICE % home.path, error=True)
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    if options.invitation is not None:  # every user of the machine can read a command line
+        keep_invitation(home, options.invitation)
+        arguments = [str(home.invitation) if argument == invitation else argument for argument in arguments]
     status, pid = detach(home.path, arguments, lambda line: say(line, error=True, flush=True), options.peers)
     say(f"{status.state}: {status.reason}")
     if pid is not None:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, RewardOption, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, RewardOption, print_json
 from ftis_node.config.run import EPOCH, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
+from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
 
 app = typer.Typer(no_args_is_help=True, help="The public contract of a swarm.")
@@ -52,11 +53,16 @@ def new(
         int, typer.Option(help="Rows of each epoch that all nodes answer, as answers to one another's failures.")
     ] = 0,
     epoch: Annotated[int, typer.Option(help="Seconds of an epoch of common rows.")] = EPOCH,
+    private: Annotated[
+        bool, typer.Option("--private", help="For members only; --home has the key that founds it.")
+    ] = False,
+    home: HomeOption = DEFAULT_HOME,
     bootstrap: Annotated[list[str] | None, typer.Option(help="An address to join at, repeatable; a hint.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Write a run file for a task and a tokenizer, or for models of any tokenizer."""
     from ftis_node.policy.load import load_tokenizer
+    from ftis_node.swarm.identity import Identity
     from ftis_node.tasks import load_task
     from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
 
@@ -76,7 +82,8 @@ def new(
         facts |= {"eos": end_ids(tokenizer), "tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared = {"common": common, "epoch": epoch} if common else {}
-    run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **caps, **shared)
+    founded = {"founder": Identity.load_or_create(Home(home.expanduser()).key).peer_id} if private else {}
+    run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **caps, **shared, **founded)
     run_file = RunFile(run=run, hints=hints)
     try:
         output.write_text(dump_run_file(run_file), encoding="utf-8")

@@ -75,7 +75,8 @@ class Run(BaseModel):
     ``{question}`` once. group: completions a prompt. slots: groups an author may announce a round. completion_tokens:
     cap, in tokens of the completion's author. collaboration: whether a node makes the whole group of a prompt; in a
     horizontal run it makes one of `parts` of equal size, each by another author. common: slots below it have the rows
-    of the epoch, the same for all authors; epoch: its length in seconds; see `swarm.common_rows`.
+    of the epoch, the same for all authors; epoch: its length in seconds; see `swarm.common_rows`. founder: of a private
+    run, the peer id at which the chains of its members' certificates begin; see `swarm.certificates`.
 
     A token run is for one tokenizer (packet 1). tokenizer: its fingerprint, lower-case hex. eos: ids that end a
     completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.
@@ -106,6 +107,7 @@ class Run(BaseModel):
     parts: int = Field(default=1, ge=1, le=256)
     common: int = Field(default=0, ge=0, le=SLOTS_MAX // 2)
     epoch: int = Field(default=EPOCH, ge=60, le=3600)
+    founder: Annotated[str, StringConstraints(pattern=r"^(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})?$")] = ""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Run:
@@ -152,13 +154,14 @@ class Run(BaseModel):
         other = [*(_ONLY_TOKENS if self.text else _ONLY_TEXT)]
         other += ["parts"] if self.parts == 1 else []
         other += [] if self.common else _ONLY_COMMON
+        other += [] if self.founder else ["founder"]
         return {name: value for name, value in write(self).items() if name not in other}
 
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
-        A vertical run has no field `parts`, one without common rows neither `common` nor `epoch`, and neither kind of
-        run has the fields that only the other needs. The temperature
+        A vertical run has no field `parts`, one without common rows neither `common` nor `epoch`, an open one no
+        `founder`, and neither kind of run has the fields that only the other needs. The temperature
         is written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if integral.
         """
         fields = self.model_dump(mode="json")
@@ -212,6 +215,8 @@ def in_short(run: Run) -> str:
     models = "for models of any tokenizer" if run.text else "for models of one tokenizer"
     if run.common:
         models += f"; {run.common} rows common to all every {run.epoch} s"
+    if run.founder:
+        models += f"; private, founded by {run.founder}"
     return (
         f"{run.task}, judged by {run.reward}; {run.group} completions a prompt, of up to {run.completion_tokens} "
         f"tokens, at temperature {run.temperature:g}; {models}"

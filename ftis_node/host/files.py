@@ -17,8 +17,13 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     Raises:
         OSError: the directory cannot be written; the old file stands.
     """
+    replace_bytes(path, text.encode(), durable=durable)
+
+
+def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """As `replace_text`, of bytes."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(data)
     if durable:
         sync(temporary)
     temporary.replace(path)

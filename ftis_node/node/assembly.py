@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftis_node.config.run import Run, RunFile, in_short
 from ftis_node.config.settings import Settings
-from ftis_node.errors import UsageError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.checkpointing import Saving, StandingFile
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
@@ -26,7 +26,9 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.twin import refuse_a_twin
@@ -106,9 +108,18 @@ def furnish(
     identity: Identity,
     transport: Libp2p,
     worker: Worker,
+    invitation: Invitation | None = None,
 ) -> Rooms:
     """Create all parts of a node. The swarm is not started yet."""
     run = run_file.run
+    roster = None
+    if run.founder:
+        roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
+        if invitation is None and (why := roster.why_no_member()) is not None:
+            raise UserError(
+                f"This node is no member of the private run: {why}.",
+                "Ask a member for an invitation, and start with `ftis-node join ftis:…`.",
+            )
     quota = quotas(settings, facts.checkpoint_bytes)
     store = PacketStore(home.store, run.id, quota.packets)
     store.skip_round()
@@ -139,6 +150,7 @@ def furnish(
         on_groups=stepper.on_groups,
         peer_cache=home.path / "peers.json",
         upload_bytes=settings.upload_mbit * 1e6 / 8,
+        roster=roster,
     )
     stepper.swarm = swarm
     return Rooms(
@@ -225,7 +237,8 @@ async def find_run(
     """
     found, ours = known_run(home, options.run), home.run_file.exists()
     if found is None and bootstraps:
-        found = await fetch_run(transport, bootstraps, patience)
+        ticket = b"" if options.invitation is None else options.invitation.encoded
+        found = await fetch_run(transport, bootstraps, patience, ticket)
         logger.info("The peers' run is %s: %s", found.run.id.hex(), in_short(found.run))
     if found is not None:
         check_run(found, options, ours=ours)
@@ -240,6 +253,11 @@ def check_peers(membership: Membership, bootstraps: Sequence[str], home: Path, r
         raise UsageError(
             f"None of the --peers can work with this node: {membership.refused[named[0]]}.",
             "Upgrade ftis-node there or here, so that both speak one protocol.",
+        )
+    if named and run.founder and all(peer in membership.refused for peer in named):
+        raise UserError(
+            f"None of the peers takes this node into the private run: {membership.refused[named[0]]}.",
+            f"Ask a member for an invitation; this node is {membership.own_id}.",
         )
     if named and all(peer in membership.refused for peer in named):
         raise UsageError(

@@ -172,7 +172,8 @@ class Node:
         self._stack.push_async_callback(self._compute.stop)
         await self._load()
         if self._run_file is None:
-            self._run_file = RunFile(run=run_for(self._compute.facts.shared()))
+            founder = identity.peer_id if self.options.private else ""
+            self._run_file = RunFile(run=run_for(self._compute.facts.shared(), founder=founder))
         run = self._run_file.run
         check_fit(run, self._compute.facts.shared(), self.settings.model)
         opened = await self._compute.worker.call(Open(run))
@@ -187,6 +188,7 @@ class Node:
             identity=identity,
             transport=transport,
             worker=self._compute.worker,
+            invitation=self.options.invitation,
         )
         self._stack.callback(rooms.close)
         self._evaluations.recall(self.home.metrics)
@@ -200,7 +202,7 @@ class Node:
             check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
         refill_pool(rooms, self.settings.max_age)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
-        logger.info("Others join it with --peers and an address that `ftis-node id%s` prints", self.home.flag)
+        logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
 
     async def _open_network(self, identity: Identity, bootstraps: Sequence[str]) -> Libp2p:
         self._transport = transport = await open_network(

@@ -9,13 +9,14 @@ from pathlib import Path
 from ftis_node.config.run import CODE, RunFile, check_named, check_task, load_run_file, refuse_horizontal
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.store.home import Home
+from ftis_node.swarm.invitation import Invitation
 from ftis_node.tasks import foreseen
 
 
 @dataclass(frozen=True)
 class JoinOptions:
     """The options of `ftis-node join` beside the settings. paused: start paused. output: a file for what the processes
-    print, else stderr."""
+    print, else stderr. private: a new run is for members. invitation: to a run; its addresses are among the peers."""
 
     home: Home
     task: str | None = None
@@ -27,6 +28,8 @@ class JoinOptions:
     name: str = ""
     paused: bool = False
     output: Path | None = None
+    private: bool = False
+    invitation: Invitation | None = None
 
     def files(self) -> dict[str, str | None]:
         """The task's named files, as absolute paths."""
@@ -69,6 +72,16 @@ def check_run(found: RunFile, options: JoinOptions, *, ours: bool) -> None:
         UsageError: the run is for the lab, or names something that only this node's owner may name.
     """
     refuse_horizontal(found.run)
+    if options.invitation is not None and options.invitation.run_id != found.run.id:
+        raise UsageError(
+            f"The invitation is to run {options.invitation.run_id.hex()}, this is run {found.run.id.hex()}.",
+            "Name a fresh --home to join another run.",
+        )
+    if options.private and not found.run.founder:
+        raise UsageError(
+            "The run is open; who may take part is fixed when a run begins.",
+            "Begin a private one in a fresh --home: `ftis-node join --private`, without --peers and --run.",
+        )
     check_named(found.run, task=options.task, reward=options.reward, ours=ours, data=options.data)
 
 

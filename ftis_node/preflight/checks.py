@@ -22,7 +22,8 @@ def _run_of_peers(case: Case) -> None:
     from ftis_node.preflight.net import run_of_peers
 
     if case.run_file is None and case.options.peers:
-        found = run_of_peers(case.settings, case.options.peers)
+        ticket = b"" if case.options.invitation is None else case.options.invitation.encoded
+        found = run_of_peers(case.settings, case.options.peers, ticket)
         case.runs.append(("--peers", found))
         inputs.refuse_run(case, found, ours=False)
 

@@ -106,8 +106,8 @@ async def look_around(
             yield _reachability(*await _autonat(transport, patience))
 
 
-def run_of_peers(settings: Settings, peers: Sequence[str]) -> RunFile:
-    """The run of the first of the peers that answers.
+def run_of_peers(settings: Settings, peers: Sequence[str], invitation: bytes = b"") -> RunFile:
+    """The run of the first of the peers that answers; an invitation is shown to it, and not redeemed.
 
     Raises:
         UserError: none gave its run in time.
@@ -118,7 +118,7 @@ def run_of_peers(settings: Settings, peers: Sequence[str]) -> RunFile:
     async def ask() -> RunFile:
         async with _stranger(dialling) as transport:
             bootstraps = [parse_address(text)[0] for text in peers]
-            return await fetch_run(transport, bootstraps, min(PATIENCE, settings.patience))
+            return await fetch_run(transport, bootstraps, min(PATIENCE, settings.patience), invitation)
 
     return asyncio.run(ask())
 

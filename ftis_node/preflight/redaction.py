@@ -24,7 +24,7 @@ _QUOTE = r"\\*+[\"']?"
 # Forms of secrets, wherever they stand.
 _SECRETS = re.compile(
     rf"{_BEGIN}(?:hf_[A-Za-z0-9]{{8,}}|gh[pousr]_[A-Za-z0-9]{{16,}}|github_pat_\w{{16,}}|sk-[\w-]{{16,}}"
-    r"|AKIA[A-Z0-9]{12,})|(?:(?<![\w-])|(?<=\\[nrt]))eyJ[\w-]{8,}+\.[\w-]++\.[\w-]*+"
+    r"|AKIA[A-Z0-9]{12,}|ftis:[\w-]{16,})|(?:(?<![\w-])|(?<=\\[nrt]))eyJ[\w-]{8,}+\.[\w-]++\.[\w-]*+"
     # Only the lines of a PEM key that look like one: its first line in a log must not hide the rest of the log.
     rf"|-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----"
     rf"(?:{_BREAK}(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{{1,100}})*(?:{_BREAK}[A-Za-z0-9+/=]{{16,}}+)*"

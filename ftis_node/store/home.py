@@ -56,6 +56,9 @@ class Home:
         self.schema = path / "home.json"
         self.task_files = path / "task.json"
         self.port = path / "port"
+        self.members = path / "members"
+        self.orders = path / "orders"
+        self.invitation = path / "invitation"
         self._runtime_file = path / "runtime.json"
         self._lock: IO[str] | None = None
 

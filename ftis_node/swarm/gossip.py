@@ -70,10 +70,12 @@ class Gossip:
         seen: Callable[[bytes, int, int], bool],
         news: Callable[[], None],
         decode: Callable[..., Announcement] = decode_announcement,
+        welcomes: Callable[[bytes], bool] = lambda author: True,
     ) -> None:
         """
         Args:
             own: this node's 38-byte peer id.
+            welcomes: whether an author may take part; in a private run, whether it is a member.
             standing: the bans; each clears the table of that author.
             seen: whether the node has processed a group (author, round, slot), also before a restart.
             news: called when there may be more to pull.
@@ -89,7 +91,7 @@ class Gossip:
         standing.banned_author.append(table.forget_author)
         self._seen = seen
         self._news = news
-        self._decode = decode
+        self._decode, self._welcomes = decode, welcomes
         self.on_time: list[Callable[[bytes, float], None]] = []  # called with a peer and the time by its clock
         self._newest: Known | None = None
         self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, the mentioned announcements that this node lacks
@@ -272,7 +274,8 @@ class Gossip:
         outcome = self._read(entry, introducer)
         if outcome in ("forged", "malformed"):  # honest nodes check what they pass on
             self._standing.lied(introducer, f"passed on {outcome} announcements")
-        if outcome in ("old", "over the budget"):  # the sender may have lied about the age; ask another peer
+        if outcome in ("old", "over the budget", "no member"):  # the sender may have lied about the age; a member's
+            # certificate may come later: ask another peer
             return outcome
         known = self.table.find(id)
         for peer, lacking in self._lacking.items():
@@ -293,6 +296,8 @@ class Gossip:
             return "malformed"
         if announcement.author == self._own or self._standing.banned(announcement.author) is not None:
             return "own or banned"
+        if not self._welcomes(announcement.author):
+            return "no member"
         if announcement.author == introducer and not self._run.common:  # then it is the time of the draw
             for note in self.on_time:
                 note(introducer, announcement.issued_at + entry.age_ms / 1000)

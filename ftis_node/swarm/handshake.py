@@ -18,67 +18,90 @@ from ftis_node.swarm.wire.transport import Transport, Unreachable
 logger = logging.getLogger(__name__)
 
 # A node blames the sender for announcements that it cannot read, so another form of announcement needs another major.
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 3, 0
+PROTOCOL_MAJOR, PROTOCOL_MINOR = 3, 1
 MAX_ADDRESSES = 8
 HANDSHAKE_SECONDS = 5.0
 
 
-async def fetch_run(transport: Transport, bootstraps: Sequence[str], patience: float) -> RunFile:
+async def fetch_run(
+    transport: Transport, bootstraps: Sequence[str], patience: float, invitation: bytes = b""
+) -> RunFile:
     """Return the run file of the first of `bootstraps` that sends one; try for `patience` seconds.
+
+    Args:
+        invitation: to a private run; it is shown and not redeemed.
 
     Raises:
         UserError: no bootstrap could be reached, or none sent a run file.
     """
     reasons: dict[str, str] = {}
-    others: set[str] = set()  # bootstraps that speak another protocol
+    final: set[str] = set()  # bootstraps that speak another protocol, or let in members only
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
     while True:
         for text in bootstraps:
-            found = await _ask_run(transport, text)
+            found = await _ask_run(transport, text, invitation)
             if isinstance(found, RunFile):
                 return found
             if reasons.get(text) != found:
                 logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
             reasons[text] = found
-            others = others | {text} if found.startswith(_SPEAKS) else others - {text}
-        if others.issuperset(bootstraps) or clock() >= deadline:
+            final = final | {text} if isinstance(found, _Final) else final - {text}
+        if final.issuperset(bootstraps) or clock() >= deadline:
             break
         await asyncio.sleep(0.5)
     raise UserError(
         "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
-        "Upgrade ftis-node there or here, so that both speak one protocol."
-        if others.issuperset(bootstraps)
-        else "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
+        next(
+            (why.fix for why in reasons.values() if isinstance(why, _Final)),
+            "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
+        ),
     )
 
 
-async def _ask_run(transport: Transport, address: str) -> RunFile | str:
+class _Final(str):
+    """Why a peer will never give its run. fix: what a person can do about it."""
+
+    def __new__(cls, why: str, fix: str) -> _Final:
+        found = super().__new__(cls, why)
+        found.fix = fix
+        return found
+
+    fix: str
+
+
+async def _ask_run(transport: Transport, address: str, invitation: bytes) -> RunFile | str:
     """The run file of the node there, or why it is not to be had."""
     _, peer = parse_address(address)
     try:
         await transport.connect(peer, [address])
-        answer = await shake(transport, peer, greeting(None, []))
+        hello = greeting(None, [])
+        hello.invitation = invitation
+        answer = await shake(transport, peer, hello)
         if answer.major != PROTOCOL_MAJOR:
-            return other_protocol(answer.major)
+            return _Final(
+                other_protocol(answer.major), "Upgrade ftis-node there or here, so that both speak one protocol."
+            )
+        if answer.refusal:
+            return _Final(plain(answer.refusal, 200), "Ask a member for a new invitation: `ftis-node invite` makes it.")
         run_file = run_file_from_json(answer.run_file)
     except Unreachable as error:
         return str(error)
     except UsageError as error:
-        return plain(answer.refusal or error.what, 200)
+        return plain(error.what, 200)
     if run_file.run.id == answer.run_id:
         return run_file
     return "the run file that it sent is not of the run that it names"
 
 
-_SPEAKS = "it speaks protocol "
+MEMBERS_ONLY = "the run is private; ask a member for an invitation"
 
 
 def other_protocol(theirs: int) -> str:
     """Why this node refuses a peer of this major version, and what to do about it, in one line."""
     older = theirs < PROTOCOL_MAJOR
     todo = "its owner has to upgrade ftis-node" if older else "upgrade ftis-node here"
-    return f"{_SPEAKS}{theirs}, this node speaks {PROTOCOL_MAJOR}: {todo}"
+    return f"it speaks protocol {theirs}, this node speaks {PROTOCOL_MAJOR}: {todo}"
 
 
 def polite_refusal(theirs: int) -> str:

@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 
 from ftis_node.config.run import RunFile, run_file_as_json
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.errors import UsageError
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_text
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import (
@@ -31,7 +32,9 @@ from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import (
     MAX_ADDRESSES,
+    MEMBERS_ONLY,
     PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
     greeting,
     other_protocol,
     plain,
@@ -39,9 +42,11 @@ from ftis_node.swarm.handshake import (
     shake,
 )
 from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.invitation import read as read_invitation
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.peer_clocks import PeerClocks
 from ftis_node.swarm.retries import TRIES_OF_MET, Retries
+from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.tellers import Tellers
 from ftis_node.swarm.traffic import Traffic
 from ftis_node.swarm.wire.transport import Health, Transport, Unreachable
@@ -111,10 +116,12 @@ class Membership:
         cache: Path | None = None,
         recorded: Callable[[bytes], bool] = lambda peer: False,
         rng: random.Random | None = None,
+        roster: Roster | None = None,
     ) -> None:
         """
         Args:
             recorded: returns whether a peer has a record as an author.
+            roster: the members of a private run; None: the run is open.
         """
         self._rng = rng or random.Random()
         self.view: dict[bytes, Peer] = {}
@@ -126,6 +133,7 @@ class Membership:
         self._identity = identity
         self._run_file = run_file
         self._run_text = run_file_as_json(run_file)
+        self._roster = roster
         self._traffic = traffic
         self._cache = cache
         self._recorded = recorded
@@ -141,6 +149,11 @@ class Membership:
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
         self._warned: set[bytes] = set()  # the owner's peers whose silence is in the log
+
+    @property
+    def own_id(self) -> str:
+        """This node's peer id in base58."""
+        return self._identity.peer_id
 
     def trust(self, addresses: Iterable[str]) -> None:
         """Trust the owner's addresses: the node dials them, and others in their networks."""
@@ -285,7 +298,10 @@ class Membership:
             await self._transport.connect(peer, addresses)
             if peer in self._owners:
                 await self._look_where(peer)
-            answer = await shake(self._transport, peer, self._hello())
+            hello = self._hello()
+            if self._roster is not None:
+                hello.invitation = self._roster.ticket_for(peer)
+            answer = await shake(self._transport, peer, hello)
         except Unreachable as error:
             level = logging.WARNING if peer in self._owners and peer not in self._warned else logging.DEBUG
             self._warned |= {peer} & self._owners
@@ -299,6 +315,12 @@ class Membership:
         if answer.refusal or answer.run_id != self._run_file.run.id:
             self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run")
             return False
+        if self._roster is not None:
+            if answer.granted:
+                self._roster.accept(answer.granted)
+            if (why := self._roster.meet(peer, answer.certificates)) is not None:
+                self._refuse(peer, why)
+                return False
         self.tellers.met(self._tellers.get(peer))
         self._admit(peer, answer, found=True)
         self.hear(answer.peers[: PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD], peer)
@@ -324,10 +346,17 @@ class Membership:
         return False
 
     def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
-        """Answer a handshake; a peer of the same run and major version enters the view."""
+        """Answer a handshake; a peer of the same run and major version enters the view.
+
+        In a private run a stranger gets a refusal and nothing else, not even the run's id.
+        """
         self._traffic.received[peer] += request.ByteSize()
         answer = self._hello()
-        if request.major != PROTOCOL_MAJOR:
+        if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
+            if request.run_id:
+                self._refuse(peer, why)
+        elif request.major != PROTOCOL_MAJOR:
             answer.refusal = polite_refusal(request.major)
             self._refuse_protocol(peer, request.major)
         elif not request.run_id:
@@ -347,6 +376,27 @@ class Membership:
         self._traffic.sent[peer] += answer.ByteSize()
         return answer
 
+    def _at_the_door(self, request: ftis_pb2.Handshake, answer: ftis_pb2.Handshake, peer: bytes) -> str | None:
+        """Return why a private run refuses a caller, or None. A member's new certificate goes into the answer."""
+        roster = self._roster
+        assert roster is not None
+        if request.major != PROTOCOL_MAJOR:
+            return polite_refusal(request.major)
+        why = roster.meet(peer, request.certificates)
+        if why is None:
+            answer.granted = roster.renewal(peer)
+            return None
+        if not request.invitation:
+            return why if request.certificates else MEMBERS_ONLY
+        try:
+            found = read_invitation(request.invitation, unix_seconds())
+        except UsageError as error:
+            return plain(error.what, 200)
+        why = roster.why_no_ticket(found, peer)
+        if why is None and request.run_id == self._run_file.run.id:
+            answer.granted = roster.redeem(found, peer)
+        return why
+
     def failed(self, peer: bytes) -> None:
         """Note a failed call. After three in a row and some seconds of silence the peer leaves the view and becomes a
         candidate.
@@ -365,8 +415,13 @@ class Membership:
                     self._candidates[peer] = _own_first(peer, named | self._candidates[peer])
 
     def limits(self, peer: bytes) -> Limits | None:
-        """The limits of a message between this node and the peer; None if they have not shaken hands."""
-        return self._met.get(peer)
+        """The limits of a message between this node and the peer; None if they have not shaken hands, or the run is
+        private and the peer no member any more."""
+        return self._met.get(peer) if self.welcomes(peer) else None
+
+    def welcomes(self, peer: bytes) -> bool:
+        """Whether the run is open, or the key a member's."""
+        return self._roster is None or self._roster.admits(peer)
 
     def drop(self, peer: bytes) -> None:
         """Remove a peer from the view; it may come back by a handshake."""
@@ -400,7 +455,10 @@ class Membership:
             replace_text(self._cache, json.dumps(addresses))
 
     def _hello(self) -> ftis_pb2.Handshake:
-        return greeting(self._run_file.run, self.own_addresses)
+        hello = greeting(self._run_file.run, self.own_addresses)
+        if self._roster is not None:
+            hello.certificates = self._roster.own
+        return hello
 
     def _forget(self, peer: bytes) -> None:
         self._candidates.pop(peer, None)

@@ -25,11 +25,12 @@ from ftis_node.swarm.membership import ADDRESSES_TOLD, Membership
 from ftis_node.swarm.needs import no_rows, teaching_rows
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
+from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.supervision import Supervisor
 from ftis_node.swarm.table import Arrival, Table
 from ftis_node.swarm.traffic import Traffic
-from ftis_node.swarm.wire.transport import Answer, Transport
+from ftis_node.swarm.wire.transport import Answer, NoDirectory, PeerDirectory, Transport
 
 EXCHANGE_SECONDS = 5.0
 MAINTAIN_SECONDS = 15.0
@@ -67,6 +68,7 @@ class Swarm:
         enough_peers: float = ENOUGH_PEERS,
         decode: Callable[..., Announcement] = decode_announcement,
         rng: random.Random | None = None,
+        roster: Roster | None = None,
     ) -> None:
         """
         Args:
@@ -79,6 +81,7 @@ class Swarm:
             enough_peers: with so many peers in the view, the node no longer hurries to meet more.
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
+            roster: the members of a private run; None: the run is open.
         """
         self._rng = rng = rng or random.Random()
         self.traffic = Traffic()
@@ -91,8 +94,16 @@ class Swarm:
         self._exchange_peers = exchange_peers
         self._enough_peers = enough_peers
         self._want = want
+        self.roster = roster
         self.membership = Membership(
-            transport, identity, run_file, self.traffic, peer_cache, recorded=standing.established, rng=rng
+            transport,
+            identity,
+            run_file,
+            self.traffic,
+            peer_cache,
+            recorded=standing.established,
+            rng=rng,
+            roster=roster,
         )
         self._to_exchange = asyncio.Event()  # there is something to send or to request
         self._news = asyncio.Event()  # there is something to pull
@@ -106,7 +117,8 @@ class Swarm:
             recorded=standing.established,
             rows_of=functools.partial(teaching_rows, context) if needed_age is not None else no_rows,
         )
-        self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set, decode)
+        welcomes = self.membership.welcomes
+        self.gossip = Gossip(table, self._run, identity.author, standing, store.seen, self._news.set, decode, welcomes)
         self.gossip.on_time.append(self.membership.clocks.note)
         self.pulling = Pulling(
             transport=transport,
@@ -124,12 +136,14 @@ class Swarm:
         )
         self._uploads = Uploads(store.body, self.traffic, Limit(upload_bytes))
         self._calls = Budgets(boot_seconds, CALLS_A_SECOND, CALLS_AT_ONCE)
-        self._directory = transport.directory(
-            identity,
-            run_file.run.id,
-            known=lambda peer: peer in self.membership.view,
-            doubted=self.membership.tellers.doubted,
-        )
+        self._directory: PeerDirectory = NoDirectory()  # a DHT answers strangers
+        if roster is None:
+            self._directory = transport.directory(
+                identity,
+                run_file.run.id,
+                known=lambda peer: peer in self.membership.view,
+                doubted=self.membership.tellers.doubted,
+            )
         self.supervisor = Supervisor(transport, self._revive)
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: dict[bytes, asyncio.Task[None]] = {}
@@ -231,7 +245,7 @@ class Swarm:
     async def on_handshake(self, request: ftis_pb2.Handshake, peer: bytes) -> ftis_pb2.Handshake:
         known = peer in self.membership.view
         answer = self.membership.on_handshake(request, peer)
-        self.gossip.forget_peer(peer)
+        self._forget_told(peer)
         if not known and peer in self.membership.view and not self._settled():
             self.poke()  # it may have packets that no other peer has
             self._to_greet.set()  # this also saves it in the cache for the next start
@@ -244,7 +258,9 @@ class Swarm:
             return ftis_pb2.ExchangeResponse(stranger=True)
         if not self._settled() and self.membership.called(peer):
             self._to_greet.set()
+        self._hear_of_members(request, peer)
         answer = self.gossip.answer(request, peer, limits)
+        self._tell_of_members(answer, peer)
         answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
         self.traffic.sent[peer] += answer.ByteSize()
         return answer
@@ -267,11 +283,12 @@ class Swarm:
         that does not answer delays no other."""
         while True:
             await self._wait(self._to_exchange, self.interval if self._want().groups > 0 else IDLE_SECONDS)
-            for peer in [peer for peer in self.membership.view if self.standing.shunned(peer) is not None]:
+            view = self.membership.view
+            for peer in [peer for peer in view if self.standing.shunned(peer) or not self.membership.welcomes(peer)]:
                 self.membership.drop(peer)
                 self._cut(peer)
-            view = [peer for peer in self.membership.view if peer not in self._asking]
-            for peer in self._rng.sample(view, min(self._exchange_peers, len(view))):
+            idle = [peer for peer in view if peer not in self._asking]
+            for peer in self._rng.sample(idle, min(self._exchange_peers, len(idle))):
                 self._asking[peer] = task = asyncio.create_task(self._exchange(peer))
                 task.add_done_callback(functools.partial(self._asked, peer))
             if self._asking:
@@ -287,12 +304,14 @@ class Swarm:
         """Swap news with a peer; then once more for the announcements that either mentioned and the other lacks."""
         limits = self.membership.limits(peer) or OWN
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
+        self._tell_of_members(request, peer)
         for _ in range(QUESTIONS):
             if request is None:
                 return
             answer = await self._call(peer, request)
             if answer is None:
                 return
+            self._hear_of_members(answer, peer)
             request = self.gossip.take(request, answer, peer, limits)
             if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
                 self._to_greet.set()
@@ -306,6 +325,8 @@ class Swarm:
         except Exception as error:  # see `Transport.handshake`
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.gossip.failed(request, peer)
+            if self.roster is not None:
+                self.roster.forget(peer)
             self.membership.failed(peer)
             if peer not in self.membership.view:
                 self._to_greet.set()
@@ -329,6 +350,8 @@ class Swarm:
         while True:
             await self._wait(self._to_greet, self._leisure())
             await self.membership.refresh_addresses()
+            if self.roster is not None:
+                self.roster.obey()
             if not self._settled():
                 self.membership.look_for(self._bootstraps)
             if not self.membership.view:
@@ -365,8 +388,21 @@ class Swarm:
         """Greet a peer and forget what it knew: it may have restarted."""
         met = await self.membership.greet(peer)
         if met:
-            self.gossip.forget_peer(peer)
+            self._forget_told(peer)
         return met
+
+    def _forget_told(self, peer: bytes) -> None:
+        self.gossip.forget_peer(peer)
+        if self.roster is not None:
+            self.roster.forget(peer)
+
+    def _tell_of_members(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
+        if self.roster is not None:
+            message.roster.extend(self.roster.news(peer))
+
+    def _hear_of_members(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
+        if self.roster is not None:
+            self.roster.hear(message.roster, peer)
 
     async def _record_loop(self) -> None:
         """Publish this node's addresses in the DHT; look up others while the node has few peers."""

@@ -7,6 +7,43 @@ without a row and without an entry here fails `tests/test_errors.py`.
 from __future__ import annotations
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_private.py::test_what_the_commands_refuse": {
+        "cli/common.py": ("… is no time.",),
+        "cli/invitations.py": (
+            "This node may not invite to its private run.",
+            "This node cannot remove that member",
+            "The invitation would have no address",
+            "Nobody is named.",
+            "The home … has no run yet.",
+            "… is ….",
+        ),
+    },
+    "test_private.py::test_an_invitation_to_an_open_run_is_no_ticket": {
+        "cli/invitations.py": ("The run is open: it has no members.",),
+    },
+    "test_private.py::test_what_join_refuses": {
+        "cli/invitations.py": ("… is no invitation, and no file that holds one.",),
+        "cli/join.py": ("--private begins a run, and peers have one.",),
+        "node/options.py": ("The invitation is to run …", "The run is open"),
+    },
+    "test_private.py::test_daemons_an_invitation_and_a_removal": {
+        "node/assembly.py": (
+            "This node is no member of the private run",
+            "None of the peers takes this node into the private run",
+        ),
+    },
+    "test_private.py::test_a_damaged_list_of_members_says_what_to_do": {
+        "swarm/roster.py": ("The list of members … cannot be read",),
+    },
+    "test_private.py::test_what_is_no_invitation": {
+        "swarm/invitation.py": (
+            "The invitation is of version …",
+            "The invitation was changed on its way",
+            "The invitation has expired.",
+            "An invitation begins with ftis:",
+            "That is no invitation, or not a whole one.",
+        ),
+    },
     "test_nf4.py::test_what_cannot_be_quantised_is_refused": {
         "config/checks.py": ("NF4 (…) is for frozen weights, and full training (…) has none.",),
         "policy/nf4.py": ("… has no linear modules for NF4.", "NF4 needs bitsandbytes."),

@@ -27,6 +27,7 @@ from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.pool import Newcomers, Want
+from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.table import Arrival
@@ -80,8 +81,10 @@ def content(run: Run, author: bytes, round: int, slot: int, completions: Sequenc
     return pack_group(**named | {"prompt_ids": PROMPTS[row], "completions": completions} | fields)
 
 
-def packet(author: bytes, round: int, slot: int, *, interior_eos: bool = False, other_prompt: bool = False) -> bytes:
-    """A packet as an honest author of RUN would make it, or with one lie in it."""
+def packet(
+    author: bytes, round: int, slot: int, *, run: Run = RUN, interior_eos: bool = False, other_prompt: bool = False
+) -> bytes:
+    """A packet as an honest author of a run like RUN would make it, or with one lie in it."""
     rng = random.Random(f"{author.hex()} {round} {slot}")
     completions = []
     for _ in range(RUN.group):
@@ -90,14 +93,14 @@ def packet(author: bytes, round: int, slot: int, *, interior_eos: bool = False, 
             ids[0] = EOS
         logprobs = np.array([-rng.random() for _ in ids], np.float32)
         completions.append(Completion(np.array(ids, np.uint32), logprobs, True))
-    row = draw(RUN.id, author, round, slot, ROWS)
+    row = draw(run.id, author, round, slot, ROWS)
     prompt = PROMPTS[(row + 1) % ROWS if other_prompt else row]
-    return encode(content(RUN, author, round, slot, completions, prompt_ids=prompt, policy_step=round))
+    return encode(content(run, author, round, slot, completions, prompt_ids=prompt, policy_step=round))
 
 
-def group(author: bytes, body: bytes) -> Group:
+def group(author: bytes, body: bytes, run: Run = RUN) -> Group:
     read = decode(body)
-    return Group(author, draw(RUN.id, author, read.round, read.slot, ROWS), read, packet_digest(body), body)
+    return Group(author, draw(run.id, author, read.round, read.slot, ROWS), read, packet_digest(body), body)
 
 
 def announcement(
@@ -201,6 +204,7 @@ class Member:
     store: CountingStore
     swarm: Swarm
     address: str
+    run: Run = RUN
     appetite: int = 1000
     admitted: list[tuple[bytes, int, int]] = field(default_factory=list)
 
@@ -211,8 +215,8 @@ class Member:
     def make(self, count: int, **lies: bool) -> set[tuple[bytes, int, int]]:
         """Makes a round of `count` groups, stores and announces them; returns their keys."""
         round = take_round(self.store)
-        bodies = [packet(self.author, round, slot, **lies) for slot in range(count)]
-        self.store.add([(group(self.author, body), body) for body in bodies], own=True)
+        bodies = [packet(self.author, round, slot, run=self.run, **lies) for slot in range(count)]
+        self.store.add([(group(self.author, body, self.run), body) for body in bodies], own=True)
         refs = [PacketRef(slot, packet_digest(body), len(body), 1) for slot, body in enumerate(bodies)]
         self.swarm.announce(round, policy_step=round, packets=refs)
         return {(self.author, round, slot) for slot in range(count)}
@@ -229,12 +233,15 @@ async def member(
     *,
     cache: bool = False,
     unix: Callable[[], float] = lambda: 0.0,
+    run: Run = RUN,
+    roster: Roster | None = None,
     **listening: Any,
 ) -> AsyncIterator[Member]:
     """A node that runs until the block ends; a second one with the same number and path is the first one restarted.
 
     Args:
         unix: the wall clock, near which rounds are numbered.
+        run: one like RUN. roster: its members, if it is private.
     """
     who, home = identity(number), path / f"member-{number}"
     async with transport(who, home, **listening) as network:
@@ -251,8 +258,8 @@ async def member(
         swarm = Swarm(
             transport=network,
             identity=who,
-            run_file=RunFile(run=RUN),
-            context=CONTEXT,
+            run_file=RunFile(run=run),
+            context=AdmissionContext(run, CONTEXT.prompt_digests),
             store=store,
             standing=Standing(boot_seconds, unix=unix),
             exchange_peers=3,
@@ -260,9 +267,10 @@ async def member(
             want=want,
             on_groups=take,
             peer_cache=home / "peers.json" if cache else None,
+            roster=roster,
         )
         swarm.interval = 0.1
-        node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""))
+        node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""), run)
         await swarm.start(bootstraps or [])
         try:
             yield node

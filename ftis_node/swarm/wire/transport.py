@@ -92,6 +92,18 @@ class PeerDirectory(Protocol):
         """Leave the directory until the next `join`."""
 
 
+class NoDirectory:
+    """The directory of a private run: there is none, for it would answer strangers."""
+
+    async def join(self, peers: Collection[bytes]) -> None: ...
+
+    async def publish(self, addresses: Sequence[str], *, settled: bool) -> None: ...
+
+    async def find(self, take: Callable[[Answer], None], *, alone: bool) -> None: ...
+
+    async def leave(self) -> None: ...
+
+
 class Transport(Protocol):
     """A network with an identity of its own. A 38-byte peer id names each peer.
 

@@ -1,0 +1,200 @@
+"""``ftis-node invite``, ``members`` and ``remove``: who may take part in a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.common import HomeOption, JsonOption, print_json, seconds_in
+from ftis_node.config.run import Run, load_run_file
+from ftis_node.errors import UsageError, UserError
+from ftis_node.host.clocks import unix_seconds
+from ftis_node.host.files import replace_bytes
+from ftis_node.store.home import DEFAULT_HOME, Home
+from ftis_node.swarm.certificates import Chain, Removal, encode, may_invite, why_refused
+from ftis_node.swarm.identity import Identity, author_of, peer_id
+from ftis_node.swarm.invitation import PREFIX, Invitation, read_line
+from ftis_node.swarm.invitation import invite as make_invitation
+from ftis_node.swarm.roster import Book, read_book
+from ftis_node.text import say
+
+DAYS_OF_A_CERTIFICATE = "180d"
+
+
+def invite(
+    home: HomeOption = DEFAULT_HOME,
+    expires: Annotated[str, typer.Option(help="How long it may be used: 30m, 12h, 7d.")] = "7d",
+    name: Annotated[str, typer.Option(help="How you call yourself to the invited.")] = "",
+    address: Annotated[
+        list[str] | None, typer.Option(help="An address to join at, repeatable; by default those of the running node.")
+    ] = None,
+    membership: Annotated[
+        str, typer.Option(help="Private runs: how long the new member stays one; half-way it is renewed.")
+    ] = DAYS_OF_A_CERTIFICATE,
+    may_invite: Annotated[
+        bool, typer.Option("--may-invite", help="Private runs: the new member may invite others.")
+    ] = False,
+    qr: Annotated[
+        bool | None, typer.Option("--qr/--no-qr", help="Also as a QR code; default: if this is a terminal.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print an invitation to this node's run: one line for `ftis-node join`. The node must run when it is used."""
+    place, identity, run = _of(home)
+    if run.founder and not _invites(read_book(place.members), identity, run):
+        raise UserError(
+            "This node may not invite to its private run.",
+            "Ask the member who invited you for an invitation with --may-invite.",
+        )
+    valid, stays = seconds_in(expires), seconds_in(membership)
+    made = make_invitation(
+        identity,
+        run.id,
+        address or _addresses(home),
+        now=unix_seconds(),
+        seconds=valid,
+        name=name,
+        membership=stays if run.founder else 0,
+        invites=may_invite,
+    )
+    if not made.dial:
+        raise UserError(
+            "The invitation would have no address at which this node can be reached.",
+            f"Name one with --address, ending in /p2p/{identity.peer_id}; or look at `ftis-node doctor net`.",
+        )
+    if json:
+        print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})
+        return
+    print(made.text)
+    if sys.stdout.isatty() if qr is None else qr:
+        import segno
+
+        segno.make(made.text, error="l").terminal(compact=True)
+    if made.private:
+        say("note: whoever uses it first becomes a member; send it by a way that only they can read.", error=True)
+
+
+def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
+    """List the members of a private run that this node knows, and those removed."""
+    place, identity, run = _of(home)
+    book = _book(place, run)
+    rows = [{"id": run.founder, "founder": True, "invited_by": None, "expires": None, "may_invite": True, "why": None}]
+    for member, chain in {**book.members, **({identity.author: book.own} if book.own else {})}.items():
+        last = chain[-1]
+        row = {"id": peer_id(member), "founder": False, "invited_by": peer_id(last.issuer), "expires": last.expires}
+        rows.append({**row, "may_invite": may_invite(chain, member, book.founder), "why": _why(book, chain, member)})
+    if json:
+        print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
+        return
+    for row in rows:
+        if row["founder"]:
+            say(f"{row['id']}  the founder")
+            continue
+        until = time.strftime("%Y-%m-%d", time.localtime(int(str(row["expires"]))))
+        state = f"no member: {row['why']}" if row["why"] else f"until {until}"
+        say(f"{row['id']}  {state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}")
+
+
+def remove(
+    peer: Annotated[str, typer.Argument(help="The peer id to remove, and with it all whom it has invited.")] = "",
+    invitations: Annotated[
+        bool, typer.Option("--invitations", help="Withdraw all invitations of this node that were not used yet.")
+    ] = False,
+    home: HomeOption = DEFAULT_HOME,
+    json: JsonOption = False,
+) -> None:
+    """Remove a member from a private run. What it has received already stays with it."""
+    place, identity, run = _of(home)
+    book = _book(place, run)
+    if not peer and not invitations:
+        raise UsageError("Nobody is named.", "Give a peer id that `ftis-node members` lists, or --invitations.")
+    now = int(unix_seconds())
+    place.orders.mkdir(mode=0o700, exist_ok=True)
+    if peer:
+        try:
+            member = author_of(peer)
+        except ValueError as error:
+            raise UsageError(f"{peer!r} is {error}.", "Copy it from `ftis-node members`.") from None
+        above = [book.founder, *(certificate.member for certificate in book.members.get(member, ())[:-1])]
+        if identity.author not in above or member in (book.founder, identity.author):
+            raise UserError(
+                "This node cannot remove that member: only the founder and those who invited it can.",
+                f"Ask {peer_id(above[-1])}.",
+            )
+        removal = Removal(run_id=run.id, member=member, remover=identity.author, at=now).signed_by(identity)
+        replace_bytes(place.orders / f"{peer}.removal", encode(removal), durable=True)
+    if invitations:
+        replace_bytes(place.orders / f"{now + 1}.voided", b"", durable=True)
+    if json:
+        print_json({"removed": peer or None, "invitations_withdrawn": invitations})
+        return
+    if peer:
+        say(f"{peer} is removed; members hear of it as they meet this node.")
+    if invitations:
+        say("Invitations that were not used yet are void.")
+    if not place.in_use():
+        say(f"note: this takes effect when the node on {place.path} runs.", error=True)
+
+
+def invitation_in(text: str) -> Invitation:
+    """The invitation in an argument of `join`: itself, a file that holds it, or - for stdin.
+
+    Raises:
+        UsageError: there is none, or it cannot be used.
+    """
+    if text == "-":
+        text = sys.stdin.readline()
+    elif not text.startswith(PREFIX):
+        try:
+            text = Path(text).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise UsageError(
+                f"{text!r} is no invitation, and no file that holds one.",
+                "Give the line that begins with ftis:, a file with it, or - to read it from stdin.",
+            ) from None
+    return read_line(text, unix_seconds())
+
+
+def keep_invitation(home: Home, invitation: Invitation) -> None:
+    """Write an invitation into the home, for a daemon in the background. The home is this user's alone."""
+    home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_bytes(home.invitation, invitation.text.encode())
+    home.invitation.chmod(0o600)
+
+
+def _of(home: Path) -> tuple[Home, Identity, Run]:
+    place = Home(home.expanduser())
+    identity = Identity.load(place.key)
+    if not place.run_file.exists():
+        raise UsageError(f"The home {place.path} has no run yet.", "Start its node once: `ftis-node join`.")
+    return place, identity, load_run_file(place.run_file).run
+
+
+def _book(place: Home, run: Run) -> Book:
+    if not run.founder:
+        raise UsageError("The run is open: it has no members.", "Begin a private one with `ftis-node join --private`.")
+    return read_book(place.members) or Book(run.id, author_of(run.founder))
+
+
+def _invites(book: Book | None, identity: Identity, run: Run) -> bool:
+    founder = author_of(run.founder)
+    chain = book.own if book is not None else ()
+    valid = book is None or _why(book, chain, identity.author) is None
+    return valid and may_invite(chain, identity.author, founder)
+
+
+def _why(book: Book, chain: Chain, member: bytes) -> str | None:
+    return why_refused(
+        chain, member, run_id=book.run_id, founder=book.founder, now=unix_seconds(), removals=book.removals
+    )
+
+
+def _addresses(home: Path) -> list[str]:
+    from ftis_node.cli.asking import ask_daemon
+    from ftis_node.observe.answers import Status
+
+    return ask_daemon(home, "/status", Status).addresses

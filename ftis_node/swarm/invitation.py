@@ -1,0 +1,137 @@
+"""Invitations: a run, some addresses of the inviter and an expiry in one line of text, signed by the inviter.
+
+An invitation to an open run saves typing, and shows who invites. One to a private run is also a ticket: the first key
+that presents it to the inviter gets a certificate (`swarm.roster`). Until then, whoever has the line may use it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from ftis_node.errors import UsageError
+from ftis_node.swarm.addresses import is_multiaddr
+from ftis_node.swarm.certificates import Signed
+from ftis_node.swarm.identity import Identity, is_author, peer_id
+
+PREFIX = "ftis:"
+VERSION = 1
+ADDRESSES_MAX = 3
+CHARACTERS_MAX = 2048
+NAME_MAX = 64
+NONCE_BYTES = 16
+_ASK = "Ask for a new one; the inviter makes it with `ftis-node invite`."
+
+
+class Invitation(Signed, frozen=True, array_like=True, kw_only=True, forbid_unknown_fields=True):
+    """inviter: 38-byte peer id. issued_at, expires: unix seconds. name: of the inviter, as it calls itself.
+
+    dial: multiaddrs without ``/p2p/INVITER``. nonce: 16 random bytes for a private run, else empty. seconds, invites:
+    of the certificate that a private run gives for it.
+    """
+
+    version: int = VERSION
+    inviter: bytes
+    issued_at: int
+    expires: int
+    dial: tuple[str, ...]
+    name: str = ""
+    nonce: bytes = b""
+    seconds: int = 0
+    invites: bool = False
+
+    @property
+    def private(self) -> bool:
+        """Whether it is for a private run."""
+        return bool(self.nonce)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Whole multiaddrs of the inviter."""
+        return [f"{address}/p2p/{peer_id(self.inviter)}" for address in self.dial]
+
+    @property
+    def text(self) -> str:
+        """The line that the inviter passes on."""
+        return PREFIX + base64.urlsafe_b64encode(self.encoded).decode().rstrip("=")
+
+    @property
+    def encoded(self) -> bytes:
+        """Its bytes, as a peer presents them."""
+        return msgspec.msgpack.encode(self)
+
+
+def invite(
+    identity: Identity,
+    run_id: bytes,
+    addresses: Sequence[str],
+    *,
+    now: float,
+    seconds: float,
+    name: str = "",
+    membership: float = 0,
+    invites: bool = False,
+) -> Invitation:
+    """Sign an invitation.
+
+    Args:
+        addresses: multiaddrs of this identity; the first are taken.
+        now: unix seconds. seconds: how long it is valid.
+        membership: for a private run, the seconds of the certificate; 0: the run is open.
+        invites: for a private run, whether the new member may invite others.
+    """
+    own = f"/p2p/{identity.peer_id}"
+    dial = tuple(address.removesuffix(own) for address in addresses if address.endswith(own))[:ADDRESSES_MAX]
+    return Invitation(
+        run_id=run_id,
+        inviter=identity.author,
+        issued_at=int(now),
+        expires=int(now + seconds),
+        dial=dial,
+        name=name[:NAME_MAX],
+        nonce=os.urandom(NONCE_BYTES) if membership else b"",
+        seconds=int(membership),
+        invites=invites,
+    ).signed_by(identity)
+
+
+def read(data: bytes, now: float) -> Invitation:
+    """The invitation in these bytes.
+
+    Raises:
+        UsageError: it is none, is not the inviter's, or has expired.
+    """
+    try:
+        found = msgspec.msgpack.decode(data[:CHARACTERS_MAX], type=Invitation)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise UsageError(
+            "That is no invitation, or not a whole one.", "Copy the whole line; it begins with ftis:"
+        ) from None
+    if found.version != VERSION:
+        raise UsageError(
+            f"The invitation is of version {found.version}, which is not known here.", "Upgrade ftis-node."
+        )
+    sound = is_author(found.inviter) and len(found.nonce) in (0, NONCE_BYTES) and len(found.name) <= NAME_MAX
+    sound &= 0 < len(found.dial) <= ADDRESSES_MAX and all(map(is_multiaddr, found.dial))
+    if not sound or not found.verify(found.inviter):
+        raise UsageError("The invitation was changed on its way: its signature is wrong.", "Copy the whole line again.")
+    if found.expires <= now:
+        raise UsageError("The invitation has expired.", _ASK)
+    return found
+
+
+def read_line(text: str, now: float) -> Invitation:
+    """The invitation in a line of text; white space around and within it is ignored. Raises as `read` does."""
+    compact = "".join(text[: 2 * CHARACTERS_MAX].split())
+    body = compact.removeprefix(PREFIX)
+    if body == compact or len(compact) > CHARACTERS_MAX:
+        raise UsageError("An invitation begins with ftis: and is one line.", _ASK)
+    try:
+        data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    return read(data, now)
