@@ -72,6 +72,11 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     assert (node.home.path / "output.log").read_bytes().startswith(printed), "it is the running one's"
     assert again.returncode == 1 and "Another ftis-node daemon is running" in again.stderr
 
+    told = run_cli("set", "threshold=2.5", "wait=3", "own_share=default", "--json", *home)
+    assert json.loads(told.stdout) == {"threshold": 2.5, "wait": 3.0, "own_share": None}, told.stderr
+    refused = run_cli("set", "model=tiny-b", *home)
+    assert refused.returncode == 2 and "cannot be changed while the node runs" in refused.stderr
+
     family = daemon.children()
     paused = run_cli("pause", "--wait", "--json", *home)
     assert json.loads(paused.stdout) == {"state": "PAUSED", "pausing": True, "finishing": False}, paused.stderr
@@ -84,6 +89,7 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     assert len(left) == 1 and left[0].name() == "p2pd", "the compute process and its memory are gone"
     gone([child for child in family if child not in left])
 
+    assert "threshold = none" in run_cli("set", "threshold=none", *home).stdout
     assert "goes on" in run_cli("resume", *home).stdout
     shown = run_cli("top", "--once", *home)
     assert shown.returncode == 0 and "tiny-a (full)" in shown.stdout
@@ -96,6 +102,10 @@ def test_a_node_in_the_background_is_paused_resumed_and_finished(node: Daemon) -
     last = read_events(node.home.metrics, "step")[-1]["step"]
     facts = newest_facts(node.home.checkpoints)
     assert facts is not None and facts["progress"]["step"] == last >= step + 2
+    changes = [event["settings"] for event in read_events(node.home.metrics, "changed")]
+    assert changes == [{"threshold": 2.5}, {"threshold": "none"}]
+    replayed = run_cli("lab", "replay", "--json", str(node.home.path))
+    assert json.loads(replayed.stdout)["identical"], replayed.stderr
     assert "Traceback" not in node.home.log.read_text()
     assert "No ftis-node daemon is running" in run_cli("pause", *home).stderr
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from ftis_node.config.settings import PROFILES, TASKS, Settings, collect
+from ftis_node.config.settings import LIVE, LIVE_CONSTANTS, OBJECTIVE_PARTS, PROFILES, TASKS, Settings, changed, collect
 from ftis_node.errors import Several, UsageError
 
 DEFAULT = Settings()
@@ -283,3 +283,21 @@ def test_a_persons_limit_of_memory_takes_the_place_of_a_profiles(given: dict[str
 def test_none_is_an_importance_and_no_filter_at_all() -> None:
     settings, _ = settled(flags={"importance": "none", "gate": "none"})
     assert settings.objective_parts("gsm8k", filters=False) == {"importance": "none", "gate": None}
+
+
+def test_a_running_node_changes_what_it_can_and_nothing_else() -> None:
+    running = Settings(model="tiny-a", own_share=0.5)
+    new = changed(running, {"own_share": "default", "threshold": "none", "upload_mbit": "1.5", "steps": "7"})
+    assert (new.own_share, new.threshold, new.upload_mbit, new.steps, new.model) == (None, "none", 1.5, 7, "tiny-a")
+    for values, error in (
+        ({"model": "tiny-b"}, "model cannot be changed while the node runs"),
+        ({"wiat": "1"}, "Unknown setting 'wiat'"),
+        ({"wait": "-1"}, "'wait' from set is wrong"),
+        ({"gate": "2"}, "gate cannot be 2.0 \\(set\\)"),
+    ):
+        with pytest.raises(UsageError, match=error):
+            changed(running, values)
+
+
+def test_all_live_settings_are_settings() -> None:
+    assert set(LIVE) <= Settings.model_fields.keys() and set(LIVE_CONSTANTS) <= set(OBJECTIVE_PARTS)

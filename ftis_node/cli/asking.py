@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ftis_node.errors import UserError
@@ -25,20 +26,22 @@ def ask_daemon(
     action: bool = False,
     timeout: float = ANSWER_SECONDS,
     starting: float = STARTING_SECONDS,
+    order: Mapping[str, str] | None = None,
 ) -> Kind:
     """Return the answer of the daemon on a home; see `observe.api.ask`.
 
     Args:
         starting: seconds for which a daemon that holds the home, but does not answer yet, is waited for.
+        order: what an order is sent with.
 
     Raises:
-        UserError: there is no such home, none runs on it, or it does not answer.
+        UserError: there is no such home, none runs on it, it does not answer, or refuses the order.
     """
     place, deadline = Home(home.expanduser()), time.monotonic() + starting
     told = False
     while True:
         try:
-            return ask(place.api_socket(), route, kind, action=action, timeout=timeout)
+            return ask(place.api_socket(), route, kind, action=action, timeout=timeout, order=order)
         except NoDaemon:
             if not place.in_use():
                 raise _none(place) from None

@@ -11,7 +11,7 @@ import typer
 from ftis_node.cli.common import HomeOption, JsonOption, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.config.documentation import as_toml
-from ftis_node.config.settings import PROFILE, collect
+from ftis_node.config.settings import LIVE, PROFILE, collect
 from ftis_node.errors import raise_all
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
@@ -46,9 +46,10 @@ def show(
         values = settled.model_dump(mode="json")
         # JSON has no infinity; as a text it is still one that the settings understand.
         finite = {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
-        print_json({"settings": finite} | ({"origins": origins} if origin else {}))
+        print_json({"settings": finite, "live": list(LIVE)} | ({"origins": origins} if origin else {}))
     else:
-        say(f"# As for the task {task!r}; docs/settings.md says what each does.", "")
+        say(f"# As for the task {task!r}; docs/settings.md says what each does.")
+        say(f"# A running node can change (`ftis-node set`): {', '.join(LIVE)}.", "")
         say(*as_toml(settled, origins if origin else None).splitlines())
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.asking import ask_daemon
-from ftis_node.cli.common import HomeOption, JsonOption, print_json
+from ftis_node.cli.common import HomeOption, JsonOption, parse_pairs, print_json
 from ftis_node.errors import UserError
 from ftis_node.observe.answers import NodeState
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -47,6 +47,19 @@ def resume(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     """Load the model again and go on from the last checkpoint."""
     answer = _command(home, "resume")
     _say(answer, "The node ends." if answer.state == "STOPPING" else "The node goes on.", json=json)
+
+
+def set_(
+    pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE…", help="KEY=default takes a value back.")],
+    home: HomeOption = DEFAULT_HOME,
+    json: JsonOption = False,
+) -> None:
+    """Change settings of the running node, until it ends. docs/settings.md marks those that can be."""
+    answer = ask_daemon(home, "/set", dict, order=parse_pairs(pairs))
+    if json:
+        print_json(answer)
+    else:
+        say(*(f"{name} = {'default' if value is None else value}" for name, value in answer.items()))
 
 
 def _command(home: Path, name: str) -> NodeState:

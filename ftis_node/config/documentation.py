@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ftis_node.config.profiles import PROFILES, TASKS
-from ftis_node.config.settings import Settings
+from ftis_node.config.settings import LIVE, Settings
 from ftis_node.objective_parts import OBJECTIVE_LIMITS, OBJECTIVE_NAMES
 from ftis_node.text import in_toml
 
@@ -39,7 +39,8 @@ The later wins: defaults < task profile < machine profile < file < environment <
     ftis-node config check FILE          # whether a settings file is sound
 
 `--profile laptop`, `FTIS_PROFILE=laptop` or `profile = "laptop"` chooses a machine profile; `none` removes it. A
-default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20.
+default of `—`: nothing is set. A GB is 2^30 bytes, an MB 2^20. A setting marked *Live* can be changed while the node
+runs, until it ends: `ftis-node set wait=30`.
 """
 
 
@@ -97,7 +98,8 @@ def _tables() -> Iterator[str]:
             group = entry.group
             yield f"| **{group}** | | | |"
         values = " ".join(filter(None, (entry.values, entry.unit)))
-        cells = (f"`{entry.name}`", _default(entry.default), values, entry.text)
+        text = entry.text + (" *Live.*" if entry.name in LIVE else "")
+        cells = (f"`{entry.name}`", _default(entry.default), values, text)
         yield f"| {' | '.join(cells)} |"
 
 

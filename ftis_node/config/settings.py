@@ -298,6 +298,15 @@ OBJECTIVE_PARTS = (
     *("aggregation", "divisor", "count_dropped", "count_end", "inner_steps"),
 )
 
+LIVE_CONSTANTS = (
+    *("threshold", "gate", "truncation", "epsilon", "epsilon_high", "mask_low", "mask_high", "floor", "imitation"),
+)
+LIVE = (
+    *("own_share", "wait", "steps", "eval_every", "eval_share", "upload_mbit", "exchange_peers", "stall_seconds"),
+    *("checkpoint_minutes", *LIVE_CONSTANTS),
+)
+"""The settings that a running node can change; the constants of its objective count from the next step."""
+
 _NONE_MEANS_OFF = ("threshold", "gate", "epsilon", "epsilon_high", "imitation")  # `none` is an importance like others
 
 # Two ways to say one thing. A profile's gives way to a person's; two of persons are a mistake.
@@ -387,6 +396,26 @@ def collect(
     for origin, values in given:
         layers.add(origin, values)
     return layers.settle(), layers.origins
+
+
+def changed(settings: Settings, values: Mapping[str, str]) -> Settings:
+    """The settings of a running node with other values, as text; `default` takes a value back.
+
+    Raises:
+        UsageError: a setting is unknown, cannot be changed while the node runs, or has no such value.
+    """
+    layers = Layers()
+    layers.add("default or start", settings.model_dump())
+    layers.add("set", {name: None if text == "default" else text for name, text in values.items()})
+    for name, text in values.items():
+        if name in Settings.model_fields and name not in LIVE:
+            raise UsageError(
+                f"{name} cannot be changed while the node runs.",
+                f"Stop the node and start it with --set {name}=…; these can be changed: {', '.join(LIVE)}.",
+            )
+        if text == "default":
+            layers.values.pop(name, None)
+    return layers.settle()
 
 
 def _profile_of(given: Iterable[tuple[str, dict[str, object]]]) -> str | None:

@@ -90,7 +90,7 @@ class Saving:
         self._model = model
         self._of = facts_of(model, optimiser, quantisation)
         self._metrics = metrics
-        self._minutes = minutes
+        self.minutes = minutes
         self._clock = clock
         self._checkpoints = Checkpoints(path)
         self._writing: asyncio.Task[None] | None = None
@@ -174,7 +174,7 @@ class Saving:
         """Seconds until the next checkpoint; 0 or less if it is due."""
         if not self._tried:
             return 0.0
-        seconds = checkpoint_seconds(self._minutes, self._saved_bytes)
+        seconds = checkpoint_seconds(self.minutes, self._saved_bytes)
         if self._soon is not None:
             seconds = min(seconds, max(self._soon, LOST_SHARE * (self._clock() - self._since)))
         return self._begun_at + seconds - self._clock()

@@ -9,11 +9,11 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from ftis_node.config.run import RunFile, check_fit, dump_run_file, in_short, run_for
-from ftis_node.config.settings import Settings
-from ftis_node.errors import FtisError
+from ftis_node.config.settings import LIVE_CONSTANTS, Settings, changed
+from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import raise_limit, wait_for_room
 from ftis_node.host.files import replace_text
@@ -34,7 +34,7 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
-from ftis_node.worker.messages import Open
+from ftis_node.worker.messages import Change, Open
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Node:
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._sought = 0
         self._evaluations = EvaluationSchedule(self.settings.eval_share)
+        self._changed: set[str] = set()  # constants of the objective that the compute process has not got yet
         self._started = boot_seconds()
         self._steps = StepLog()
 
@@ -126,6 +127,33 @@ class Node:
         self._pausing = False
         self._hurry(self._finishing)
         self._called.set()
+
+    def change(self, values: Mapping[str, str]) -> dict[str, object]:
+        """Change settings of the running node, until it ends; return their new values.
+
+        Raises:
+            UsageError: one is unknown, cannot be changed while the node runs, or has no such value.
+            UserError: the node is still starting.
+        """
+        rooms = self._rooms
+        if rooms is None:
+            raise UserError("The node is still starting.", "Try again when `ftis-node status` shows a step.")
+        settings = changed(self.settings, values)
+        self._changed |= values.keys() & set(LIVE_CONSTANTS)
+        self.settings = rooms.stepper.settings = settings
+        rooms.swarm.change(settings.exchange_peers, settings.upload_mbit * 1e6 / 8)
+        self._evaluations.share = settings.eval_share
+        rooms.saving.minutes = settings.checkpoint_minutes
+        new = {name: settings.model_dump(mode="json")[name] for name in values}
+        logger.info("Settings changed: %s", ", ".join(f"{name} = {value}" for name, value in new.items()))
+        return new
+
+    async def _take_over(self, rooms: Rooms) -> None:
+        """Give changed constants to the compute process, and write them down for a replay."""
+        new = {name: getattr(self.settings, name) for name in self._changed}
+        self._changed = set()
+        await self._compute.worker.call(Change(self.settings))
+        rooms.metrics.write("changed", step=rooms.stepper.progress.step, settings=new)
 
     def _hurry(self, wanted: bool) -> None:
         """Set whether the running step trains on the present groups without waiting for more."""
@@ -219,7 +247,8 @@ class Node:
         actions = {"stop": self.stop, "finish": self.finish, "pause": self.pause, "resume": self.resume}
         asked = {f"/{name}": self._asked(what) for name, what in actions.items()}
         rows = (rows_of(self.status), rows_of(self.peers))
-        api = await start_api(self._runtime / "api.sock", *rows, lambda: self._page, asked)
+        socket = self._runtime / "api.sock"
+        api = await start_api(socket, *rows, lambda: self._page, asked, {"/set": self.change})
         self._stack.push_async_callback(api.close)
         self._page = await start_page(
             self.home, self.settings, *rows, lambda: self._rooms.stepper if self._rooms else None
@@ -294,6 +323,8 @@ class Node:
     async def _go_on(self, rooms: Rooms) -> None:
         """Take the first evaluation, or the next step."""
         self._note_condition()
+        if self._changed:
+            await self._take_over(rooms)
         if rooms.stepper.progress.pass_at_1 is None:
             await self._evaluate(rooms)
             await rooms.saving.checkpoint(self._compute.worker, rooms.stepper.progress)

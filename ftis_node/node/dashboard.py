@@ -13,7 +13,7 @@ from aiohttp import web
 
 from ftis_node.config.settings import Settings
 from ftis_node.node.stepper import Stepper
-from ftis_node.observe.api import TEXT, Answer, Api
+from ftis_node.observe.api import TEXT, Answer, Api, Order
 from ftis_node.observe.history import History
 from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.recent import Shown
@@ -58,11 +58,16 @@ async def start_page(
 
 
 async def start_api(
-    path: Path, status: Answer, peers: Answer, page: Callable[[], Web | None], actions: dict[str, Answer]
+    path: Path,
+    status: Answer,
+    peers: Answer,
+    page: Callable[[], Web | None],
+    actions: dict[str, Answer],
+    orders: dict[str, Order],
 ) -> Api:
-    """Start the local API on a socket; `actions` are the owner's requests by route."""
+    """Start the local API on a socket; `actions` and `orders` are the owner's requests by route."""
     routes: dict[str, Answer] = {"/status": status, "/peers": peers, "/page": lambda: invitation(page())}
-    api = Api(routes, actions, {"/metrics": lambda: exposition(status(), peers())})
+    api = Api(routes, actions, {"/metrics": lambda: exposition(status(), peers())}, orders)
     await api.start(path)
     return api
 

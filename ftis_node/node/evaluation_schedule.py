@@ -34,7 +34,7 @@ class EvaluationSchedule:
         Args:
             share: largest share of all time for evaluations, 0 to 1. clock: seconds.
         """
-        self._share = share
+        self.share = share
         self._clock = clock
         self._began: float | None = None
         self._spent = self._latest = 0.0
@@ -84,4 +84,4 @@ class EvaluationSchedule:
         """Whether another evaluation as long as the latest fits into the share."""
         if self._began is None:
             return True
-        return self._spent + self._latest <= self._share * (self._clock() - self._began)
+        return self._spent + self._latest <= self.share * (self._clock() - self._began)

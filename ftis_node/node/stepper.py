@@ -126,7 +126,7 @@ class Stepper:
         self._context = context
         self.run = context.run
         self._identity = identity
-        self._settings = settings
+        self.settings = settings
         self._store = store
         self._pool_grew = asyncio.Event()
         self._scoring: dict[asyncio.Task[None], int] = {}  # with the rows of their groups
@@ -143,7 +143,7 @@ class Stepper:
         """The further foreign groups to pull: for the next step, plus the smaller of 10 s and one step ahead."""
         if self.own_only or self.resting:
             return Want(0, Newcomers(), 0)
-        batch, step_seconds = self._settings.batch_groups, self.step_seconds()
+        batch, step_seconds = self.settings.batch_groups, self.step_seconds()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
         newcomers, waiting = self._newcomers(), self.pool.waiting()
         part = batch - self._own_part()
@@ -154,7 +154,7 @@ class Stepper:
             most = math.ceil(newcomers.room * ahead)
             usable -= max(0, theirs - most)  # groups that no batch has room for must not block other pulls
             newcomers.room = max(0, most - theirs)
-        most = batch // 2 if self._settings.answers_only else part  # else at most half of what is pulled
+        most = batch // 2 if self.settings.answers_only else part  # else at most half of what is pulled
         answers = min(self._dead, most) - len(answered)
         rows = (row for row in self.progress.needs if row not in answered)
         return Want(math.ceil(part * ahead) - usable, newcomers, 2 * batch, answers, rows)
@@ -165,7 +165,7 @@ class Stepper:
 
     def _newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share."""
-        room = self.standing.newcomers_room(self._settings.batch_groups)
+        room = self.standing.newcomers_room(self.settings.batch_groups)
         return Newcomers(lambda author: not self.standing.established(author), room, self.standing.record)
 
     def _of_newcomers(self, waiting: Mapping[bytes, int]) -> int:
@@ -219,18 +219,18 @@ class Stepper:
         Its share plus the expected shortfall. The estimate uses waiting and recently arrived groups, not announcements;
         otherwise a peer could make others wait with empty announcements.
         """
-        part, batch = self._own_part(), self._settings.batch_groups
-        if self._supply is None or self.own_only or self._settings.own_share is not None:
+        part, batch = self._own_part(), self.settings.batch_groups
+        if self._supply is None or self.own_only or self.settings.own_share is not None:
             return part
         return min(batch, max(part, batch - max(int(self._left + self._supply), self._takeable())))
 
     def _own_part(self) -> int:
         """This node's share of a batch, in groups, if peers supply theirs."""
-        share = 1.0 if self.own_only or self._settings.answers_only else self._settings.own_share
+        share = 1.0 if self.own_only or self.settings.answers_only else self.settings.own_share
         if share is None:
             recent = self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds()))
             share = max(1 / (1 + self.standing.heads(recent)), OWN_SHARE_FLOOR)
-        return math.ceil(share * self._settings.batch_groups)
+        return math.ceil(share * self.settings.batch_groups)
 
     def _takeable(self) -> int:
         """Waiting groups that a batch has room for."""
@@ -260,7 +260,7 @@ class Stepper:
         own = await self.generate(self.own_quota())
         generated = self._clock()
         answers = self._answers(own, newcomers)
-        foreign = await self._gather(self._settings.batch_groups - len(own), stopping, newcomers)
+        foreign = await self._gather(self.settings.batch_groups - len(own), stopping, newcomers)
         waited = self._clock() - generated
         if stopping.is_set():
             self.pool.put_back([*answers, *foreign])
@@ -275,7 +275,7 @@ class Stepper:
             return None
         answers += self._answers(own, newcomers, answers)
         self.swarm.poke()
-        kept, replaced = without_dead(own, answers, drop=self._settings.dead_groups == "drop")
+        kept, replaced = without_dead(own, answers, drop=self.settings.dead_groups == "drop")
         return await self.train(kept, [*answers, *foreign], replaced=replaced, began=began, wait=waited)
 
     def _answers(self, own: Sequence[OwnGroup], newcomers: Newcomers, already: Sequence[Scored] = ()) -> list[Scored]:
@@ -354,7 +354,7 @@ class Stepper:
                 self.standing.trained(author, groups, figures)
 
     def _missing(self, have: int) -> int:
-        return 0 if self._settings.own_share == 0 else max(0, self._settings.batch_groups - have)
+        return 0 if self.settings.own_share == 0 else max(0, self.settings.batch_groups - have)
 
     async def _gather(self, count: int, stopping: asyncio.Event, newcomers: Newcomers) -> list[Scored]:
         """Take groups from the pool; wait for more at most as long as the node would need to generate them.
@@ -365,11 +365,11 @@ class Stepper:
         self.swarm.poke()
         deadline = self._clock() + self._patience(count - len(taken))
         while len(taken) < count and not (stopping.is_set() or self.hurry.is_set()):
-            if self._settings.own_share == 0:
+            if self.settings.own_share == 0:
                 self.waiting_for = f"groups of others ({len(taken)} of {count})"
             elif self._clock() >= deadline:
                 break
-            left = WAIT_SECONDS if self._settings.own_share == 0 else max(deadline - self._clock(), 0.01)
+            left = WAIT_SECONDS if self.settings.own_share == 0 else max(deadline - self._clock(), 0.01)
             await _first(self._pool_grew, stopping, self.hurry, seconds=min(left, WAIT_SECONDS))
             self._pool_grew.clear()
             taken += self.pool.take(count - len(taken), newcomers)
@@ -380,7 +380,7 @@ class Stepper:
         if missing <= 0 or not self.swarm.has_peers():
             return 0.0
         cost = sum(self._group_seconds) / len(self._group_seconds) if self._group_seconds else 0.0
-        return min(self._settings.wait, missing * cost)
+        return min(self.settings.wait, missing * cost)
 
     async def generate(self, count: int) -> list[OwnGroup]:
         """Generate, store and announce `count` groups, in as many rounds as their slots need."""

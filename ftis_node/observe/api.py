@@ -11,12 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from ftis_node.errors import UserError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.answers import Kind, read
 
 Answer = Callable[[], Mapping[str, object]]
+Order = Callable[[Mapping[str, str]], Mapping[str, object]]
 Text = Callable[[], bytes]
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' text exposition
 LOOK_INTO_LOG = "Look into node.log in its home."
@@ -30,10 +32,17 @@ class NoDaemon(UserError):
 
 
 class Api:
-    """Serves JSON answers under GET to `reads` and POST to `actions`, and Prometheus' text under GET to `texts`."""
+    """Serves JSON answers under GET to `reads` and POST to `actions`, and Prometheus' text under GET to `texts`.
+
+    `orders` are POSTed with a JSON object of texts; the UserError of one is answered with status 422.
+    """
 
     def __init__(
-        self, reads: dict[str, Answer], actions: dict[str, Answer], texts: Mapping[str, Text] = MappingProxyType({})
+        self,
+        reads: dict[str, Answer],
+        actions: dict[str, Answer],
+        texts: Mapping[str, Text] = MappingProxyType({}),
+        orders: Mapping[str, Order] = MappingProxyType({}),
     ) -> None:
         app = web.Application()
         for path, answer in reads.items():
@@ -42,6 +51,8 @@ class Api:
             app.router.add_post(path, _handler(answer))
         for path, text in texts.items():
             app.router.add_get(path, _text_handler(text))
+        for path, order in orders.items():
+            app.router.add_post(path, _order_handler(order))
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, path: Path) -> None:
@@ -64,6 +75,17 @@ def _handler(answer: Answer) -> Any:
     return handle
 
 
+def _order_handler(order: Order) -> Any:
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(order(msgspec.json.decode(await request.read(), type=dict[str, str])))
+        except UserError as error:
+            refusal = {"what": error.what, "fix": error.fix}
+            return web.json_response(refusal, status=http.HTTPStatus.UNPROCESSABLE_ENTITY)
+
+    return handle
+
+
 def _text_handler(text: Text) -> Any:
     async def handle(request: web.Request) -> web.Response:
         return web.Response(body=text(), headers={"Content-Type": TEXT})
@@ -82,7 +104,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def ask(path: Path | None, route: str, kind: type[Kind], *, action: bool = False, timeout: float = 5.0) -> Kind:
+def ask(
+    path: Path | None,
+    route: str,
+    kind: type[Kind],
+    *,
+    action: bool = False,
+    timeout: float = 5.0,
+    order: Mapping[str, str] | None = None,
+) -> Kind:
     """Asks a running daemon; see `ask_text`.
 
     Args:
@@ -93,29 +123,42 @@ def ask(path: Path | None, route: str, kind: type[Kind], *, action: bool = False
         UserError: the daemon does not answer in time, not this, or not what `kind` needs.
     """
     try:
-        answer = json.loads(ask_text(path, route, action=action, timeout=timeout))
+        answer = json.loads(ask_text(path, route, action=action, timeout=timeout, order=order))
     except ValueError as error:
         raise NoDaemon from error
     return read(answer, kind)
 
 
-def ask_text(path: Path | None, route: str, *, action: bool = False, timeout: float = 5.0) -> bytes:
+def ask_text(
+    path: Path | None,
+    route: str,
+    *,
+    action: bool = False,
+    timeout: float = 5.0,
+    order: Mapping[str, str] | None = None,
+) -> bytes:
     """The text of a running daemon's answer.
 
     Args:
         path: its API socket, None if it left no record of one.
+        order: what an order is sent with.
 
     Raises:
         NoDaemon: nobody answers there.
         UserError: the daemon does not answer in time, or not this.
+        UsageError: it refuses the order.
     """
     if path is None:
         raise NoDaemon
     connection = _UnixConnection(path, timeout)
     try:
-        connection.request("POST" if action else "GET", route)
+        sent = None if order is None else json.dumps(order)
+        connection.request("POST" if action or sent is not None else "GET", route, sent)
         response = connection.getresponse()
         body = response.read()
+        if response.status == http.HTTPStatus.UNPROCESSABLE_ENTITY:
+            refusal = json.loads(body)
+            raise UsageError(refusal["what"], refusal["fix"])
         if response.status != http.HTTPStatus.OK:
             raise UserError(f"The daemon answered {route} with {response.status} {response.reason}.", LOOK_INTO_LOG)
         return body

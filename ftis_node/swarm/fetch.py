@@ -90,7 +90,7 @@ class Uploads:
     def __init__(self, body: Callable[[bytes], bytes | None], traffic: Traffic, limit: Limit | None = None) -> None:
         self._body = body
         self._traffic = traffic
-        self._limit = limit or Limit(0.0)
+        self.limit = limit or Limit(0.0)
         self._active: set[bytes] = set()
         self._slots = asyncio.Semaphore(UPLOADS)
 
@@ -111,13 +111,13 @@ class Uploads:
             slot = _Slot(self._slots)
             try:
                 for digest in digests:
-                    if self._limit.delay() > BUSY_AFTER or slot.lost:
+                    if self.limit.delay() > BUSY_AFTER or slot.lost:
                         yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
                         continue
                     body = self._body(digest)
                     status = ftis_pb2.FetchChunk.GONE if body is None else ftis_pb2.FetchChunk.HERE
                     chunk = ftis_pb2.FetchChunk(digest=digest, status=status, packet=body or b"")
-                    await asyncio.sleep(self._limit.reserve(chunk.ByteSize()))
+                    await asyncio.sleep(self.limit.reserve(chunk.ByteSize()))
                     self._traffic.sent[peer] += chunk.ByteSize()
                     slot.expect(chunk.ByteSize())
                     yield chunk

@@ -209,6 +209,11 @@ class Swarm:
         self.gossip.announce(announcement)
         self._to_exchange.set()
 
+    def change(self, exchange_peers: int, upload_bytes: float) -> None:
+        """Change the number of peers in an exchange, and the payload that the node sends per second; 0: no limit."""
+        self._exchange_peers = exchange_peers
+        self._uploads.limit = Limit(upload_bytes)
+
     def poke(self) -> None:
         """Wake the loops because the node wants more."""
         self._news.set()

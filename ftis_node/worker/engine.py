@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from ftis_node.config.run import RUN_DEFAULTS, Run
-from ftis_node.config.settings import Settings
+from ftis_node.config.settings import LIVE_CONSTANTS, Settings
 from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.evaluate import greedy
 from ftis_node.evaluate.evaluation import Evaluation
@@ -211,6 +211,13 @@ class Engine:
         texts = (self._prompt(example) for example in self.task.train)
         digests = b"".join(self.packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
         return OpenedRun(digests, self.learner.objective.own_only)
+
+    def change(self, settings: Settings) -> None:
+        """Take over the constants of the objective; `config.settings.changed` has checked them."""
+        constants = {name: getattr(settings, name) for name in LIVE_CONSTANTS}
+        asked = self._settings.model_copy(update=constants)
+        self.learner.objective = choose_objective(asked, self.run.task, self.run.completion_tokens)
+        self._settings = asked
 
     def generate(
         self,

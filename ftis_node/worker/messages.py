@@ -230,6 +230,13 @@ class Step(Request[StepReport], frozen=True):
     micro_batch_tokens: int | None = None
 
 
+class Change(Request[None], frozen=True):
+    """Take over the constants of the objective from these settings, from the next step on."""
+
+    op = "change"
+    settings: Settings
+
+
 class Evaluate(Request[Evaluation], frozen=True):
     """Evaluate on held-out prompts, or on the task that `AddEvaluation` added under the name `also`."""
 

@@ -13,7 +13,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.store.checkpoints import labelled
 
-EVENTS = ("started", "resumed", "restored", "step")
+EVENTS = ("started", "changed", "resumed", "restored", "step")
 
 
 class _Line(BaseModel):
@@ -53,6 +53,14 @@ class Resumed(_Line):
     event: Literal["resumed"]
     step: int = Field(ge=0)
     branch: int | None = None
+
+
+class Changed(_Line):
+    """Constants of the objective changed; the next step has the new ones."""
+
+    event: Literal["changed"]
+    step: int = Field(ge=0)
+    settings: dict[str, float | str | None]
 
 
 class Restored(_Line):
@@ -140,6 +148,11 @@ def lineage(events: Iterable[Mapping[str, Any]], until: int | None = None) -> Li
             start = _read(Start, event)
             history.go_back(-1 if start.fresh else start.step)
             history.add(start.step, start.step, start)
+        elif event["event"] == "changed":
+            if start is not None:
+                new = _read(Changed, event)
+                start = start.model_copy(update={"settings": start.settings.model_copy(update=new.settings)})
+                history.add(new.step, new.step, start)
         elif event["event"] == "resumed":
             found = _read(Resumed, event)
             history.go_back(found.step, found.branch)

@@ -107,7 +107,7 @@ class Rhythm(Stepper):
             midway: it has trained among others before: it announces its share of a step, and is in the middle of it.
         """
         if midway:
-            quota = math.ceil(OWN_SHARE_FLOOR * self._settings.batch_groups)
+            quota = math.ceil(OWN_SHARE_FLOOR * self.settings.batch_groups)
             seconds = quota * self._machine.group_seconds + self._machine.train_seconds
             self._step_seconds.append(seconds)
             self.swarm.interval = exchange_interval(seconds)
@@ -132,7 +132,7 @@ class Rhythm(Stepper):
     ) -> TakenStep:
         now = self._clock()
         step = Step(
-            wanted=self._settings.batch_groups - self._planned,
+            wanted=self.settings.batch_groups - self._planned,
             taken=[scored.group.key for scored in foreign],
             ages=[now - scored.born for scored in foreign],
             waited=wait,
