@@ -31,6 +31,11 @@ def test_a_model_is_measured_as_its_plan_has_it() -> None:
     assert figures["parameters"] == 75_968 and figures["generation_batch"] == 288
 
 
+def test_a_model_with_lora_layers_is_measured_without_a_twin_in_four_bits() -> None:
+    figures = answer("bench", "generate", "--model", "tiny-a", "--lora", "--device", "cpu", *FLAGS)
+    assert figures["ratio_hf"] > 0 and figures["ratio_nf4"] is None
+
+
 def test_the_floor_is_what_reading_everything_once_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, size = small_policy(), Size(groups=4, group=3, prompt_tokens=10, completion_tokens=8)
     monkeypatch.setattr(generate, "bandwidth", lambda device: 1e9)

@@ -16,13 +16,23 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ftis_node.config.settings import Settings
+from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError, UserError
-from ftis_node.node.checkpointing import RECOVERED_STEPS, SETBACKS, LearnedSizes, Saving, refuse_other_settings, settled
+from ftis_node.node.checkpointing import (
+    RECOVERED_STEPS,
+    SETBACKS,
+    LearnedSizes,
+    Saving,
+    layers_of,
+    refuse_other_settings,
+    settled,
+    with_begun,
+)
 from ftis_node.node.progress import Progress
 from ftis_node.observe.metrics import MetricsLog, read_events
 from ftis_node.policy.names import BUILT_IN_DIR, lasting, same_model
 from ftis_node.store.checkpoints import Checkpoints, labelled
+from ftis_node.store.home import Home
 from ftis_node.worker.client import Worker, WorkerFault
 from ftis_node.worker.messages import Generate, Interrupt, Load, Open, Request, Save, Step, Write
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
@@ -174,6 +184,29 @@ async def test_layers_go_on_beside_the_weights_that_they_were_trained_beside(
     with pytest.raises(UsageError, match="were trained with quantisation=nf4"):
         await saving.restore(worker)
     assert await four_bits.restore(worker) == Progress(step=1)
+
+
+@on_one_loop
+async def test_a_home_keeps_its_lora_layers_and_refuses_others_by_name(
+    worker: Worker, saving: Saving, tmp_path: Path
+) -> None:
+    layers = {"lora_rank": 4, "lora_alpha": 8, "lora_targets": ("q_proj",)}
+    home = Home(tmp_path)
+    lora = Saving(home.checkpoints, "tiny-a (lora)", "adamw", saving._metrics, quantisation="nf4", layers=layers)
+    await lora.checkpoint(worker, Progress(step=1))
+    await lora.flush()
+
+    def begun(**flags: object) -> tuple[Settings, dict[str, str]]:
+        return with_begun(home, *collect(task="arithmetic", flags=flags, environment={}))
+
+    settings, origins = begun()
+    assert {name: getattr(settings, name) for name in layers} == layers
+    assert origins["model"] == origins["lora_alpha"] == "home" and layers_of(settings) is None
+    assert layers_of(begun(lora=True, lora_alpha=8, quantisation="nf4")[0]) == layers
+    for name, value in (("lora_alpha", 32), ("lora_rank", 8), ("lora_targets", "v_proj"), ("quantisation", "none")):
+        with pytest.raises(UsageError, match=f"were trained with {name}=.*, not {value}"):
+            begun(**{name: value})
+    assert begun(model="tiny-b", lora_alpha=32)[0].lora_alpha == 32  # another model is refused by the checkpoint itself
 
 
 class Failing:

@@ -57,7 +57,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_model_by_its_name() -> None:
     figures = run_eval("--checkpoint", "tiny-a", "--task", "arithmetic", "--prompts", "50")
     assert (figures["model"], figures["task"], figures["prompts"]) == ("tiny-a", "arithmetic", 50)
-    assert figures["checkpoint"] is figures["step"] is figures["trained"] is None
+    assert figures["checkpoint"] is figures["step"] is figures["trained"] is None and figures["quantisation"] == "none"
     assert 0 <= figures["low"] <= figures["pass_at_1"] <= figures["high"] <= 1
     assert figures["pass_at_1"] == figures["correct"] / 50 <= min(figures["formatted"], figures["lenient"])
     assert figures["data"] == TASK.data

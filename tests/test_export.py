@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,13 @@ def test_a_checkpoint_far_from_its_home_is_enough(homes: dict[str, Path], tmp_pa
     assert told["dtype"] == "bfloat16"
     assert plain(tmp_path / "out").dtype == torch.bfloat16
     assert "| steps | 12 |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_was_trained_beside_four_bits_says_so(homes: dict[str, Path], tmp_path: Path) -> None:
+    found = replace(checkpoint_of(homes["lora"]), quantisation="nf4")
+    settings = settings_for(found, "tiny-a", {"device": "cpu"}, "")[0]
+    export(found, settings, tmp_path / "out")
+    assert "in four bits (NF4); these layers belong to" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_large_models_are_cut(homes: dict[str, Path], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import load_policy, make_policy
 from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
+from ftis_node.worker.planning import settle
 from tests.support.learners import OWN, assert_same, learner, weights_of
 from tests.support.small_models import arithmetic_settings, logprob_errors, tiny_config, tiny_tokenizer
 
@@ -97,9 +98,18 @@ def test_what_cannot_be_quantised_is_refused() -> None:
         arithmetic_settings(lora=False, quantisation="nf4")
     with pytest.raises(UsageError, match="has no linear modules for NF4"):
         nf4.quantise(torch.nn.Sequential(torch.nn.Embedding(3, 4)), torch.nn.Identity(), torch.device("cpu"), "m")
-    nf4._kernels.cache_clear()
+    nf4.kernels.cache_clear()
     with without("bitsandbytes"), pytest.raises(UsageError, match=r"NF4 needs bitsandbytes.*pip install"):
-        nf4._kernels()
+        nf4.kernels()
+
+
+def test_without_bitsandbytes_the_plan_says_so_before_anything_is_loaded() -> None:
+    nf4.kernels.cache_clear()
+    settings = arithmetic_settings(model="tiny-a", lora=True, quantisation="nf4", device="cpu")
+    load = Workload(16, 16, 4, 4)
+    with without("bitsandbytes"), pytest.raises(UsageError, match="NF4 needs bitsandbytes"):
+        settle(settings, load, {})
+    assert settle(settings, load, {})[1].quantisation == "nf4"
 
 
 def test_memory_is_what_is_predicted() -> None:

@@ -119,7 +119,12 @@ class _Chosen:
 
     def row(self) -> dict[str, object]:
         """Its fields of `--json`."""
-        return {"checkpoint": str(self.found.path) if self.found else None, "step": self.step, "model": self.name}
+        return {
+            "checkpoint": str(self.found.path) if self.found else None,
+            "step": self.step,
+            "model": self.name,
+            "quantisation": self.settings.quantisation or "none",
+        }
 
 
 @dataclass(frozen=True)
@@ -296,7 +301,7 @@ def _examples(ours: _Result, theirs: _Result | None, count: int) -> list[_Exampl
 
 def _print(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | None) -> None:
     figures = result.figures
-    trained = f" ({result.trained}{_at(chosen)})" if result.trained else ""
+    trained = f" ({result.trained}{_at(chosen)}{_rounded(chosen)})" if result.trained else ""
     say(f"{chosen.name}{trained} on {exam.task.name}, {figures.prompts} questions, greedy", "")
     say(f"  pass@1     {_rate(figures)}")
     say(f"  formatted  {_percent(figures.formatted)}  <think>…</think><answer>…</answer>, and nothing else")
@@ -307,9 +312,13 @@ def _print(chosen: _Chosen, exam: _Exam, result: _Result, other: _Compared | Non
     say("", f"{figures.mean_tokens:.0f} tokens a completion, {figures.seconds:.1f} s on {result.device}")
 
 
+def _rounded(chosen: _Chosen) -> str:
+    return ", weights in NF4" if chosen.settings.quantisation == "nf4" else ""
+
+
 def _print_comparison(other: _Compared) -> None:
     paired = other.paired
-    say("", f"beside it {other.chosen.name}{_at(other.chosen)} on the same questions", "")
+    say("", f"beside it {other.chosen.name}{_at(other.chosen)}{_rounded(other.chosen)} on the same questions", "")
     say(f"  pass@1     {_rate(other.figures)}")
     low, high = (f"{100 * bound:+.1f}" for bound in (paired.low, paired.high))
     chance = f"p = {paired.p:.2g} (McNemar's exact test)"

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from msgspec.structs import asdict
 
-from ftis_node.cli.common import JsonOption, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import JsonOption, note, parse_pairs, print_json, tell_choice
 from ftis_node.errors import UsageError
 from ftis_node.text import rounded, say
 
@@ -57,4 +57,6 @@ def export(
     what = {"full": "model", "merged": "model with its LoRA layers merged", "adapter": "LoRA adapter"}[written.kind]
     step = "" if written.step is None else f" of step {written.step}"
     say(f"{to}: {what}{step}, {written.dtype}, {rounded(written.bytes)}")
+    if found.quantisation == "nf4":
+        note("It was trained beside weights in NF4; beside the unrounded ones here it answers otherwise: eval it.")
     say(f"What it is and how to load it: {to / 'README.md'}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json, waiting
+from ftis_node.cli.common import JsonOption, note, print_json, waiting
 from ftis_node.config.settings import collect
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import Workload
@@ -104,6 +104,8 @@ def fit(
     else:
         _print(shape, chosen, device, settings.checkpoint_minutes)
         say("", *([f"  {command}"] if chosen.fits else []))
+        if not bits and device == "cuda" and plan(shape, budget, load, wishes, device, True, four_bit=True) != chosen:
+            note("With bitsandbytes (pip install 'ftis-node[gpu]') another plan is possible: NF4, or 8-bit AdamW.")
     sys.exit(0 if chosen.fits else 1)
 
 

@@ -57,6 +57,7 @@ def new(
         bool, typer.Option("--private", help="For members only; --home has the key that founds it.")
     ] = False,
     home: HomeOption = DEFAULT_HOME,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run file that lies there.")] = False,
     bootstrap: Annotated[list[str] | None, typer.Option(help="An address to join at, repeatable; a hint.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -82,6 +83,8 @@ def new(
         facts |= {"eos": end_ids(tokenizer), "tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared = {"common": common, "epoch": epoch} if common else {}
+    if output.exists() and not overwrite:
+        raise UsageError(f"{output} exists already.", "Name another --output, or add --overwrite.")
     founded = {"founder": Identity.load_or_create(Home(home.expanduser()).key).peer_id} if private else {}
     run = run_for(facts, any_tokenizer=any_tokenizer, group=group, temperature=temperature, **caps, **shared, **founded)
     run_file = RunFile(run=run, hints=hints)

@@ -53,6 +53,12 @@ def _names(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
         value = values[key]
         if value not in (None, "none") and not (math.isfinite(value) and holds(value)):
             yield UsageError(f"The {key} cannot be {value} ({origins[key]}).", f"Give a number {limits}.")
+    if None not in (low := values["mask_low"], high := values["mask_high"]) and low >= high:
+        yield UsageError(
+            f"mask_low = {low} ({origins['mask_low']}) is not below mask_high = {high} ({origins['mask_high']}): no "
+            "ratio would count.",
+            "Lower mask_low, or raise mask_high.",
+        )
     if values["objective"] in OWN_ONLY and values["own_share"] == 0:
         yield UsageError(
             f"own_share = 0 ({origins['own_share']}) generates nothing, and {values['objective']} "

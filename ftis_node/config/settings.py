@@ -135,7 +135,7 @@ class Settings(BaseModel):
     mask_high: float | None = None
     """Largest ratio that counts under mask; of binary_tv, the largest difference of probabilities."""
     trust: str | None = None
-    """Weight of foreign samples by their likelihood here and there: none or graft."""
+    """Weight of foreign samples by their likelihood here and there, as GRAFT or HACPO have it."""
     floor: float | None = None
     """δ of graft: foreign samples at most so likely here, beside their author, count nothing."""
     imitation: float | Literal["none"] | None = None

@@ -16,6 +16,7 @@ from ftis_node.observe.provenance import versions
 from ftis_node.worker.restore import Checkpoint
 
 PAPER = "2605.22537"
+UNROUNDED = "these layers belong to the unrounded ones here, which answer otherwise: measure pass@1 anew"
 _LOAD = {
     "adapter": """import transformers, peft
 
@@ -72,6 +73,8 @@ def _rows(
     run, progress = history.run, checkpoint.progress
     yield "base model", base
     yield "trained", _trained(settings, kind)
+    if checkpoint.quantisation == "nf4":
+        yield "trained beside", f"base weights in four bits (NF4); {UNROUNDED}"
     yield "dtype of these weights", dtype
     if run is not None:
         yield "run", run.id.hex()

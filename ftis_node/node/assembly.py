@@ -12,7 +12,7 @@ from ftis_node.config.run import Run, RunFile, in_short
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds
-from ftis_node.node.checkpointing import Saving, StandingFile
+from ftis_node.node.checkpointing import Saving, StandingFile, layers_of
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
@@ -165,6 +165,7 @@ def furnish(
             metrics,
             minutes=settings.checkpoint_minutes,
             quantisation=facts.plan.quantisation,
+            layers=layers_of(facts.settings),
         ),
         standing_file=StandingFile(home.standing, standing),
         stepper=stepper,

@@ -8,8 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from ftis_node.config.checks import by_a_person
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.fit.memory import Quantisation
@@ -34,6 +35,9 @@ RECOVERED_STEPS = 10  # good steps in a row after which the count of returns res
 LOST_SHARE = 0.25  # interval after a failure with unsaved training, as a share of the process's running time
 
 logger = logging.getLogger(__name__)
+
+Layers = Mapping[str, int | tuple[str, ...]]
+"""Settings of LoRA layers that a home keeps, by name: rank, alpha, targets."""
 
 
 def checkpoint_seconds(minutes: float | None, size: int) -> float:
@@ -75,6 +79,7 @@ class Saving:
         minutes: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         quantisation: Quantisation = "none",
+        layers: Layers | None = None,
     ) -> None:
         """
         Args:
@@ -82,13 +87,14 @@ class Saving:
             optimiser: the optimiser whose state it must hold.
             minutes: between checkpoints, see `checkpoint_seconds`. clock: seconds.
             quantisation: of the frozen weights beside which the checkpoint's were trained.
+            layers: the settings of the LoRA layers, if it trains any.
         """
         self.saved_step = 0
         self.written = 0  # checkpoints written by this process
         self.branch = 1  # number of the branch since the latest start or return, see `Checkpoints`
         self._path = path
         self._model = model
-        self._of = facts_of(model, optimiser, quantisation)
+        self._of = facts_of(model, optimiser, quantisation, layers)
         self._metrics = metrics
         self.minutes = minutes
         self._clock = clock
@@ -291,9 +297,20 @@ def refuse_other_settings(checkpoints: Path, settings: Settings) -> None:
         refuse_other_model(checkpoints, labelled(*of), labelled(settings.model, kind))
 
 
-def facts_of(model: str, optimiser: str | None, quantisation: Quantisation | None) -> Facts:
+def facts_of(
+    model: str, optimiser: str | None, quantisation: Quantisation | None, layers: Layers | None = None
+) -> Facts:
     """The facts by which a start knows whether, and with which settings, a checkpoint is its own."""
-    return {"model": model, "optimiser": optimiser} | ({"quantisation": "nf4"} if quantisation == "nf4" else {})
+    facts: Facts = {"model": model, "optimiser": optimiser}
+    facts |= {"quantisation": "nf4"} if quantisation == "nf4" else {}
+    return facts | ({"layers": dict(layers)} if layers is not None else {})
+
+
+def layers_of(settings: Settings) -> Layers | None:
+    """The settings that fix the LoRA layers of a home; None if it has none."""
+    if not settings.lora:
+        return None
+    return {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
 
 
 def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
@@ -310,12 +327,35 @@ def settled(checkpoints: Path, model: str) -> dict[str, bool | str]:
 
 
 def with_begun(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """The settings with the newest checkpoint's model if the owner names none, and the origin of each setting."""
+    """The settings with the newest checkpoint's model and LoRA layers if the owner names none, and their origins.
+
+    Raises:
+        UsageError: the owner names other LoRA layers, or another quantisation, than the checkpoint was trained with.
+    """
     facts = newest_facts(home.checkpoints) if home.checkpoints.is_dir() else None
     of = parse_label(facts.get("model")) if facts is not None else None
-    if of is None or origins["model"] != "default":
+    if facts is None or of is None:
         return settings, dict(origins)
-    return settings.model_copy(update={"model": of[0]}), {**origins, "model": "home"}
+    if origins["model"] == "default":
+        settings, origins = settings.model_copy(update={"model": of[0]}), {**origins, "model": "home"}
+    if of[1] != "lora" or settings.lora is False or not same_model(of[0], settings.model):
+        return settings, dict(origins)  # what differs is refused later
+    fixed: dict[str, Any] = {**facts.get("layers", {}), "quantisation": facts.get("quantisation", "none")}
+    fixed |= {"lora_targets": tuple(fixed["lora_targets"])} if "lora_targets" in fixed else {}
+    for name, theirs in fixed.items():
+        ours = getattr(settings, name)
+        if ours not in (None, theirs) and by_a_person(origins[name]):
+            raise UsageError(
+                f"The LoRA layers under {home.checkpoints} were trained with {name}={_as_text(theirs)}, "
+                f"not {_as_text(ours)}.",
+                f"Leave out {name}, which the home knows, or use a fresh --home.",
+            )
+    taken = {name: value for name, value in fixed.items() if name != "quantisation"}
+    return settings.model_copy(update=taken), {**origins, **dict.fromkeys(taken, "home")}
+
+
+def _as_text(value: object) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
+from torch.nn import functional as nn_functional
 
 from ftis_node.errors import UsageError
 from ftis_node.fit.memory import NF4_BLOCK
@@ -31,7 +31,7 @@ class NF4Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        packed, self._scales = _kernels().quantize_4bit(
+        packed, self._scales = kernels().quantize_4bit(
             linear.weight.detach().to(device).contiguous(),
             blocksize=NF4_BLOCK,
             compress_statistics=True,
@@ -46,7 +46,7 @@ class NF4Linear(nn.Module):
 
     def dense(self) -> Tensor:
         """The weight, dequantised anew: `[outputs, inputs]`."""
-        return _kernels().dequantize_4bit(self.packed, self._scales)  # type: ignore[no-any-return]
+        return kernels().dequantize_4bit(self.packed, self._scales)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         product: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, module: NF4Linear) -> Tensor:
         ctx.module = module
-        return functional.linear(x, module.dense())
+        return nn_functional.linear(x, module.dense())
 
     @staticmethod
     @once_differentiable
@@ -91,11 +91,12 @@ def elements(model: nn.Module) -> int:
 
 
 @cache
-def _kernels() -> Any:
+def kernels() -> Any:
+    """bitsandbytes' functions. Raises UsageError where it is missing."""
     try:
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel which no node uses
         with without("kernels"):  # or it takes compiled code from the hub
-            from bitsandbytes import functional as kernels
+            from bitsandbytes import functional
     except ImportError:
         raise UsageError("NF4 needs bitsandbytes.", "Run: pip install 'ftis-node[gpu]', or use bfloat16.") from None
-    return kernels
+    return functional

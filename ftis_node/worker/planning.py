@@ -18,6 +18,7 @@ from ftis_node.fit.plan import MIN_TOKENS, Plan, Wishes, plan
 from ftis_node.learner.rehearsal import unsaveable
 from ftis_node.policy.load import choose_device, half_dtype
 from ftis_node.policy.measure import geometry
+from ftis_node.policy.nf4 import kernels
 from ftis_node.text import GB
 from ftis_node.worker.messages import Sizes
 
@@ -50,6 +51,8 @@ def settle(
     if asked.wishes.optimiser == "adamw8bit":  # by itself the plan chooses it only where it can be saved
         refuse_unsaveable("adamw8bit", asked.device)
     chosen = asked.answer()
+    if chosen.quantisation == "nf4":
+        kernels()  # raises before anything is loaded
     settled = {name: getattr(chosen, name) for name in _PLANNED}
     return settings.model_copy(update=settled), chosen
 

@@ -54,6 +54,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_checkpointing.py::test_layers_go_on_beside_the_weights_that_they_were_trained_beside": {
         "node/checkpointing.py": ("The LoRA layers under … were trained with quantisation=….",),
     },
+    "test_checkpointing.py::test_a_home_keeps_its_lora_layers_and_refuses_others_by_name": {
+        "node/checkpointing.py": ("The LoRA layers under … were trained with …=…, not ….",),
+    },
     "test_bench_step.py::test_a_trace_that_cannot_be_written_is_told_before_the_steps": {
         "lab/bench/step.py": ("… cannot be written: ….",),
     },

@@ -54,11 +54,11 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
 
     Returns:
         Medians over `repeats` runs of each in turns after one to warm up; `*_spread` are minimum and maximum. `native`
-        and `hf` are this project's engines, `nf4` is native on weights of four bits (where bitsandbytes is), `plain`
-        is transformers' `generate` by itself: sampling at the same temperature, no log-probs. `ratio_*` is native over
-        the other, per CPU-second on a CPU and per second on a GPU. On a GPU `floor_tokens_per_s` is what reading
-        weights and keys and values once a step allows, at the bandwidth of a copy, and `over_floor` the time of native
-        over that; None on a CPU.
+        and `hf` are this project's engines. `nf4` is native on weights of four bits, of a full model, where
+        bitsandbytes is. `plain` is transformers' `generate` by itself: sampling at the same temperature, no log-probs.
+        `ratio_*` is native over the other, per CPU-second on a CPU and per second on a GPU. On a GPU
+        `floor_tokens_per_s` is what reading weights and keys and values once a step allows, at the bandwidth of a copy,
+        and `over_floor` the time of native over that; None on a CPU.
 
     Raises:
         RuntimeError: one did not generate all tokens.
@@ -69,7 +69,7 @@ def bench_generate(policy: Policy, size: Size, *, batch: int, repeats: int, tell
         "hf": lambda: _engine(replace(policy, engine="hf"), prompts, size, batch),
         "plain": lambda: _plain(policy, prompts, size, batch),
     }
-    if find_spec("bitsandbytes") is not None and not elements(policy.model):
+    if find_spec("bitsandbytes") is not None and not elements(policy.model) and policy.kind == "full":
         four_bits = _in_four_bits(policy)
         runs["nf4"] = lambda: _engine(four_bits, prompts, size, batch)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}

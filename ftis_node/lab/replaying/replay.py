@@ -24,7 +24,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.lab.replaying.compared import FIGURES, Differences, identical, max_difference
 from ftis_node.lab.replaying.lineage import EVENTS, Lineage, Link, LoggedStep, Start, lineage
-from ftis_node.node.checkpointing import facts_of
+from ftis_node.node.checkpointing import facts_of, layers_of
 from ftis_node.node.progress import Progress as Taken
 from ftis_node.node.step_batch import OwnGroup, describe, step_groups
 from ftis_node.observe.metrics import MetricsLog, each_event
@@ -284,7 +284,7 @@ class _Replay:
         directory = checkpoints.begin(self._taken.step)
         self._engine.save(str(directory))
         settings = self._start.settings
-        of = facts_of(self._start.label, settings.optimiser, settings.quantisation)
+        of = facts_of(self._start.label, settings.optimiser, settings.quantisation, layers_of(settings))
         facts = {**of, "progress": self._taken.facts()}
         checkpoints.commit(directory, facts)
 
