@@ -288,7 +288,10 @@ def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of: Roster
     orders = tmp_path / FOUNDER.peer_id / "orders"
     orders.mkdir()
     (orders / f"{int(NOW) + 1}.voided").touch()
+    (orders / "now.voided").touch()
+    (orders / "damaged.removal").write_bytes(b"junk")
     founder.obey()
+    assert not list(orders.iterdir())
     assert "withdrawn" in str(founder.why_no_ticket(invitation(), EVE.author))
     assert founder.why_no_ticket(invitation(now=NOW + 2), ANN.author) is None
 

@@ -270,12 +270,15 @@ class Roster:
             if why is not None:
                 logger.warning("This node is no member of its private run, and peers leave it out: %s", why)
         for file in sorted(self._orders.iterdir()) if self._orders is not None and self._orders.is_dir() else ():
-            if file.suffix == ".removal":
-                self._hear(file.read_bytes())
-            elif file.suffix == ".voided":
-                self.book.voided = max(self.book.voided, int(file.stem))
-            else:
+            if file.suffix not in (".removal", ".voided"):
                 continue
+            try:
+                if file.suffix == ".removal":
+                    self._hear(file.read_bytes())
+                else:
+                    self.book.voided = max(self.book.voided, int(file.stem))
+            except (RecordError, ValueError):
+                logger.error("The order %s cannot be read and is dropped; give it again.", file)
             self.save()
             file.unlink()
 
