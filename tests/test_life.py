@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from ftis_node.config.settings import collect
+from ftis_node.errors import UserError
 from ftis_node.node.condition import State
 from ftis_node.node.daemon import Node
 from ftis_node.node.options import JoinOptions
@@ -38,6 +39,8 @@ def node(tmp_path: Path) -> Iterator[Daemon]:
 
 def test_a_node_that_is_to_finish_before_it_has_anything_to_lose_ends_at_once(tmp_path: Path) -> None:
     node = Node(JoinOptions(Home(tmp_path)), lambda task: collect(task=task, flags={"model": "tiny-a"})[0])
+    with pytest.raises(UserError, match="still starting"):
+        node.change({"wait": "3"})
     node.finish()
     assert node.condition().state is State.STOPPING
     assert uvloop.run(node.run()) == 0

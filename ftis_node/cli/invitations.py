@@ -69,7 +69,7 @@ def invite(
     if json:
         print_json({"invitation": made.text, "run": run.id.hex(), "private": made.private, "expires": made.expires})
         return
-    print(made.text)
+    say(made.text)
     if sys.stdout.isatty() if qr is None else qr:
         import segno
 

@@ -7,6 +7,15 @@ without a row and without an entry here fails `tests/test_errors.py`.
 from __future__ import annotations
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_settings.py::test_a_running_node_changes_what_it_can_and_nothing_else": {
+        "config/settings.py": ("… cannot be changed while the node runs.",),
+    },
+    "test_life.py::test_a_node_that_is_to_finish_before_it_has_anything_to_lose_ends_at_once": {
+        "node/daemon.py": ("The node is still starting.",),
+    },
+    "test_life.py::test_a_node_in_the_background_is_paused_resumed_and_finished": {
+        "observe/api.py": ("refusal['what']",),
+    },
     "test_private.py::test_what_the_commands_refuse": {
         "cli/common.py": ("… is no time.",),
         "cli/invitations.py": (
