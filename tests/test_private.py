@@ -468,22 +468,22 @@ def test_invite_prints_a_line_that_join_reads_from_itself_a_file_or_stdin(
 ) -> None:
     home = home_of(FOUNDER)
     told = answer("invite", "--home", home, "--name", "Ana", *HERE)
-    made = invitation_in(told["invitation"])
+    made = invitation_in(told["invitation"], Home(tmp_path / "nowhere"))
     assert (made.run_id, made.inviter, made.name, made.private) == (PRIVATE.id, FOUNDER.author, "Ana", True)
     assert told["private"] and made.seconds == 180 * DAY and told["expires"] == made.expires
     (tmp_path / "line").write_text(made.text + "\n")
-    assert invitation_in(str(tmp_path / "line")) == made
+    assert invitation_in(str(tmp_path / "line"), Home(tmp_path / "nowhere")) == made
     monkeypatch.setattr("sys.stdin", io.StringIO(made.text + "\n"))
-    assert invitation_in("-") == made
+    assert invitation_in("-", Home(tmp_path / "nowhere")) == made
     assert "█" in printed("invite", "--home", home, "--qr", *HERE)
     keep_invitation(Home(tmp_path / "new"), made)
     assert (tmp_path / "new" / "invitation").stat().st_mode & 0o777 == 0o600
     assert made.text not in Redactor(None).clean(f"join {made.text} --home x")
 
 
-def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes) -> None:
+def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes, tmp_path: Path) -> None:
     home = home_of(FOUNDER, RUN)
-    made = invitation_in(printed("invite", "--home", home, *HERE).strip())
+    made = invitation_in(printed("invite", "--home", home, *HERE).strip(), Home(tmp_path / "nowhere"))
     assert not made.private and made.run_id == RUN.id
     assert "has no members" in refused("members", "--home", home).what
 

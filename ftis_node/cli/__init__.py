@@ -27,6 +27,7 @@ from ftis_node.cli import (
     logs,
     run,
     top,
+    watch,
 )
 from ftis_node.errors import FtisError, UserError, one_by_one
 from ftis_node.text import say
@@ -65,6 +66,7 @@ app.command("health")(local.health)
 app.command("peers")(local.peers)
 app.command("top")(top.top)
 app.command("page")(local.page)
+app.command("watch")(watch.watch)
 app.command("logs")(logs.logs)
 app.command("pause")(life.pause)
 app.command("resume")(life.resume)

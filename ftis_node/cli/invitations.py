@@ -140,8 +140,9 @@ def remove(
         say(f"note: this takes effect when the node on {place.path} runs.", error=True)
 
 
-def invitation_in(text: str) -> Invitation:
-    """The invitation in an argument of `join`: itself, a file that holds it, or - for stdin.
+def invitation_in(text: str, home: Home) -> Invitation:
+    """The invitation in an argument of `join`: itself, a file that holds it, or - for stdin. It may have expired if the
+    home has its run already, so that the same command goes on for ever.
 
     Raises:
         UsageError: there is none, or it cannot be used.
@@ -156,7 +157,9 @@ def invitation_in(text: str) -> Invitation:
                 f"{text!r} is no invitation, and no file that holds one.",
                 "Give the line that begins with ftis:, a file with it, or - to read it from stdin.",
             ) from None
-    return read_line(text, unix_seconds())
+    joined = load_run_file(home.run_file).run.id if home.run_file.exists() else None
+    found = read_line(text, 0.0)
+    return found if found.run_id == joined else read_line(text, unix_seconds())
 
 
 def keep_invitation(home: Home, invitation: Invitation) -> None:

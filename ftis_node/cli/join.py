@@ -91,7 +91,7 @@ def join(
 
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
-    invited = invitation_in(invitation) if invitation else None
+    invited = invitation_in(invitation, place) if invitation else None
     options = JoinOptions(
         home=place,
         task=task,

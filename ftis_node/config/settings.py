@@ -58,7 +58,7 @@ class Settings(BaseModel):
         "eval_every": "Evaluation",
         "host": "The network",
         "nice": "The machine",
-        "page": "What it shows",
+        "self_report": "What it shows",
     }
     """The groups of the settings, by the first setting of each."""
 
@@ -239,6 +239,9 @@ class Settings(BaseModel):
     """[min] Between checkpoints; a kill costs no more training than that and a step. 0: after every step. Default: 5,
     for large ones longer, so that no more than 10 GB an hour are written, and 60 at most."""
 
+    self_report: Literal["private", "always", "never"] = "private"
+    """Tell the swarm once a minute what observers show: the node's name, model, pass@1, groups, traffic and from whom
+    it learned. private: in private runs only."""
     page: bool = True
     """Whether the node serves a page about itself and its metrics."""
     http_host: str = "127.0.0.1"
@@ -265,6 +268,10 @@ class Settings(BaseModel):
         if task in TASKS:
             return TASKS[task].lora_learning_rate if lora else TASKS[task].learning_rate
         return 1e-4 if lora else 1e-6
+
+    def tells_of_itself(self, *, private: bool) -> bool:
+        """Whether the node sends self-reports in such a run."""
+        return self.self_report == "always" or (private and self.self_report == "private")
 
     @property
     def answers_only(self) -> bool:
@@ -303,7 +310,7 @@ LIVE_CONSTANTS = (
 )
 LIVE = (
     *("own_share", "wait", "steps", "eval_every", "eval_share", "upload_mbit", "exchange_peers", "stall_seconds"),
-    *("checkpoint_minutes", *LIVE_CONSTANTS),
+    *("checkpoint_minutes", "self_report", *LIVE_CONSTANTS),
 )
 """The settings that a running node can change; the constants of its objective count from the next step."""
 

@@ -29,6 +29,7 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
 from ftis_node.swarm.roster import Roster
+from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.twin import refuse_a_twin
@@ -109,17 +110,14 @@ def furnish(
     transport: Libp2p,
     worker: Worker,
     invitation: Invitation | None = None,
+    describe: Callable[[], SelfReport | None] = lambda: None,
 ) -> Rooms:
-    """Create all parts of a node. The swarm is not started yet."""
+    """Create all parts of a node. The swarm is not started yet.
+
+    Args:
+        describe: see `Swarm`.
+    """
     run = run_file.run
-    roster = None
-    if run.founder:
-        roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
-        if invitation is None and (why := roster.why_no_member()) is not None:
-            raise UserError(
-                f"This node is no member of the private run: {why}.",
-                "Ask a member for an invitation, and start with `ftis-node join ftis:…`.",
-            )
     quota = quotas(settings, facts.checkpoint_bytes)
     store = PacketStore(home.store, run.id, quota.packets)
     store.skip_round()
@@ -150,8 +148,10 @@ def furnish(
         on_groups=stepper.on_groups,
         peer_cache=home.path / "peers.json",
         upload_bytes=settings.upload_mbit * 1e6 / 8,
-        roster=roster,
+        roster=roster_of(home, run, identity, invitation),
+        describe=describe,
     )
+    swarm.reports.telling = settings.tells_of_itself(private=bool(run.founder))
     stepper.swarm = swarm
     return Rooms(
         run_file=run_file,
@@ -171,6 +171,23 @@ def furnish(
         stepper=stepper,
         swarm=swarm,
     )
+
+
+def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation | None) -> Roster | None:
+    """The roster of a private run; None if the run is open.
+
+    Raises:
+        UserError: this key is no member, and has no invitation either.
+    """
+    if not run.founder:
+        return None
+    roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
+    if invitation is None and (why := roster.why_no_member()) is not None:
+        raise UserError(
+            f"This node is no member of the private run: {why}.",
+            "Ask a member for an invitation, and start with `ftis-node join ftis:…`.",
+        )
+    return roster
 
 
 def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, options: JoinOptions) -> None:

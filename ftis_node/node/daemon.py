@@ -24,7 +24,7 @@ from ftis_node.node.condition import FAULT_SECONDS, Condition, Signs, State, con
 from ftis_node.node.dashboard import start_api, start_page
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
-from ftis_node.node.status import NodeStatus, PeersReport, StepLog, peers_report, rows_of, training_status
+from ftis_node.node.status import NodeStatus, PeersReport, StepLog, peers_report, rows_of, self_report, training_status
 from ftis_node.node.task_files import remember_files, with_remembered
 from ftis_node.observe.api import Answer
 from ftis_node.observe.notify import Notifier
@@ -32,6 +32,7 @@ from ftis_node.observe.web import Web
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.overview import Overview
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Change, Open
@@ -68,6 +69,7 @@ class Node:
         self._transport: Libp2p | None = None
         self._rooms: Rooms | None = None
         self._page: Web | None = None
+        self._overview: Overview | None = None
         self._addresses: list[str] = []
         self._compute = ComputeProcess(options, self.home, self._note_children)
         self._sought = 0
@@ -142,6 +144,7 @@ class Node:
         self._changed |= values.keys() & set(LIVE_CONSTANTS)
         self.settings = rooms.stepper.settings = settings
         rooms.swarm.change(settings.exchange_peers, settings.upload_mbit * 1e6 / 8)
+        rooms.swarm.reports.telling = settings.tells_of_itself(private=bool(rooms.run_file.run.founder))
         self._evaluations.share = settings.eval_share
         rooms.saving.minutes = settings.checkpoint_minutes
         new = {name: settings.model_dump(mode="json")[name] for name in values}
@@ -217,6 +220,7 @@ class Node:
             transport=transport,
             worker=self._compute.worker,
             invitation=self.options.invitation,
+            describe=lambda: self_report(self.status(), identity.author, run.id),
         )
         self._stack.callback(rooms.close)
         self._evaluations.recall(self.home.metrics)
@@ -228,6 +232,10 @@ class Node:
         self._stack.push_async_callback(rooms.swarm.close)
         if self.options.run is None:
             check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
+        self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
+        looking = asyncio.create_task(self._overview.run())
+        self._stack.callback(self._overview.save)
+        self._stack.callback(looking.cancel)
         refill_pool(rooms, self.settings.max_age)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
         logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
@@ -251,7 +259,11 @@ class Node:
         api = await start_api(socket, *rows, lambda: self._page, asked, {"/set": self.change})
         self._stack.push_async_callback(api.close)
         self._page = await start_page(
-            self.home, self.settings, *rows, lambda: self._rooms.stepper if self._rooms else None
+            self.home,
+            self.settings,
+            *rows,
+            lambda: self._rooms.stepper if self._rooms else None,
+            lambda: self._overview,
         )
         if self._page is not None:
             self._stack.push_async_callback(self._page.close)

@@ -19,6 +19,7 @@ from ftis_node.observe.prometheus import exposition
 from ftis_node.observe.recent import Shown
 from ftis_node.observe.web import Handler, Route, Web, json_response, json_route, read_token, to_json
 from ftis_node.store.home import Home
+from ftis_node.swarm.overview import Overview
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import GroupText, ReadableGroup, Texts
 
@@ -33,11 +34,13 @@ async def start_page(
     status: Answer,
     peers: Answer,
     stepper: Callable[[], Stepper | None],
+    overview: Callable[[], Overview | None],
 ) -> Web | None:
     """Start the page of an open home; None if the settings turn it off.
 
     Args:
         stepper: returns the stepper whose groups the page shows, None before there is one.
+        overview: the same of the swarm's overview.
 
     Raises:
         UserError: the page's port is taken.
@@ -49,12 +52,23 @@ async def start_page(
         json_route("/api/peers", _at_once(peers)),
         Route("/api/history", _Curves(History(home.metrics)).handle),
         json_route("/api/completions", _Texts(stepper).answer),
+        swarm_route(overview),
         Route("/metrics", _metrics(status, peers), open=True),  # metrics hold no secret
     ]
     server = Web(read_token(home.page_token), routes)
     await server.start(settings.http_host, settings.http_port)
     logger.info("Page: %s (`ftis-node page%s` prints the link that opens it)", server.address, home.flag)
     return server
+
+
+def swarm_route(overview: Callable[[], Overview | None]) -> Route:
+    """The route of the swarm's page: what an overview shows; nothing before there is one."""
+
+    async def answer() -> dict[str, object]:
+        found = overview()
+        return msgspec.to_builtins(found.facts()) if found is not None else {}
+
+    return json_route("/swarm.json", answer)
 
 
 async def start_api(

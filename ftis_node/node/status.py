@@ -12,17 +12,20 @@ from typing import Any
 import msgspec
 import psutil
 
-from ftis_node.host.clocks import boot_seconds
+import ftis_node
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.progress import Totals
 from ftis_node.node.stepper import Stepper
 from ftis_node.observe.answers import CheckpointStatus, KnownPeer, LeftOut, NodeState, PoolStatus
 from ftis_node.observe.api import Answer
 from ftis_node.observe.view import number
+from ftis_node.policy.names import public_name
 from ftis_node.step_report import DeviceSeconds, StepSeconds, TakenStep
-from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.identity import author_of, peer_id
 from ftis_node.swarm.needs import Needs, RowState
 from ftis_node.swarm.peer_clocks import ClockDifference
 from ftis_node.swarm.pool import Pool
+from ftis_node.swarm.self_report import TEACHERS_MAX, SelfReport
 from ftis_node.swarm.standing import PeerStanding
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.transport import Health
@@ -256,6 +259,38 @@ def network_status(swarm: Swarm) -> NetworkStatus:
     membership = swarm.membership
     clock = membership.clocks.difference(membership.view)
     return NetworkStatus(str(membership.reachability()), swarm.supervisor.restarts, membership.health, clock)
+
+
+def self_report(status: NodeStatus, author: bytes, run_id: bytes) -> SelfReport | None:
+    """What the node says of itself to observers, not signed yet; None before it trains.
+
+    Args:
+        author: its 38-byte peer id.
+    """
+    training, loaded = status.training, status.compute.loaded
+    if training is None or loaded is None:
+        return None
+    used = sorted(training.foreign_groups_used.items(), key=lambda item: -item[1])
+    return SelfReport(
+        run_id=run_id,
+        author=author,
+        at=int(unix_seconds()),
+        name=status.name[:64],
+        model=public_name(status.model)[:64],
+        tokenizer=loaded.tokenizer[:12],
+        version=ftis_node.__version__,
+        reach=training.network.reachability,
+        state=status.state,
+        step=training.step,
+        pass_at_1=training.pass_at_1,
+        pass_at_1_before=training.pass_at_1_before,
+        own_used=training.own_groups_used,
+        foreign_used=sum(training.foreign_groups_used.values()),
+        peers=training.peers,
+        bytes_in=training.bytes_in,
+        bytes_out=training.bytes_out,
+        teachers={author_of(teacher): groups for teacher, groups in used[:TEACHERS_MAX]},
+    )
 
 
 def peers_report(stepper: Stepper, swarm: Swarm) -> PeersReport:

@@ -145,6 +145,40 @@ def exposition(status: Mapping[str, Any], peers: Mapping[str, Any]) -> bytes:
     return generate_latest(_Said(status, peers))
 
 
+SWARM_METRICS = (
+    Metric("heard_seconds", "gauge", "heard", "Since the node was last heard of."),
+    Metric("step", "gauge", "step", "The node's last announced step."),
+    Metric("groups", "gauge", "groups", "Groups that the node has announced since this observer looks."),
+    Metric("success", "gauge", "success", "Part of these groups' completions that are right, as claimed."),
+    Metric("pass_at_1_claimed", "gauge", "claims.pass_at_1", "Greedy pass@1, as claimed."),
+    Metric("foreign_groups_claimed", "gauge", "claims.foreign_used", "Groups of others it trained on, as claimed."),
+    Metric("received_bytes_claimed", "gauge", "claims.bytes_in", "Payload since its start, as claimed."),
+    Metric("sent_bytes_claimed", "gauge", "claims.bytes_out", "Payload since its start, as claimed."),
+)
+
+
+def swarm_exposition(swarm: Mapping[str, Any]) -> bytes:
+    """The text exposition of what `swarm.overview.SwarmFacts` says, of present nodes by peer id."""
+    return generate_latest(_Seen(swarm))
+
+
+class _Seen(Collector):
+    """The families of one scrape of an observer."""
+
+    def __init__(self, swarm: Mapping[str, Any]) -> None:
+        self._swarm = swarm
+
+    def collect(self) -> Iterator[Family]:
+        present = [node for node in self._swarm["nodes"] if node["present"]]
+        yield GaugeMetricFamily("ftis_swarm_nodes", "Nodes heard of within ten minutes.", len(present))
+        for metric in SWARM_METRICS:
+            family = GaugeMetricFamily(f"ftis_swarm_node_{metric.name}", metric.help, labels=["peer"])
+            for node in present:
+                for _, number in metric.values(node):
+                    family.add_metric([node["id"]], number)
+            yield from _if_known(family)
+
+
 class _Said(Collector):
     """The families of one scrape."""
 

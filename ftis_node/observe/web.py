@@ -1,4 +1,4 @@
-"""A read-only page for the node's owner: HTTP on loopback; needs a token."""
+"""Read-only pages for the owner of a node or observer: HTTP on loopback; they need a token."""
 
 from __future__ import annotations
 
@@ -110,14 +110,18 @@ def json_response(request: web.BaseRequest, body: bytes) -> web.Response:
 class Web:
     """Serves the page under ``/``, its files beside it, and `routes`."""
 
-    def __init__(self, token: str, routes: Sequence[Route]) -> None:
+    def __init__(self, token: str, routes: Sequence[Route], first: str = "index.html") -> None:
+        """
+        Args:
+            first: the file that `/` shows.
+        """
         self.address = ""  # where it listens, once it was started: http://127.0.0.1:PORT/
         self._token = token.encode()
         self._guests = Guests()
         # Cookies know no ports: without a name of its own each node's would push out the others' on this machine.
         self._cookie = f"ftis-node-{hashlib.sha256(self._token).hexdigest()[:12]}"
         self._names = Names()
-        self._routes = {route.path: route for route in (*_files(), *routes)}
+        self._routes = {route.path: route for route in (*_files(first), *routes)}
         self._runner: web.ServerRunner | None = None
 
     async def start(self, host: str, port: int) -> None:
@@ -301,15 +305,17 @@ def _plain(status: int, text: str, **headers: str) -> web.Response:
     return web.Response(status=status, text=text, headers=headers)
 
 
-def _files() -> list[Route]:
-    """The files of the page, read once."""
-    routes = []
-    for file in resources.files("ftis_node.observe").joinpath("page").iterdir():
-        kind = FILES.get(Path(file.name).suffix)
-        if kind is not None:
-            path = "/" if file.name == "index.html" else f"/{file.name}"
-            routes.append(Route(path, _file_handler(file.read_bytes(), kind)))
-    return routes
+def page_files() -> dict[str, bytes]:
+    """The files of the pages by name."""
+    found = resources.files("ftis_node.observe").joinpath("page").iterdir()
+    return {file.name: file.read_bytes() for file in found if Path(file.name).suffix in FILES}
+
+
+def _files(first: str) -> list[Route]:
+    return [
+        Route("/" if name == first else f"/{name}", _file_handler(body, FILES[Path(name).suffix]))
+        for name, body in page_files().items()
+    ]
 
 
 def _file_handler(body: bytes, kind: str) -> Handler:

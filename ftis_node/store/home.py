@@ -56,6 +56,7 @@ class Home:
         self.schema = path / "home.json"
         self.task_files = path / "task.json"
         self.port = path / "port"
+        self.swarm_history = path / "swarm.history"
         self.members = path / "members"
         self.orders = path / "orders"
         self.invitation = path / "invitation"

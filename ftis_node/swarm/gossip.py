@@ -93,6 +93,7 @@ class Gossip:
         self._news = news
         self._decode, self._welcomes = decode, welcomes
         self.on_time: list[Callable[[bytes, float], None]] = []  # called with a peer and the time by its clock
+        self.on_new: list[Callable[[Announcement, bytes], None]] = []  # called with it and its introducer
         self._newest: Known | None = None
         self._lacking: dict[bytes, dict[int, Lacking]] = {}  # by peer, the mentioned announcements that this node lacks
         self._asked: dict[int, float] = {}  # id → time until which other peers are not asked; set once per id
@@ -109,6 +110,7 @@ class Gossip:
         if known is not None:
             known.have = known.done = (1 << len(announcement.packets)) - 1
             self._newest = known
+            self._tell_all(announcement, self._own)
 
     def ask(self, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeRequest:
         """Open an exchange: announce what `peer` may not know; request what `peer` mentioned and this node lacks."""
@@ -116,12 +118,16 @@ class Gossip:
         pushed, mentions = self._tell(peer, limits, limits.entries)
         return ftis_pb2.ExchangeRequest(entries=pushed, mentions=mentions, wanted=wanted, again=again)
 
-    def answer(self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN) -> ftis_pb2.ExchangeResponse:
-        """Process a peer's request and answer it."""
+    def answer(
+        self, request: ftis_pb2.ExchangeRequest, peer: bytes, limits: Limits = OWN, *, observer: bool = False
+    ) -> ftis_pb2.ExchangeResponse:
+        """Process a peer's request and answer it. Of an observer's, only what it asks for is read."""
         if request.again:
             self.table.untell(peer)
-        self._hear(request, peer, self._owed.pop(peer, 0))
         given = self._give(request.wanted, peer, limits)
+        if observer:
+            return ftis_pb2.ExchangeResponse(entries=given, mentions=self._tell(peer, limits, 0)[1])
+        self._hear(request, peer, self._owed.pop(peer, 0))
         pushed, mentions = self._tell(peer, limits, limits.entries - len(given))
         # A caller reserves no ids: it could keep this node from asking others again and again.
         wanted = self._want(peer, limits, reserve=False)
@@ -323,7 +329,12 @@ class Gossip:
             self._standing.late(announcement.author)
         elif outcome is Outcome.NEW:
             self._mark_done(announcement, entry.age_ms / 1000)
+            self._tell_all(announcement, introducer)
         return outcome.name.lower()
+
+    def _tell_all(self, announcement: Announcement, introducer: bytes) -> None:
+        for told in self.on_new:
+            told(announcement, introducer)
 
     def _mask(self, held: bytes) -> int:
         """Read a bit mask of held packets, at most as long as a run has slots, to bound the memory of mentions."""

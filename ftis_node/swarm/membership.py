@@ -54,6 +54,7 @@ from ftis_node.swarm.wire.transport import Health, Transport, Unreachable
 VIEW_SIZE = 64
 CANDIDATES_MAX = 256
 MET_SIZE = 256
+OBSERVERS_MAX = 16  # that may ask at a time; the latest ones
 assert MET_SIZE > VIEW_SIZE, "the peers met include the view; the oldest outside the view makes room"
 # Identities and addresses are free. Inbound peers have at most half of the view. The first peers that this node found
 # stay while they answer, and so do the first sixteen with a record as authors. Among the rest, those in the most
@@ -103,6 +104,8 @@ class Membership:
     A peer that shook hands may call this node even after it left the view to make room. Views are not mutual, so
     otherwise most calls in a large swarm would be refused.
 
+    An observer has no model and nothing to give: it may ask, and takes no place in the view.
+
     The node dials named addresses in private networks, or on this machine, only if its owner's addresses put it there.
     Otherwise strangers could make it probe its own network.
     """
@@ -117,11 +120,13 @@ class Membership:
         recorded: Callable[[bytes], bool] = lambda peer: False,
         rng: random.Random | None = None,
         roster: Roster | None = None,
+        observing: bool = False,
     ) -> None:
         """
         Args:
             recorded: returns whether a peer has a record as an author.
             roster: the members of a private run; None: the run is open.
+            observing: this node is an observer.
         """
         self._rng = rng or random.Random()
         self.view: dict[bytes, Peer] = {}
@@ -142,6 +147,8 @@ class Membership:
         self._tellers: dict[bytes, bytes] = {}  # the peer that first named each candidate
         self._retries = Retries(boot_seconds)
         self._met: dict[bytes, Limits] = {}  # peers of this run, in the view or not
+        self._observers: dict[bytes, Limits] = {}
+        self._observing = observing
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
         self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
@@ -315,6 +322,9 @@ class Membership:
         if answer.refusal or answer.run_id != self._run_file.run.id:
             self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run")
             return False
+        if answer.observer:
+            self._refuse(peer, "it only looks on")
+            return False
         if self._roster is not None:
             if answer.granted:
                 self._roster.accept(answer.granted)
@@ -417,7 +427,11 @@ class Membership:
     def limits(self, peer: bytes) -> Limits | None:
         """The limits of a message between this node and the peer; None if they have not shaken hands, or the run is
         private and the peer no member any more."""
-        return self._met.get(peer) if self.welcomes(peer) else None
+        return (self._met.get(peer) or self._observers.get(peer)) if self.welcomes(peer) else None
+
+    def observes(self, peer: bytes) -> bool:
+        """Whether the peer shook hands as an observer."""
+        return peer in self._observers
 
     def welcomes(self, peer: bytes) -> bool:
         """Whether the run is open, or the key a member's."""
@@ -455,7 +469,8 @@ class Membership:
             replace_text(self._cache, json.dumps(addresses))
 
     def _hello(self) -> ftis_pb2.Handshake:
-        hello = greeting(self._run_file.run, self.own_addresses)
+        hello = greeting(self._run_file.run, [] if self._observing else self.own_addresses)
+        hello.observer = self._observing
         if self._roster is not None:
             hello.certificates = self._roster.own
         return hello
@@ -470,8 +485,14 @@ class Membership:
         self._retries.forget(peer)
         self.majors.pop(peer, None)
         self._warned.discard(peer)
-        self.clocks.note(peer, hello.time)
         self._met.pop(peer, None)
+        self._observers.pop(peer, None)
+        if hello.observer:
+            self.view.pop(peer, None)
+            make_room(self._observers, peer, OBSERVERS_MAX)
+            self._observers[peer] = OWN.shared_with(hello.limits)
+            return
+        self.clocks.note(peer, hello.time)
         while len(self._met) >= MET_SIZE:
             del self._met[next(met for met in self._met if met not in self.view)]
         self._met[peer] = OWN.shared_with(hello.limits)
@@ -526,6 +547,7 @@ class Membership:
         self._retries.refused(peer)
         self.view.pop(peer, None)
         self._met.pop(peer, None)
+        self._observers.pop(peer, None)
 
 
 def _own_first(peer: bytes, addresses: dict[str, bytes | None]) -> dict[str, bytes | None]:

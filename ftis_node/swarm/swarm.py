@@ -26,6 +26,7 @@ from ftis_node.swarm.needs import no_rows, teaching_rows
 from ftis_node.swarm.pool import Want
 from ftis_node.swarm.pulling import IDLE_SECONDS, Pulling, Store
 from ftis_node.swarm.roster import Roster
+from ftis_node.swarm.self_report import SelfReport, SelfReports
 from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.supervision import Supervisor
 from ftis_node.swarm.table import Arrival, Table
@@ -69,6 +70,8 @@ class Swarm:
         decode: Callable[..., Announcement] = decode_announcement,
         rng: random.Random | None = None,
         roster: Roster | None = None,
+        describe: Callable[[], SelfReport | None] = lambda: None,
+        observing: bool = False,
     ) -> None:
         """
         Args:
@@ -82,11 +85,14 @@ class Swarm:
             decode: see `Gossip`.
             rng: the source of all of this node's random choices; a simulation seeds it.
             roster: the members of a private run; None: the run is open.
+            describe: returns what the node says of itself now; None: nothing.
+            observing: the node has no model: it looks on, and takes nobody's place.
         """
         self._rng = rng = rng or random.Random()
         self.traffic = Traffic()
         self.standing = standing
         self.interval = 1.0  # seconds between exchanges while hungry; the node sets it to a fraction of its step
+        self.idle = IDLE_SECONDS  # the same at other times
         self._transport = transport
         self._identity = identity
         self._run_file = run_file
@@ -104,7 +110,9 @@ class Swarm:
             recorded=standing.established,
             rng=rng,
             roster=roster,
+            observing=observing,
         )
+        self.reports = SelfReports(identity, run_file.run.id, describe, self.membership.welcomes, observing=observing)
         self._to_exchange = asyncio.Event()  # there is something to send or to request
         self._news = asyncio.Event()  # there is something to pull
         self._to_greet = asyncio.Event()  # there is a peer to greet
@@ -263,16 +271,16 @@ class Swarm:
             return ftis_pb2.ExchangeResponse(stranger=True)
         if not self._settled() and self.membership.called(peer):
             self._to_greet.set()
-        self._hear_of_members(request, peer)
-        answer = self.gossip.answer(request, peer, limits)
-        self._tell_of_members(answer, peer)
+        self._hear(request, peer)
+        answer = self.gossip.answer(request, peer, limits, observer=self.membership.observes(peer))
+        self._tell(answer, peer)
         answer.peers.extend(self.membership.some_addresses(PEERS_TOLD, peer))
         self.traffic.sent[peer] += answer.ByteSize()
         return answer
 
     async def on_fetch(self, request: ftis_pb2.FetchRequest, peer: bytes) -> AsyncIterator[ftis_pb2.FetchChunk]:
-        if self.membership.limits(peer) is None:
-            for digest in request.digests[: OWN.digests]:  # a stranger; its next exchange gets that answer
+        if self.membership.limits(peer) is None or self.membership.observes(peer):
+            for digest in request.digests[: OWN.digests]:  # a stranger's next exchange gets that answer
                 yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         async for chunk in self._uploads.serve(request, peer):
@@ -287,7 +295,7 @@ class Swarm:
         """Exchange with a few random peers while the node is hungry or has news; at least every half minute. A peer
         that does not answer delays no other."""
         while True:
-            await self._wait(self._to_exchange, self.interval if self._want().groups > 0 else IDLE_SECONDS)
+            await self._wait(self._to_exchange, self.interval if self._want().groups > 0 else self.idle)
             view = self.membership.view
             for peer in [peer for peer in view if self.standing.shunned(peer) or not self.membership.welcomes(peer)]:
                 self.membership.drop(peer)
@@ -309,14 +317,14 @@ class Swarm:
         """Swap news with a peer; then once more for the announcements that either mentioned and the other lacks."""
         limits = self.membership.limits(peer) or OWN
         request: ftis_pb2.ExchangeRequest | None = self.gossip.ask(peer, limits)
-        self._tell_of_members(request, peer)
+        self._tell(request, peer)
         for _ in range(QUESTIONS):
             if request is None:
                 return
             answer = await self._call(peer, request)
             if answer is None:
                 return
-            self._hear_of_members(answer, peer)
+            self._hear(answer, peer)
             request = self.gossip.take(request, answer, peer, limits)
             if self.membership.hear(answer.peers[: PEERS_TOLD * ADDRESSES_TOLD], peer) and not self._settled():
                 self._to_greet.set()
@@ -330,8 +338,7 @@ class Swarm:
         except Exception as error:  # see `Transport.handshake`
             logger.debug("Exchange with %s failed: %r", peer_id(peer), error)
             self.gossip.failed(request, peer)
-            if self.roster is not None:
-                self.roster.forget(peer)
+            self._forget_told(peer, records_only=True)
             self.membership.failed(peer)
             if peer not in self.membership.view:
                 self._to_greet.set()
@@ -396,18 +403,25 @@ class Swarm:
             self._forget_told(peer)
         return met
 
-    def _forget_told(self, peer: bytes) -> None:
-        self.gossip.forget_peer(peer)
+    def _forget_told(self, peer: bytes, *, records_only: bool = False) -> None:
+        """Tell the peer all again: of announcements, unless they count as told, of members and self-reports."""
+        if not records_only:
+            self.gossip.forget_peer(peer)
+        self.reports.forget(peer)
         if self.roster is not None:
             self.roster.forget(peer)
 
-    def _tell_of_members(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
+    def _tell(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
+        """Add what the peer was not told yet of members and self-reports."""
+        message.reports.extend(self.reports.news(peer, observer=self.membership.observes(peer)))
         if self.roster is not None:
             message.roster.extend(self.roster.news(peer))
 
-    def _hear_of_members(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
+    def _hear(self, message: ftis_pb2.ExchangeRequest | ftis_pb2.ExchangeResponse, peer: bytes) -> None:
+        """Take what a peer tells of members and self-reports."""
         if self.roster is not None:
             self.roster.hear(message.roster, peer)
+        self.reports.hear(message.reports, peer)
 
     async def _record_loop(self) -> None:
         """Publish this node's addresses in the DHT; look up others while the node has few peers."""

@@ -1,12 +1,14 @@
 """Pictures for the documents: ``python -m tests.manual.pictures`` runs a small swarm and photographs one node.
 
 Three daemons on loopback with the built-in models, as in the demo; Chromium without a window. Writes docs/img/page.png
-(its beginning), page-light.png, page-dark.png, page-phone.png, and the terminal's view as top.png.
+(its beginning), page-light.png, page-dark.png, page-phone.png, the terminal's view as top.png, and the swarm's page as
+watch-3.png. watch-30.png shows thirty nodes of a simulation, whose pass@1 is made up.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import shutil
 import tempfile
@@ -15,19 +17,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 from PIL import Image
 from rich.console import Console
 
 from ftis_node.cli.top import HINT, LINES
+from ftis_node.lab.simulation.scenario import Scenario
 from ftis_node.observe.answers import Peers, Status
 from ftis_node.observe.api import ask
 from ftis_node.observe.live import node_view
 from ftis_node.observe.logs import last_lines
-from ftis_node.observe.web import link, read_token
+from ftis_node.observe.web import Web, json_route, link, read_token
 from tests.support.browser import Browser
 from tests.support.daemons import Daemon
+from tests.support.watched import watched
 
 BEGINNING = 1104  # pixels
+TOKEN = "t" * 43
 FULL_SPEED = ("--set", "learning_rate=2e-4")
 LORA_SPEED = ("--set", "learning_rate=3e-3")
 KINDS = {
@@ -44,7 +50,18 @@ def swarm(place: Path, steps: int) -> Iterator[Daemon]:
     try:
         for number, (name, flags) in enumerate(KINDS.items()):
             peers = ("--peers", daemons[0].address()) if daemons else ()
-            common = ("--name", name, "--seed", str(number), "--set", "min_peers=2", "--set", "patience=90")
+            common = (
+                "--name",
+                name,
+                "--seed",
+                str(number),
+                "--set",
+                "min_peers=2",
+                "--set",
+                "patience=90",
+                "--set",
+                "self_report=always",
+            )
             daemons.append(Daemon(place / name.lower(), *flags, *common, *peers).start())
         daemons[0].wait(lambda status: status.get("step", 0) >= steps, f"{steps} steps", seconds=280)
         yield daemons[0]
@@ -91,6 +108,37 @@ def terminal(daemon: Daemon, place: Path, out: Path) -> None:
     shrink(out / "top.png")
 
 
+def watch(url: str, name: str, out: Path, click: str = "") -> None:
+    """The swarm's page down to the graph and the first nodes. click: what leads to it from the page at `url`."""
+    with Browser(1280, 900) as browser:
+        browser.open(url)
+        if click:
+            browser.wait(f"return document.querySelector(`{click}`)")
+            browser.run(f"document.querySelector(`{click}`).click()")
+        browser.wait("return document.querySelectorAll('.taught').length > 2")
+        browser.picture(out / f"{name}.png", ".nodes tbody tr:nth-child(8), footer")
+    shrink(out / f"{name}.png")
+
+
+def thirty(out: Path) -> None:
+    """Thirty simulated nodes, two of which say nothing of themselves, on the real page."""
+    seen = watched(
+        Scenario(nodes=30, seconds=1500.0, seed=3, session_seconds=60_000.0), lambda number: number not in (7, 19)
+    )
+    facts = msgspec.to_builtins(seen.facts) | {"at": time.time()}
+
+    async def answer() -> dict[str, object]:
+        return facts
+
+    async def serve() -> None:
+        server = Web(TOKEN, [json_route("/swarm.json", answer)], "watch.html")
+        await server.start("127.0.0.1", 0)
+        await asyncio.to_thread(watch, link(server.address, TOKEN), "watch-30", out)
+        await server.close()
+
+    asyncio.run(serve())
+
+
 def shrink(path: Path) -> None:
     """A palette is enough for a page, and a third of the bytes."""
     with Image.open(path) as picture:
@@ -110,9 +158,11 @@ def main() -> None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             take(link_of(daemon), arguments.out)
             terminal(daemon, place, arguments.out)
+            watch(link_of(daemon), "watch-3", arguments.out, "a[href='watch.html']")
+        thirty(arguments.out)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    print(f"{arguments.out}: five pictures in {time.monotonic() - began:.0f} s")
+    print(f"{arguments.out}: seven pictures in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -64,11 +64,10 @@ def keys(heading: str) -> dict[str, Key]:
     }
 
 
-def metrics() -> dict[str, Exposed]:
-    """All documented metrics by name."""
+def metrics(heading: str = "Prometheus") -> dict[str, Exposed]:
+    """The documented metrics below a heading by name."""
     return {
-        name: Exposed(kind, frozenset(re.findall(r"`(\w+)`", labels)))
-        for name, kind, labels, _ in sections()["Prometheus"]
+        name: Exposed(kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in sections()[heading]
     }
 
 

@@ -235,6 +235,7 @@ async def member(
     unix: Callable[[], float] = lambda: 0.0,
     run: Run = RUN,
     roster: Roster | None = None,
+    observing: bool = False,
     **listening: Any,
 ) -> AsyncIterator[Member]:
     """A node that runs until the block ends; a second one with the same number and path is the first one restarted.
@@ -268,8 +269,9 @@ async def member(
             on_groups=take,
             peer_cache=home / "peers.json" if cache else None,
             roster=roster,
+            observing=observing,
         )
-        swarm.interval = 0.1
+        swarm.interval = swarm.idle = 0.1
         node = Member(who, network, store, swarm, next(iter(await network.addresses()), ""), run)
         await swarm.start(bootstraps or [])
         try:

@@ -19,7 +19,25 @@ export function ticks(low, high, about, whole = false) {
   }
 }
 
-/** One curve card. `spec`: title, series ({key, name, tone, format}), kind, band, floor, ceiling, format, empty. */
+const ROUND = [60, 300, 600, 1800, 3600, 10800, 21600, 43200, 86400, 172800, 604800, 2592000];
+const date = (time, shown) => new Intl.DateTimeFormat("en-GB", shown).format(new Date(1000 * time));
+
+/** An axis of unix seconds: ticks at whole minutes, hours or days of the reader's clock. */
+export const TIME = {
+  name: "time",
+  ticks(low, high, about) {
+    const step = ROUND.find((size) => (high - low) / size <= about) ?? ROUND.at(-1);
+    const zone = 60 * new Date(1000 * low).getTimezoneOffset();
+    const found = [];
+    for (let time = Math.ceil((low - zone) / step) * step + zone; time <= high; time += step) found.push(time);
+    return found;
+  },
+  format: (time, span) => date(time, span < 2 * 86400 ? { hour: "2-digit", minute: "2-digit" } : { day: "numeric", month: "short" }),
+  long: (time) => date(time, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }),
+};
+const STEPS = { name: "step", ticks: (low, high, about) => ticks(low, high, about, true), format: number, long: (step) => `Step ${number(step)}` };
+
+/** One curve card. `spec`: title, series ({key, name, tone, format}), kind, band, floor, ceiling, format, empty; along: what x is, steps or TIME. */
 export class Chart {
   constructor(spec) {
     this.spec = spec;
@@ -69,7 +87,8 @@ export class Chart {
     const last = this.data.step.length - 1;
     show(this.legend, spec.series.map((one) => this.entry(one, this.data[one.key]?.[last])));
     const told = spec.series.map((one) => `${one.name} ${this.text(one, this.data[one.key]?.[last])}`).join(", ");
-    this.plot.setAttribute("aria-label", `${spec.title}; at step ${number(this.data.step[last])}: ${told}`);
+    this.along = spec.along ?? STEPS;
+    this.plot.setAttribute("aria-label", `${spec.title}; ${this.along.long(this.data.step[last])}: ${told}`);
     if (this.width) this.paint();
   }
 
@@ -124,12 +143,13 @@ export class Chart {
       svg("line", { class: index ? "grid" : "base", x1: left, x2: width - RIGHT, y1: y(value), y2: y(value) }),
       svg("text", { class: "tick", x: left - 8, y: y(value) + 4, "text-anchor": "end" }, labels[index]),
     ]);
-    const steps = ticks(first, first + span, Math.max(2, Math.floor(inner / 70)), true);
+    const { along } = this;
+    const steps = along.ticks(first, first + span, Math.max(2, Math.floor(inner / 70)));
     const below = steps.filter((step) => step >= first && step <= first + span);
     const across = below.map((step) =>
-      svg("text", { class: "tick", x: this.x(step), y: this.height - BOTTOM + 18, "text-anchor": "middle" }, number(step)),
+      svg("text", { class: "tick", x: this.x(step), y: this.height - BOTTOM + 18, "text-anchor": "middle" }, along.format(step, span)),
     );
-    const name = svg("text", { class: "tick name", x: left + inner / 2, y: this.height - 2, "text-anchor": "middle" }, "step");
+    const name = svg("text", { class: "tick name", x: left + inner / 2, y: this.height - 2, "text-anchor": "middle" }, along.name);
 
     const drawn = [];
     if (band.length) drawn.push(svg("path", { class: "band own", d: this.area(band[0], band[1]) }));
@@ -219,7 +239,7 @@ export class Chart {
       const [low, high] = spec.band.map((key) => data[key]?.[index]);
       rows.push(el("li", null, el("span", null, "95\u202f% interval"), el("b", null, `${spec.format(low)} – ${spec.format(high)}`)));
     }
-    show(this.tip, el("p", null, `Step ${number(data.step[index])}${clock}`), el("ul", null, rows));
+    show(this.tip, el("p", null, `${this.along.long(data.step[index])}${clock}`), el("ul", null, rows));
     const most = this.width - this.tip.offsetWidth;
     const beside = x + 14 + this.tip.offsetWidth > this.width ? x - 14 - this.tip.offsetWidth : x + 14;
     this.tip.style.left = `${Math.max(0, Math.min(most, beside))}px`;

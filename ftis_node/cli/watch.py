@@ -1,0 +1,85 @@
+"""``ftis-node watch``: the swarm as a whole, without a model."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.common import JsonOption, addresses_in, print_json
+from ftis_node.cli.flags import Given, with_settings
+from ftis_node.cli.invitations import invitation_in, keep_invitation
+from ftis_node.errors import UsageError
+from ftis_node.host.loading import loading
+from ftis_node.observe.logs import log_to
+from ftis_node.store.home import Home
+from ftis_node.text import counted, say
+
+
+@with_settings()
+def watch(
+    invitation: Annotated[
+        str, typer.Argument(help="An invitation, ftis:…; a file that holds it; or - to read it from stdin.")
+    ] = "",
+    *,
+    peers: Annotated[str, typer.Option(help="Addresses of nodes of an open run, separated by commas.")] = "",
+    home: Annotated[Path, typer.Option(help="The observer's directory: its key, the run and the history.")] = Path(
+        "~/.ftis-node-watch"
+    ),
+    given: Given,
+    export: Annotated[
+        Path | None, typer.Option(help="A directory for the page as files, written anew each minute.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--for", min=1, help="Look for so many seconds, print what was seen, and end.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a whole swarm on a page: who is there, what they claim, who taught whom. It needs no model.
+
+    The same command goes on with what it knows, also without the invitation.
+    """
+    if json and seconds is None:
+        raise UsageError("--json is for --for: what never ends prints nothing.", "Add --for 60, or ask for swarm.json.")
+    place = Home(home.expanduser())
+    if place.store.exists():
+        raise UsageError(
+            f"The home {place.path} is a node's, and the key of one serves one process.",
+            f"`ftis-node page{place.flag}` links to the node's own view; or name another --home.",
+        )
+    kept = str(place.invitation) if place.invitation.exists() else ""
+    invited = invitation_in(invitation or kept, place) if (invitation or kept) and not peers else None
+    addresses = (*addresses_in(peers), *(invited.addresses if invited is not None else ()))
+    if not addresses and not place.run_file.exists():
+        raise UsageError("No swarm is named.", "Give an invitation, ftis:…, or --peers.")
+    settings = given.with_values(listen=False).on(place)("arithmetic")[0]
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    place.open()
+    if invited is not None:
+        keep_invitation(place, invited)
+    log_to(place.path, as_json=settings.log_format == "json", view=None)
+    with loading():
+        import msgspec
+        import uvloop
+
+        from ftis_node.node.observer import Observer
+        from ftis_node.observe.web import Web, link, read_token
+
+    def tell(server: Web) -> None:
+        say(f"Page: {link(server.address, read_token(place.page_token))}", error=True, flush=True)
+
+    observer = Observer(place, settings, addresses, invited, export)
+    if seconds is not None:
+        say(f"Looking for {seconds:g} s.", error=True, flush=True)
+    facts, code = uvloop.run(observer.run(tell, seconds))
+    if json:
+        print_json(msgspec.to_builtins(facts))
+    elif seconds is not None:
+        say(f"{counted(sum(node.present for node in facts.nodes), 'node')} in run {facts.run} ({facts.task})")
+        for node in facts.nodes:
+            name = node.claims.name if node.claims is not None else ""
+            say(f"{node.id}  {name or '–'}  step {node.step}, {counted(node.groups, 'group')} announced")
+    sys.exit(code)

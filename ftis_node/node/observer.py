@@ -1,0 +1,189 @@
+"""An observer: a member of a swarm without a model. It asks, shows the whole, and takes nobody's place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from ftis_node.config.run import RunFile, dump_run_file, in_short
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UsageError
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.files import replace_bytes, replace_text
+from ftis_node.host.signals import listen
+from ftis_node.node.assembly import check_peers, open_network, roster_of
+from ftis_node.node.dashboard import swarm_route
+from ftis_node.node.options import known_run
+from ftis_node.observe.api import TEXT
+from ftis_node.observe.prometheus import swarm_exposition
+from ftis_node.observe.web import Route, Web, page_files, read_token, to_json
+from ftis_node.store.home import Home
+from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.admission import AdmissionContext
+from ftis_node.swarm.handshake import fetch_run
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.invitation import Invitation
+from ftis_node.swarm.overview import Overview, SwarmFacts
+from ftis_node.swarm.pool import Newcomers, Want
+from ftis_node.swarm.standing import Standing
+from ftis_node.swarm.swarm import Swarm
+from ftis_node.swarm.wire.libp2p import Libp2p
+
+ASK_SECONDS = 10.0  # between exchanges
+EXPORT_SECONDS = 60.0
+PAGE = "watch.html"
+EXPORTED = (PAGE, "watch.js", "dom.js", "charts.js", "page.css", "icon.svg")
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    """Looks at one swarm until it is stopped."""
+
+    def __init__(
+        self,
+        home: Home,
+        settings: Settings,
+        peers: Sequence[str],
+        invitation: Invitation | None = None,
+        export: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            peers: multiaddrs with which it begins; none: those that it knows from before.
+            export: a directory for the page as files, written anew each minute.
+        """
+        self._home, self._settings, self._invitation, self._export = home, settings, invitation, export
+        self._bootstraps = [parse_address(text)[0] for text in peers]
+        self._stopping = asyncio.Event()
+        self._exit_code = 0
+        self._overview: Overview | None = None
+
+    async def run(self, ready: Callable[[Web], None], seconds: float | None = None) -> tuple[SwarmFacts, int]:
+        """Look on until stopped; return what was seen last, and the exit code.
+
+        Args:
+            ready: called with the page once it can be opened.
+            seconds: None: without end.
+
+        Raises:
+            UserError: the run cannot be found, this key may not see it, or page or export cannot be written.
+        """
+        listen(self._stop)
+        async with contextlib.AsyncExitStack() as stack:
+            overview = await self._start(stack)
+            server = Web(read_token(self._home.page_token), self._routes(overview), PAGE)
+            await server.start(self._settings.http_host, self._settings.http_port)
+            stack.push_async_callback(server.close)
+            ready(server)
+            looking = asyncio.create_task(overview.run())
+            stack.callback(overview.save)
+            stack.callback(looking.cancel)
+            await self._look_on(overview, seconds)
+            overview.look()
+            self._write(overview)
+            return overview.facts(), self._exit_code
+
+    def _stop(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        self._stopping.set()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> Overview:
+        home, settings = self._home, self._settings
+        home.open()
+        stack.callback(home.close)
+        identity = Identity.load_or_create(home.key)
+        runtime = home.make_runtime()
+        transport = await open_network(
+            home,
+            settings,
+            runtime,
+            identity,
+            self._bootstraps,
+            lambda pid: home.record_runtime(runtime, (pid,)),
+        )
+        stack.push_async_callback(transport.close)
+        run_file = await self._find_run(transport)
+        run = run_file.run
+        roster = roster_of(home, run, identity, self._invitation)
+        replace_text(home.run_file, dump_run_file(run_file))
+        swarm = Swarm(
+            transport=transport,
+            identity=identity,
+            run_file=run_file,
+            context=AdmissionContext(run=run, prompt_digests=bytes(8)),  # nothing is admitted
+            store=_NoPackets(),
+            standing=Standing(boot_seconds, settings.defences),
+            exchange_peers=settings.exchange_peers,
+            max_age=settings.max_age,
+            want=lambda: Want(0, Newcomers(), 0),
+            on_groups=_no_groups,
+            peer_cache=home.path / "peers.json",
+            roster=roster,
+            observing=True,
+        )
+        swarm.idle = ASK_SECONDS
+        overview = Overview(swarm, run, None, home.swarm_history)
+        await swarm.start(self._bootstraps, run_file.hints.bootstraps)
+        stack.push_async_callback(swarm.close)
+        check_peers(swarm.membership, self._bootstraps, home.path, run)
+        logger.info("Looking at run %s: %s", run.id.hex(), in_short(run))
+        return overview
+
+    async def _find_run(self, transport: Libp2p) -> RunFile:
+        found, invited = known_run(self._home, None), self._invitation
+        if found is None:
+            ticket = invited.encoded if invited is not None else b""
+            found = await fetch_run(transport, self._bootstraps, self._settings.patience, ticket)
+        if invited is not None and invited.run_id != found.run.id:
+            raise UsageError(
+                f"The home {self._home.path} looks at run {found.run.id.hex()}, the invitation is to another.",
+                "Name a fresh --home for the other run.",
+            )
+        return found
+
+    async def _look_on(self, overview: Overview, seconds: float | None) -> None:
+        ends = None if seconds is None else boot_seconds() + seconds
+        while not self._stopping.is_set() and (ends is None or boot_seconds() < ends):
+            self._write(overview)
+            left = EXPORT_SECONDS if ends is None else max(0.0, ends - boot_seconds())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), min(EXPORT_SECONDS, left))
+
+    def _write(self, overview: Overview) -> None:
+        """Write the page as files; what it shows last, so that a reader never meets half of it."""
+        if self._export is None:
+            return
+        self._export.mkdir(parents=True, exist_ok=True)
+        for name, body in page_files().items():
+            if name in EXPORTED:
+                replace_bytes(self._export / ("index.html" if name == PAGE else name), body)
+        replace_bytes(self._export / "swarm.json", to_json(msgspec.to_builtins(overview.facts())))
+
+    def _routes(self, overview: Overview) -> list[Route]:
+        async def metrics(_: web.BaseRequest) -> web.Response:
+            body = swarm_exposition(msgspec.to_builtins(overview.facts()))
+            return web.Response(body=body, headers={"Content-Type": TEXT})
+
+        return [swarm_route(lambda: overview), Route("/metrics", metrics, open=True)]
+
+
+class _NoPackets:
+    """The store of an observer, which holds none."""
+
+    def body(self, digest: bytes) -> None:
+        return None
+
+    def seen(self, author: bytes, round: int, slot: int) -> bool:
+        return False
+
+    def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None: ...
+
+
+async def _no_groups(_: object) -> None: ...

@@ -1,0 +1,291 @@
+"""The swarm as a whole, as far as one node or observer hears of it: who is there, what they claim, who taught whom.
+
+What comes from announcements, handshakes and self-reports are claims, and are named so. There is no network address in
+it, so it can be shown to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from ftis_node.config.run import Run
+from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.host.files import replace_bytes
+from ftis_node.swarm.addresses import is_relayed
+from ftis_node.swarm.announcement import Announcement
+from ftis_node.swarm.handshake import plain
+from ftis_node.swarm.identity import peer_id
+from ftis_node.swarm.self_report import PRESENT_SECONDS, SelfReport
+from ftis_node.swarm.swarm import Swarm
+
+LOOK_SECONDS = 10.0
+SAVE_SECONDS = 300.0
+NODES_MAX = 512
+
+logger = logging.getLogger(__name__)
+
+
+class Curve(msgspec.Struct):
+    """Values over time in at most `MOST` rows of a time (unix seconds) and numbers; then every second one goes."""
+
+    MOST: ClassVar[int] = 400
+
+    spacing: float = 60.0
+    rows: list[list[float | None]] = []
+
+    def add(self, now: float, *values: float | None) -> None:
+        """Add a row, unless the last one is newer than `spacing` seconds."""
+        if self.rows and 0 <= now - (self.rows[-1][0] or 0.0) < self.spacing:
+            return
+        self.rows.append([now, *values])
+        if len(self.rows) > self.MOST:
+            self.rows, self.spacing = self.rows[::2], 2 * self.spacing
+
+
+class Seen(msgspec.Struct):
+    """What was heard of one node. first, heard: unix seconds. introducer: the peer that named it first.
+
+    step: the last announced one. groups: announced since this observer looks. completions, right: of these groups.
+    """
+
+    first: float
+    heard: float
+    introducer: bytes
+    version: str = ""
+    reach: str = ""
+    step: int = 0
+    groups: int = 0
+    completions: int = 0
+    right: int = 0
+    report: SelfReport | None = None
+    pass_at_1: Curve = msgspec.field(default_factory=Curve)
+
+
+class Book(msgspec.Struct):
+    """What an overview keeps on disk. since, until: unix seconds in which it looked; older announcements are counted.
+
+    history: present nodes, groups a minute, mean pass@1.
+    """
+
+    run_id: bytes
+    since: float
+    until: float = 0.0
+    nodes: dict[bytes, Seen] = {}
+    history: Curve = msgspec.field(default_factory=Curve)
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. id: peer id. heard, reported: seconds ago. present: heard of within ten minutes.
+
+    own: it is the node that shows this. success: the part of its announced completions that were right by its own
+    rule. claims: from its self-report, None if it sends none. curve: time and claimed pass@1.
+    """
+
+    id: str
+    own: bool
+    present: bool
+    heard: float
+    since: float
+    version: str
+    reach: str
+    step: int
+    groups: int
+    success: float | None
+    reported: float | None
+    claims: Claims | None
+    curve: list[list[float | None]]
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """What a node says of itself; fields as in `SelfReport`. teachers: groups by peer id."""
+
+    name: str
+    model: str
+    tokenizer: str
+    state: str
+    pass_at_1: float | None
+    pass_at_1_before: float | None
+    own_used: int
+    foreign_used: int
+    peers: int
+    bytes_in: int
+    bytes_out: int
+    teachers: dict[str, int]
+
+
+class SwarmFacts(msgspec.Struct, frozen=True):
+    """The whole. at, since: unix seconds. peers: those that this observer is in touch with.
+
+    history: rows of time, present nodes, announced groups a minute, and the mean of the claimed pass@1.
+    """
+
+    run: str
+    task: str
+    private: bool
+    at: float
+    since: float
+    peers: int
+    nodes: list[NodeFacts]
+    history: list[list[float | None]]
+
+
+class Overview:
+    """Gathers what a swarm's announcements, handshakes and self-reports tell, in bounded memory."""
+
+    def __init__(self, swarm: Swarm, run: Run, own: bytes | None, file: Path | None = None) -> None:
+        """
+        Args:
+            own: the peer id of this node; None for an observer.
+            file: keeps what was gathered between starts.
+        """
+        self._swarm, self._run, self._own, self._file = swarm, run, own, file
+        self.book = _read(file, run) or Book(run.id, unix_seconds())
+        self._groups = Counter[bytes]()  # announced since the last row of the history
+        self._began = self._counted = unix_seconds()
+        self._counted_until = self.book.until
+        swarm.gossip.on_new.append(self._announced)
+
+    async def run(self) -> None:
+        """Look again and again; save now and then."""
+        saved = boot_seconds()
+        while True:
+            self.look()
+            if boot_seconds() - saved > SAVE_SECONDS:
+                saved = boot_seconds()
+                self.save()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Take over what peers, handshakes and self-reports say now."""
+        now, boot = unix_seconds(), boot_seconds()
+        for peer in list(self._swarm.membership.view.values()):
+            seen = self._of(peer.id, peer.id, now - (boot - peer.seen))
+            seen.version = peer.agent.removeprefix("ftis-node/")
+            seen.reach = "relayed" if all(map(is_relayed, peer.addresses)) else "direct" if peer.found else seen.reach
+        for author, heard in self._swarm.reports.known.items():
+            self._reported(author, heard.report, heard.teller, now - (boot - heard.at))
+        if self._own is not None and (report := self._swarm.reports.describe()) is not None:
+            self._reported(self._own, report, self._own, now)
+        claimed = [s.report.pass_at_1 for s in self._present(now) if s.report and s.report.pass_at_1 is not None]
+        self.book.until = now
+        if now - self._counted >= self.book.history.spacing:
+            minutes, made = (now - self._counted) / 60, self._groups.total()
+            mean = sum(claimed) / len(claimed) if claimed else None
+            self.book.history.add(now, len(self._present(now)), made / minutes, mean)
+            self._groups.clear()
+            self._counted = now
+
+    def facts(self) -> SwarmFacts:
+        """What to show now; the nodes that are present first, then by what they contributed."""
+        now, book = unix_seconds(), self.book
+        nodes = [self._facts(author, seen, now) for author, seen in book.nodes.items()]
+        nodes.sort(key=lambda node: (not node.present, -node.groups, node.id))
+        return SwarmFacts(
+            run=book.run_id.hex(),
+            task=self._run.task,
+            private=bool(self._run.founder),
+            at=now,
+            since=book.since,
+            peers=len(self._swarm.membership.view),
+            nodes=nodes,
+            history=book.history.rows,
+        )
+
+    def save(self) -> None:
+        """Write the book to its file; a full disk costs the history, and nothing else."""
+        if self._file is not None:
+            try:
+                replace_bytes(self._file, msgspec.msgpack.encode(self.book))
+            except OSError as error:
+                logger.warning("The swarm's history cannot be written to %s: %s", self._file, error)
+
+    def _present(self, now: float) -> list[Seen]:
+        return [seen for seen in self.book.nodes.values() if seen.heard > now - PRESENT_SECONDS]
+
+    def _announced(self, announcement: Announcement, introducer: bytes) -> None:
+        seen = self._of(announcement.author, introducer, unix_seconds())
+        seen.step = max(seen.step, announcement.policy_step)
+        if announcement.issued_at < self._counted_until:
+            return  # before a restart
+        groups = len(announcement.packets)
+        seen.groups += groups
+        seen.completions += groups * self._run.group
+        seen.right += sum(min(ref.right, self._run.group) for ref in announcement.packets)
+        if announcement.issued_at >= self._began:
+            self._groups[announcement.author] += groups
+
+    def _reported(self, author: bytes, report: SelfReport, teller: bytes, heard: float) -> None:
+        seen = self._of(author, teller, heard)
+        if seen.report is None or report.at > seen.report.at:
+            seen.report, seen.step = report, max(seen.step, report.step)
+            seen.version, seen.reach = report.version or seen.version, report.reach or seen.reach
+            if report.pass_at_1 is not None:
+                seen.pass_at_1.add(heard, report.pass_at_1)
+
+    def _of(self, author: bytes, introducer: bytes, heard: float) -> Seen:
+        """The entry of an author. In a full book the one that is silent for longest makes room if it is not present;
+        else the newest of the introducer that named most: floods evict themselves."""
+        nodes = self.book.nodes
+        if author not in nodes:
+            if len(nodes) >= NODES_MAX:
+                oldest = min(nodes, key=lambda known: nodes[known].heard)
+                if nodes[oldest].heard > heard - PRESENT_SECONDS:
+                    crowd = Counter(seen.introducer for seen in nodes.values()).most_common(1)[0][0]
+                    oldest = max((a for a in nodes if nodes[a].introducer == crowd), key=lambda a: nodes[a].first)
+                del nodes[oldest]
+            nodes[author] = Seen(heard, heard, introducer)
+        nodes[author].heard = max(nodes[author].heard, heard)
+        return nodes[author]
+
+    def _facts(self, author: bytes, seen: Seen, now: float) -> NodeFacts:
+        report = seen.report
+        return NodeFacts(
+            id=peer_id(author),
+            own=author == self._own,
+            present=seen.heard > now - PRESENT_SECONDS,
+            heard=max(0.0, now - seen.heard),
+            since=seen.first,
+            version=plain(seen.version, 64),
+            reach=plain(seen.reach, 64),
+            step=seen.step,
+            groups=seen.groups,
+            success=seen.right / seen.completions if seen.completions else None,
+            reported=max(0.0, now - report.at) if report is not None else None,
+            claims=_claims(report) if report is not None else None,
+            curve=seen.pass_at_1.rows,
+        )
+
+
+def _claims(report: SelfReport) -> Claims:
+    return Claims(
+        name=plain(report.name, 64),
+        model=plain(report.model, 64),
+        tokenizer=plain(report.tokenizer, 64),
+        state=plain(report.state, 64),
+        pass_at_1=report.pass_at_1,
+        pass_at_1_before=report.pass_at_1_before,
+        own_used=report.own_used,
+        foreign_used=report.foreign_used,
+        peers=report.peers,
+        bytes_in=report.bytes_in,
+        bytes_out=report.bytes_out,
+        teachers={peer_id(author): groups for author, groups in report.teachers.items()},
+    )
+
+
+def _read(file: Path | None, run: Run) -> Book | None:
+    """What was gathered before; None if there is nothing, or nothing that can be used."""
+    if file is None or not file.exists():
+        return None
+    try:
+        book = msgspec.msgpack.decode(file.read_bytes(), type=Book)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        logger.warning("The swarm's history %s cannot be read and begins anew: %s", file, error)
+        return None
+    return book if book.run_id == run.id else None

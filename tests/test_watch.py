@@ -1,0 +1,455 @@
+"""Observers: they see the whole swarm as it claims to be, and take nothing from anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UsageError, UserError
+from ftis_node.lab.simulation.scenario import Scenario
+from ftis_node.node.observer import EXPORTED, Observer
+from ftis_node.observe.prometheus import swarm_exposition
+from ftis_node.observe.web import Web, json_route, link, read_token
+from ftis_node.packet import packet_digest
+from ftis_node.store.home import Home
+from ftis_node.swarm import ftis_pb2, self_report
+from ftis_node.swarm.certificates import DAY
+from ftis_node.swarm.handshake import greeting, shake
+from ftis_node.swarm.identity import Identity, peer_id
+from ftis_node.swarm.invitation import invite
+from ftis_node.swarm.membership import OBSERVERS_MAX
+from ftis_node.swarm.overview import NODES_MAX, Curve, Overview
+from ftis_node.swarm.roster import Roster
+from ftis_node.swarm.self_report import (
+    FENCE,
+    REPORT_BYTES_MAX,
+    REPORTS_MAX,
+    REPORTS_TOLD,
+    ReportError,
+    SelfReport,
+    SelfReports,
+    read_report,
+)
+from tests.support.browser import Browser, missing
+from tests.support.cli import refused
+from tests.support.clock import Clock
+from tests.support.documented import exposed, metrics
+from tests.support.swarm import (
+    OTHER_RUN,
+    RUN,
+    Member,
+    announcement,
+    eventually,
+    identity,
+    make_run,
+    member,
+    packet,
+    stub,
+    transport,
+)
+from tests.support.watched import WatchedSimulation, watched
+
+ANN, BEN, CARA, EVE = (identity(number) for number in range(1, 5))
+NOW = 1_760_000_000
+
+
+def report(who: Identity = ANN, at: int = NOW, **fields: Any) -> SelfReport:
+    return SelfReport(**{"run_id": RUN.id, "author": who.author, "at": at, **fields})
+
+
+def sent(who: Identity = ANN, at: int = NOW, **fields: Any) -> bytes:
+    return msgspec.msgpack.encode(report(who, at, **fields).signed_by(who))
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The boot clock in hand; the wall clock goes with it."""
+    boot = Clock()
+    for module in ("self_report", "overview"):
+        monkeypatch.setattr(f"ftis_node.swarm.{module}.boot_seconds", boot)
+        monkeypatch.setattr(f"ftis_node.swarm.{module}.unix_seconds", lambda: NOW + boot.now - 1000.0)
+    return boot
+
+
+def reports(who: Identity = BEN, *, observing: bool = False, tells: bool = True) -> SelfReports:
+    made = SelfReports(
+        who,
+        RUN.id,
+        lambda: report(who, int(self_report.unix_seconds()), step=7),
+        lambda author: author != EVE.author,
+        observing=observing,
+    )
+    made.telling = tells
+    return made
+
+
+# --- self-reports -----------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=300) | st.just(sent()).flatmap(lambda data: st.builds(swap, st.just(data), st.randoms())))
+def test_any_bytes_are_a_report_or_none_and_never_another_error(data: bytes) -> None:
+    with contextlib.suppress(ReportError):
+        assert read_report(data).run_id is not None
+
+
+def swap(data: bytes, rng: Any) -> bytes:
+    place = rng.randrange(len(data))
+    return data[:place] + bytes([rng.randrange(256)]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pass_at_1": float("nan")},
+        {"pass_at_1": 1.5},
+        {"step": -1},
+        {"bytes_in": 1 << 60},
+        {"name": "n" * 65},
+        {"teachers": {identity(number).author: 1 for number in range(10, 27)}},
+        {"teachers": {b"short": 1}},
+        {"author": b"short"},
+    ],
+)
+def test_claims_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ReportError):
+        read_report(msgspec.msgpack.encode(msgspec.structs.replace(report(), **fields)))
+
+
+def test_the_largest_report_fits() -> None:
+    most = {name: "ü" * 64 for name in ("name", "model", "tokenizer", "version", "reach", "state")}
+    teachers = {identity(number).author: (1 << 53) - 1 for number in range(16)}
+    assert len(sent(**most, teachers=teachers)) <= REPORT_BYTES_MAX
+    with pytest.raises(ReportError, match="more than"):
+        read_report(bytes(REPORT_BYTES_MAX + 1))
+
+
+def test_a_node_takes_a_report_from_its_author_only_and_an_observer_from_whoever_has_it(clocks: Clock) -> None:
+    for observing, from_author in ((False, True), (True, True)):
+        books = reports(observing=observing)
+        books.hear([sent(ANN)], CARA.author)
+        assert (ANN.author in books.known) == observing
+        books.hear([sent(ANN, NOW + 1)], ANN.author)
+        assert (ANN.author in books.known) == from_author
+    assert reports().news(CARA.author, observer=False), "its own it tells anybody"
+
+
+@pytest.mark.parametrize(
+    ("what", "data"),
+    [
+        ("forged", msgspec.msgpack.encode(report(ANN).signed_by(CARA))),
+        ("changed", msgspec.msgpack.encode(msgspec.structs.replace(report(ANN).signed_by(ANN), step=9))),
+        ("of another run", msgspec.msgpack.encode(report(ANN, run_id=OTHER_RUN.id).signed_by(ANN))),
+        ("too old", sent(ANN, NOW - int(FENCE) - 1)),
+        ("of the future", sent(ANN, NOW + int(FENCE) + 1)),
+        ("of the reader itself", sent(BEN)),
+        ("of one who is not welcome", sent(EVE)),
+        ("nonsense", b"\xc1"),
+    ],
+)
+def test_a_report_is_left_out_that_is(what: str, data: bytes, clocks: Clock) -> None:
+    books = reports(observing=True)
+    books.hear([data, sent(CARA)], CARA.author)
+    assert set(books.known) == {CARA.author}, what
+
+
+def test_an_older_report_does_not_replace_a_newer_one(clocks: Clock) -> None:
+    books = reports(observing=True)
+    books.hear([sent(ANN, NOW, step=5)], CARA.author)
+    books.hear([sent(ANN, NOW - 60, step=4)], EVE.author)
+    assert books.known[ANN.author].report.step == 5
+
+
+def test_each_peer_is_told_each_report_once_and_others_reports_only_observers(clocks: Clock) -> None:
+    books = reports()
+    books.hear([sent(ANN)], ANN.author)
+    assert [read_report(data).author for data in books.news(CARA.author, observer=False)] == [BEN.author]
+    assert books.news(CARA.author, observer=False) == []
+    assert {read_report(data).author for data in books.news(EVE.author, observer=True)} == {ANN.author, BEN.author}
+    clocks.now += 61.0
+    assert books.news(CARA.author, observer=False), "a minute later there is a new one"
+    books.forget(EVE.author)
+    assert len(books.news(EVE.author, observer=True)) == 2
+    clocks.now += 3600.0
+    assert len(books.news(EVE.author, observer=True)) == 1, "Ann has been silent for an hour"
+
+
+def test_who_does_not_tell_of_itself_sends_nothing(clocks: Clock) -> None:
+    assert reports(tells=False).news(CARA.author, observer=True) == []
+
+
+def test_a_flood_of_identities_through_one_peer_evicts_itself(clocks: Clock) -> None:
+    books = reports(observing=True)
+    books.hear([sent(ANN)], ANN.author)
+    for number in range(100, 100 + REPORTS_MAX + 64):
+        clocks.now += 0.2
+        books.hear([sent(identity(number))], EVE.author)
+    assert len(books.known) <= REPORTS_MAX and ANN.author in books.known
+    many = [sent(identity(number)) for number in range(2000, 2000 + REPORTS_TOLD + 9)]
+    clocks.now += 3600.0
+    before = set(books.known)
+    books.hear(many, CARA.author)
+    assert len(set(books.known) - before) == REPORTS_TOLD, "of one message no more are read"
+
+
+# --- the overview -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swarm() -> WatchedSimulation:
+    """Eight nodes, of which two say nothing of themselves, and an observer, in memory."""
+    return watched(Scenario(nodes=8, seconds=600.0), lambda number: number not in (2, 5))
+
+
+def test_an_observer_sees_everybody_and_what_they_claim(swarm: WatchedSimulation) -> None:
+    nodes = {node.id: node for node in swarm.facts.nodes if node.present}
+    assert set(nodes) == {peer_id(author) for author in swarm.nodes}
+    assert sum(node.claims is not None for node in nodes.values()) == 6
+    for author, one in swarm.nodes.items():
+        seen, progress = nodes[peer_id(author)], one.stepper.progress
+        assert seen.groups > 0 and 0 < seen.step <= progress.step and seen.success is not None
+        if seen.claims is not None:
+            assert 0 <= seen.claims.foreign_used <= sum(progress.foreign_groups_used.values())
+            assert seen.reported is not None and seen.reported < 120.0
+    assert sum(len(node.claims.teachers) for node in nodes.values() if node.claims) > 8
+    assert len(swarm.facts.history) >= 5
+
+
+def test_an_observer_takes_nobodys_place(swarm: WatchedSimulation) -> None:
+    own = swarm.observer.membership.own_id
+    for node in swarm.nodes.values():
+        assert own not in {peer_id(peer) for peer in node.swarm.membership.view}
+        assert own not in node.stepper.progress.foreign_groups_used
+
+
+def test_what_is_shown_has_no_network_address_in_it(swarm: WatchedSimulation) -> None:
+    shown = json.dumps(msgspec.to_builtins(swarm.facts))
+    assert "/ip4/" not in shown and "/tcp/" not in shown
+    addresses = [address for node in swarm.nodes.values() for address in node.transport.machine_addresses]
+    assert addresses and not any(address.split("/")[2] in shown for address in addresses)
+
+
+def test_metrics_are_of_present_nodes_by_peer_id(swarm: WatchedSimulation) -> None:
+    body = swarm_exposition(msgspec.to_builtins(swarm.facts))
+    assert exposed(body) == metrics("An observer's")
+    text = body.decode()
+    assert "ftis_swarm_nodes 8.0" in text
+    assert text.count("ftis_swarm_node_pass_at_1_claimed{") == 6
+    assert "Ada" not in text, "no word of a stranger's"
+
+
+def test_a_curve_of_days_keeps_its_ends_in_bounded_room() -> None:
+    curve = Curve()
+    for minute in range(20_000):
+        curve.add(60.0 * minute, minute / 20_000)
+    assert len(curve.rows) <= Curve.MOST
+    assert curve.rows[0][0] == 0.0 and curve.rows[-1][0] is not None and curve.rows[-1][0] > 60.0 * 19_800
+
+
+@contextlib.asynccontextmanager
+async def overview_of(path: Path, file: Path | None = None) -> AsyncIterator[tuple[Member, Overview]]:
+    async with member(1, path, observing=True, listen=False) as node:
+        yield node, Overview(node.swarm, RUN, None, file)
+
+
+async def test_a_thousand_made_up_authors_remove_no_present_one_that_another_named(tmp_path: Path) -> None:
+    async with overview_of(tmp_path) as (node, overview):
+        tell = node.swarm.gossip.on_new[-1]
+        tell(announcement(ANN, 1, [packet(ANN.author, 1, 0)]), CARA.author)
+        for number in range(100, 1100):
+            tell(announcement(identity(number), 1, [packet(ANN.author, 1, 0)]), EVE.author)
+        assert len(overview.book.nodes) == NODES_MAX and ANN.author in overview.book.nodes
+
+
+async def test_history_goes_on_after_a_restart_and_counts_nothing_twice(tmp_path: Path) -> None:
+    file = tmp_path / "swarm.history"
+    one = announcement(ANN, 1, [packet(ANN.author, 1, slot) for slot in range(3)], issued_at=int(time.time()) - 60)
+    for _ in range(2):
+        async with overview_of(tmp_path, file) as (node, overview):
+            node.swarm.gossip.on_new[-1](one, CARA.author)
+            overview.look()
+            overview.save()
+            assert overview.facts().nodes[0].groups == 3
+    file.write_bytes(b"\xc1")
+    async with overview_of(tmp_path, file) as (_, overview):
+        assert overview.facts().nodes == []
+
+
+# --- over the network -------------------------------------------------------------------------------------------------
+
+
+async def test_a_hostile_observer_can_push_and_take_nothing(tmp_path: Path) -> None:
+    async with member(1, tmp_path) as ann, transport(EVE, tmp_path / "eve", listen=False) as eve:
+        ann.make(2)
+        await eve.connect(ann.author, [ann.address])
+        call, hello = stub(eve, ann.identity), greeting(RUN, [])
+        hello.observer = True
+        answer = await shake(eve, ann.author, hello)
+        assert not answer.refusal and EVE.author not in ann.swarm.membership.view
+        forged = announcement(CARA, 1, [packet(CARA.author, 1, 0)])
+        entry = ftis_pb2.Entry(announcement=forged.encode(), age_ms=1)
+        reply = await call.rpc_exchange(
+            ftis_pb2.ExchangeRequest(entries=[entry], reports=[sent(CARA, int(time.time()))])
+        )
+        assert not reply.stranger and len(reply.mentions) == 1 and not reply.entries
+        assert ann.swarm.gossip.table.get(CARA.author, 1) is None and not ann.swarm.reports.known
+        digest = packet_digest(packet(ann.author, 1, 0))
+        chunks = [chunk async for chunk in await call.rpc_fetch(_once(ftis_pb2.FetchRequest(digests=[digest])))]
+        assert [chunk.status for chunk in chunks] == [ftis_pb2.FetchChunk.BUSY] and not ann.store.served
+
+
+async def _once(request: ftis_pb2.FetchRequest) -> AsyncIterator[ftis_pb2.FetchRequest]:
+    yield request
+
+
+async def test_many_observers_displace_one_another_and_no_peer(tmp_path: Path) -> None:
+    async with member(1, tmp_path) as ann, member(2, tmp_path, [ann.address]) as ben:
+        await eventually(lambda: ann.met(ben), "Ann and Ben meeting")
+        membership, hello = ann.swarm.membership, greeting(RUN, [])
+        hello.observer = True
+        many = [identity(number).author for number in range(100, 101 + OBSERVERS_MAX)]
+        for observer in many:
+            membership.on_handshake(hello, observer)
+        assert membership.limits(many[0]) is None and membership.limits(many[-1]) is not None
+        assert set(membership.view) == {ben.author} and membership.limits(ben.author) is not None
+
+
+async def test_a_node_that_answers_as_an_observer_is_no_peer(tmp_path: Path) -> None:
+    async with member(1, tmp_path, observing=True) as ann, member(2, tmp_path, [ann.address]) as ben:
+        await eventually(lambda: ann.author in ben.swarm.membership.refused, "Ben's refusal")
+        assert not ben.swarm.membership.view
+
+
+@pytest.fixture
+async def observed(tmp_path: Path) -> AsyncIterator[Member]:
+    """A node that tells of itself, and has announced two groups."""
+    async with member(1, tmp_path, unix=time.time) as ann:
+        ann.swarm.reports.describe = lambda: report(ann.identity, int(time.time()), name="<b>Ann</b>", pass_at_1=0.5)
+        ann.swarm.reports.telling = True
+        ann.make(2)
+        yield ann
+
+
+async def until(answer: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool]) -> None:
+    """Asks again until the answer is such; the test's own time limit ends it."""
+    while not holds(await answer()):  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(0.1)
+
+
+async def test_an_observer_serves_and_exports_its_page(observed: Member, tmp_path: Path) -> None:
+    home, site = Home(tmp_path / "home"), tmp_path / "site"
+    pages: list[Web] = []
+    observer = Observer(home, Settings(host="127.0.0.1", listen=False), [observed.address], export=site)
+    running = asyncio.create_task(observer.run(pages.append, None))
+    try:
+        file = site / "swarm.json"
+        await eventually(lambda: bool(pages), "the page")
+        token = read_token(home.page_token)
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as asked:
+
+            async def seen() -> Any:
+                async with asked.get(pages[0].address + "swarm.json") as answer:
+                    return (await answer.json())["nodes"]
+
+            await until(seen, lambda shown: [(node["groups"], bool(node["claims"])) for node in shown] == [(2, True)])
+            node = (await seen())[0]
+            assert (node["id"], node["claims"]["name"]) == (observed.identity.peer_id, "<b>Ann</b>")
+            async with asked.get(pages[0].address) as answer:
+                assert "Who taught whom" in await answer.text()
+        async with aiohttp.ClientSession() as stranger, stranger.get(pages[0].address + "swarm.json") as answer:
+            assert answer.status == 401
+        async with aiohttp.ClientSession() as stranger, stranger.get(pages[0].address + "metrics") as answer:
+            assert b"ftis_swarm_nodes 1.0" in await answer.read()
+    finally:
+        observer._stop(0)
+        facts, code = await running
+    assert code == 0 and [node.groups for node in facts.nodes] == [2]
+    assert {path.name for path in site.iterdir()} == {"index.html", "swarm.json", *EXPORTED[1:]}
+    assert json.loads(file.read_text())["nodes"][0]["id"] == observed.identity.peer_id
+    assert token not in "".join(path.read_text() for path in site.iterdir())
+    again = Observer(home, Settings(host="127.0.0.1", listen=False), [observed.address])
+    facts, _ = await again.run(lambda page: None, 0.5)
+    assert [node.groups for node in facts.nodes] == [2], "kept, and not counted twice"
+
+
+async def test_an_observer_of_a_private_run_has_to_be_a_member(tmp_path: Path) -> None:
+    founder = identity(1)
+    private = make_run(founder=founder.peer_id)
+    roster = Roster(private.id, founder.peer_id, founder, tmp_path / "members", tmp_path / "orders")
+    async with member(1, tmp_path, run=private, roster=roster) as ann:
+        settings = Settings(host="127.0.0.1", listen=False, patience=0.0)
+        with pytest.raises(UserError, match="private"):
+            await Observer(Home(tmp_path / "eve"), settings, [ann.address]).run(lambda page: None, 0.1)
+        ticket = invite(founder, private.id, [ann.address], now=time.time(), seconds=DAY, membership=DAY)
+        invited = Observer(Home(tmp_path / "cara"), settings, ticket.addresses, ticket)
+        facts, _ = await invited.run(lambda page: None, 0.5)
+        assert facts.private and len(roster.book.members) == 1 and not ann.swarm.membership.view
+        other = invite(founder, RUN.id, [ann.address], now=time.time(), seconds=DAY)
+        with pytest.raises(UsageError, match="to another"):
+            await Observer(Home(tmp_path / "cara"), settings, other.addresses, other).run(lambda page: None, 0.1)
+
+
+def test_what_watch_refuses(tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path / "watch"))
+    assert "No swarm is named" in refused("watch", *home).what
+    assert "--for" in refused("watch", *home, "--json").what
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "watch" / "store.sqlite").touch()
+    assert "is a node's" in refused("watch", *home, "--peers", "/ip4/127.0.0.1/tcp/1").what
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
+async def test_the_page_shows_the_swarm_in_a_browser(swarm: WatchedSimulation, width: int, dark: bool) -> None:
+    facts = msgspec.to_builtins(swarm.facts)
+    facts["at"] = time.time()
+    liar = next(node for node in facts["nodes"] if node["claims"])
+    liar["version"] = liar["reach"] = EVIL
+    liar["claims"] |= {
+        "name": EVIL,
+        "model": EVIL + 300 * "W",
+        "tokenizer": EVIL,
+        "teachers": {EVIL: 5, "nobody": 1 << 52},
+    }
+
+    async def answer() -> dict[str, Any]:
+        return facts
+
+    server = Web("t" * 43, [json_route("/swarm.json", answer)], "watch.html")
+    await server.start("127.0.0.1", 0)
+
+    def look() -> None:
+        with Browser(width, 900, dark=dark) as browser:
+            browser.open(link(server.address, "t" * 43))
+            browser.wait("return document.querySelectorAll('.vertex').length === 8")
+            assert browser.run("return document.querySelectorAll('.taught').length") > 8
+            assert browser.run("return document.querySelectorAll('.nodes tbody tr').length") == 8
+            assert browser.run("return document.querySelectorAll('#history .plot > svg').length") == 3
+            assert EVIL in browser.run("return document.querySelector('#nodes').textContent")
+            assert "claimed by the node" in browser.run("return document.querySelector('#nodes').textContent")
+            assert browser.run("return window.hacked") is None
+            wider = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth)"
+            assert browser.run(f"return {wider}.map(e => e.outerHTML.slice(0, 80))") == []
+            assert browser.errors() == []
+
+    try:
+        await asyncio.to_thread(look)
+    finally:
+        await server.close()
