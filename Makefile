@@ -7,6 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures proto \
+  stopwatch
   chaos-quick fuzz-quick wheels compose-test lock clean gpu gpu-wheels older
 
 demo: $(STAMP)
@@ -121,6 +122,10 @@ models: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m ftis_node.lab.warmup --out ftis_node/models
 
 # docs/settings.md, from the class; and the pictures of docs/img, from a real swarm (with chromium).
+# From a fresh clone to the first group learned in a private swarm of two, by the README's commands.
+stopwatch: $(DEV)
+	$(BIN)/python -m tests.manual.stopwatch
+
 settings: $(DEV)
 	$(BIN)/python -m ftis_node.config.documentation docs/settings.md
 

@@ -113,7 +113,7 @@ def watch(url: str, name: str, out: Path, click: str = "") -> None:
     with Browser(1280, 900) as browser:
         browser.open(url)
         if click:
-            browser.wait(f"return document.querySelector(`{click}`)")
+            browser.wait(f"return document.querySelector('.tile') && document.querySelector(`{click}`)")
             browser.run(f"document.querySelector(`{click}`).click()")
         browser.wait("return document.querySelectorAll('.taught').length > 2")
         browser.picture(out / f"{name}.png", ".nodes tbody tr:nth-child(8), footer")
