@@ -7,8 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures proto \
-  stopwatch
-  chaos-quick fuzz-quick wheels compose-test lock clean gpu gpu-wheels older
+  stopwatch chaos-quick fuzz-quick wheels compose-test lock clean gpu gpu-wheels older
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
