@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def node(tmp_path: Path) -> Iterator[Daemon]:
 def test_a_node_that_is_to_finish_before_it_has_anything_to_lose_ends_at_once(tmp_path: Path) -> None:
     node = Node(JoinOptions(Home(tmp_path)), lambda task: collect(task=task, flags={"model": "tiny-a"})[0])
     with pytest.raises(UserError, match="still starting"):
-        node.change({"wait": "3"})
+        asyncio.run(node.change({"wait": "3"}))
     node.finish()
     assert node.condition().state is State.STOPPING
     assert uvloop.run(node.run()) == 0

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from ftis_node.config.checks import check
+from ftis_node.config.hours import read_hours
 from ftis_node.config.profiles import PROFILES, TASKS, TaskProfile
 from ftis_node.errors import UsageError, UserError, did_you_mean, raise_all
 from ftis_node.objective_parts import answers_only
@@ -57,7 +58,7 @@ class Settings(BaseModel):
         "defences": "Samples that look wrong",
         "eval_every": "Evaluation",
         "host": "The network",
-        "nice": "The machine",
+        "hours": "The machine",
         "self_report": "What it shows",
     }
     """The groups of the settings, by the first setting of each."""
@@ -231,6 +232,13 @@ class Settings(BaseModel):
     packet_quota_mb: int = Field(1024, ge=1)
     """[MB] Of packets on disk; the oldest go first."""
 
+    hours: Annotated[str, Flag("Train within these hours only: 22-07, or mon-fri 19-07,sat-sun. Default: always.")] = ""
+    """Local hours in which the node trains, else it pauses: 22-07, 22:30-06:15, or mon-fri 19-07,sat-sun. Default:
+    always."""
+    idle_only: Annotated[
+        bool, Flag("Pause on battery, and while another program uses the GPU.", "--idle-only/--always")
+    ] = False
+    """Pause while the machine runs on its battery, and while another program uses this node's GPU."""
     nice: Annotated[int, Flag("Scheduling priority, 0 to 19: 19 yields to everything else.")] = Field(0, ge=0, le=19)
     """Scheduling priority of all the node's processes; at 19 they give way to everything else."""
     disk_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -248,6 +256,8 @@ class Settings(BaseModel):
     """The IP address, or a name, of page and metrics. The page asks for its token, the metrics for nothing."""
     http_port: int = Field(0, ge=0, le=65535)
     """TCP port of page and metrics; 0: any that is free."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important messages that the log takes."""
     log_format: Annotated[Literal["text", "json"], Flag("text for people, json for programs.")] = "text"
     """Lines of the log for people, or one JSON object each for programs."""
 
@@ -255,6 +265,12 @@ class Settings(BaseModel):
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
         return tuple(part for part in map(str.strip, value.split(",")) if part) if isinstance(value, str) else value
+
+    @field_validator("hours")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        read_hours(value)
+        return value
 
     @field_validator("betas", mode="before")
     @classmethod
@@ -310,7 +326,7 @@ LIVE_CONSTANTS = (
 )
 LIVE = (
     *("own_share", "wait", "steps", "eval_every", "eval_share", "upload_mbit", "exchange_peers", "stall_seconds"),
-    *("checkpoint_minutes", "self_report", *LIVE_CONSTANTS),
+    *("checkpoint_minutes", "self_report", "page", "log_level", "hours", "idle_only", *LIVE_CONSTANTS),
 )
 """The settings that a running node can change; the constants of its objective count from the next step."""
 

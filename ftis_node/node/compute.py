@@ -97,6 +97,12 @@ class ComputeProcess:
             raise FtisError("The compute process has not loaded a model yet.")
         return self.loaded
 
+    def gpu_pids(self) -> frozenset[int]:
+        """The process that may use a GPU now; empty if it is none, or on a CPU."""
+        pid, loaded = self.worker.pid, self.loaded
+        on_gpu = pid is not None and loaded is not None and loaded.device.startswith("cuda")
+        return frozenset({pid} if on_gpu and pid is not None else ())
+
     async def stop(self) -> None:
         """End the process at once and free its memory. Save first what must last."""
         await self._unwatch()

@@ -24,9 +24,11 @@ from ftis_node.node.condition import FAULT_SECONDS, Condition, Signs, State, con
 from ftis_node.node.dashboard import start_api, start_page
 from ftis_node.node.evaluation_schedule import EvaluationSchedule
 from ftis_node.node.options import JoinOptions
+from ftis_node.node.schedule import LOOK_SECONDS, Schedule
 from ftis_node.node.status import NodeStatus, PeersReport, StepLog, peers_report, rows_of, self_report, training_status
 from ftis_node.node.task_files import remember_files, with_remembered
 from ftis_node.observe.api import Answer
+from ftis_node.observe.logs import set_level
 from ftis_node.observe.notify import Notifier
 from ftis_node.observe.web import Web
 from ftis_node.step_report import TakenStep
@@ -61,7 +63,9 @@ class Node:
         self._logged = (State.LOADING, "")  # the latest state and advice in the log
         self._stopping = asyncio.Event()
         self._finishing, self._pausing = False, options.paused
-        self._called = asyncio.Event()  # a request to resume, finish or stop during a pause
+        self._held: str | None = None  # why hours, battery or GPU keep the node from training
+        self._overruled = False  # its owner wants it to train all the same
+        self._called = asyncio.Event()  # something changed during a pause
         self._exit_code = 0
         self._deadline = 0.0  # time by which a stopping node must have ended
         self._stack = contextlib.AsyncExitStack()
@@ -72,6 +76,7 @@ class Node:
         self._overview: Overview | None = None
         self._addresses: list[str] = []
         self._compute = ComputeProcess(options, self.home, self._note_children)
+        self._schedule = Schedule(lambda: self.settings, self._compute.gpu_pids)
         self._sought = 0
         self._evaluations = EvaluationSchedule(self.settings.eval_share)
         self._changed: set[str] = set()  # constants of the objective that the compute process has not got yet
@@ -116,21 +121,39 @@ class Node:
         if self._rooms is None:
             return self.stop()
         self._finishing = True
-        self._hurry(True)
-        self._called.set()
+        self._hurry()
 
     def pause(self) -> None:
         """After this step, save and end the compute process, which frees its memory; then only serve peers."""
         self._pausing = True
-        self._hurry(True)
+        self._hurry()
 
     def resume(self) -> None:
-        """Continue the training after `pause`."""
+        """Continue the training after `pause`, or in spite of hours, battery and GPU until these allow it anyway."""
         self._pausing = False
-        self._hurry(self._finishing)
-        self._called.set()
+        self._overruled, self._held = self._held is not None, None
+        self._hurry()
 
-    def change(self, values: Mapping[str, str]) -> dict[str, object]:
+    async def _keep_hours(self) -> None:
+        """Pause and continue by the schedule."""
+        while True:
+            await self._note_hours()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _note_hours(self) -> None:
+        why = await self._schedule.why_not()
+        self._overruled = self._overruled and why is not None
+        if self._overruled:
+            why = None
+        if why != self._held:
+            self._held = why
+            self._hurry()
+
+    @property
+    def _wants_rest(self) -> bool:
+        return self._pausing or self._held is not None
+
+    async def change(self, values: Mapping[str, str]) -> dict[str, object]:
         """Change settings of the running node, until it ends; return their new values.
 
         Raises:
@@ -147,6 +170,10 @@ class Node:
         rooms.swarm.reports.telling = settings.tells_of_itself(private=bool(rooms.run_file.run.founder))
         self._evaluations.share = settings.eval_share
         rooms.saving.minutes = settings.checkpoint_minutes
+        set_level(settings.log_level)
+        if settings.page != (self._page is not None):
+            await self._show_page()
+        await self._note_hours()
         new = {name: settings.model_dump(mode="json")[name] for name in values}
         logger.info("Settings changed: %s", ", ".join(f"{name} = {value}" for name, value in new.items()))
         return new
@@ -158,10 +185,12 @@ class Node:
         await self._compute.worker.call(Change(self.settings))
         rooms.metrics.write("changed", step=rooms.stepper.progress.step, settings=new)
 
-    def _hurry(self, wanted: bool) -> None:
-        """Set whether the running step trains on the present groups without waiting for more."""
+    def _hurry(self) -> None:
+        """Set whether the running step trains on the present groups without waiting for more; wake a resting node."""
         if self._rooms is not None:
-            (self._rooms.stepper.hurry.set if wanted else self._rooms.stepper.hurry.clear)()
+            hurry = self._rooms.stepper.hurry
+            (hurry.set if self._wants_rest or self._finishing else hurry.clear)()
+        self._called.set()
 
     def _asked(self, what: Callable[[], None]) -> Answer:
         """The local API's form of a request; a node that is stopping ignores it."""
@@ -169,7 +198,7 @@ class Node:
         def answer() -> dict[str, object]:
             if not self._stopping.is_set():
                 what()
-            return {"state": self.condition().state, "pausing": self._pausing, "finishing": self._finishing}
+            return {"state": self.condition().state, "pausing": self._wants_rest, "finishing": self._finishing}
 
         return answer
 
@@ -200,6 +229,7 @@ class Node:
         transport = await self._open_network(identity, bootstraps)
         self._run_file = await self._find_run(transport, bootstraps)
         self.settings = self._settings_for(self.options.task_of(self._run_file))
+        set_level(self.settings.log_level)
         self._stack.push_async_callback(self._compute.stop)
         await self._load()
         if self._run_file is None:
@@ -224,7 +254,9 @@ class Node:
         )
         self._stack.callback(rooms.close)
         self._evaluations.recall(self.home.metrics)
-        self._hurry(self._pausing or self._finishing)
+        keeping = asyncio.create_task(self._keep_hours())
+        self._stack.callback(keeping.cancel)
+        self._hurry()
         go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
         self._set_apart(State.LOADING, "Greeting peers.")
         hints = self._run_file.hints.bootstraps
@@ -258,17 +290,27 @@ class Node:
         socket = self._runtime / "api.sock"
         api = await start_api(socket, *rows, lambda: self._page, asked, {"/set": self.change})
         self._stack.push_async_callback(api.close)
+        await self._show_page()
+        self._stack.push_async_callback(self._hide_page)
+        watching = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
+        self._stack.callback(watching.cancel)
+
+    async def _show_page(self) -> None:
+        """Start or end the page, as the settings have it."""
+        await self._hide_page()
         self._page = await start_page(
             self.home,
             self.settings,
-            *rows,
+            rows_of(self.status),
+            rows_of(self.peers),
             lambda: self._rooms.stepper if self._rooms else None,
             lambda: self._overview,
         )
-        if self._page is not None:
-            self._stack.push_async_callback(self._page.close)
-        watching = Notifier().start(lambda: "{0.state}: {0.reason}".format(self.condition()), self._stalled)
-        self._stack.callback(watching.cancel)
+
+    async def _hide_page(self) -> None:
+        page, self._page = self._page, None
+        if page is not None:
+            await page.close()
 
     def _stalled(self) -> float:
         return self._compute.owing(self.settings.stall_seconds)
@@ -300,7 +342,7 @@ class Node:
         self._apart = None
         while not (self._stopping.is_set() or self._finishing or self._done(rooms)):
             try:
-                await (self._rest(rooms) if self._pausing else self._unless_stopped(self._go_on(rooms)))
+                await (self._rest(rooms) if self._wants_rest else self._unless_stopped(self._go_on(rooms)))
             except (WorkerDied, WorkerFault) as fault:
                 await self._recover(rooms, fault)
             except (OSError, sqlite3.Error) as error:
@@ -350,7 +392,7 @@ class Node:
     async def _wait_for_peers(self, rooms: Rooms) -> None:
         """Wait for `min_peers` peers before the first step (useful if all nodes of a swarm start at once)."""
         self._sought, view = self.settings.min_peers, rooms.swarm.membership.view
-        while len(view) < self._sought and not (self._stopping.is_set() or self._finishing or self._pausing):
+        while len(view) < self._sought and not (self._stopping.is_set() or self._finishing or self._wants_rest):
             self._note_condition()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), 0.2)
@@ -392,13 +434,14 @@ class Node:
             )
         await self._compute.stop()
         self._note_children()
-        self._set_apart(
-            State.PAUSED,
-            f"Paused at step {progress.step}: it serves its peers and trains nothing.",
-            f"`ftis-node resume{self.home.flag}` goes on.",
-        )
         rooms.stepper.resting = True
-        while self._pausing and not (self._stopping.is_set() or self._finishing):
+        while self._wants_rest and not (self._stopping.is_set() or self._finishing):
+            why = "" if self._pausing or self._held is None else f" {self._held}"
+            self._set_apart(
+                State.PAUSED,
+                f"Paused at step {progress.step}: it serves its peers and trains nothing.{why}",
+                f"`ftis-node resume{self.home.flag}` goes on{' now' if why else ''}.",
+            )
             self._called.clear()
             await self._called.wait()
         if not (self._stopping.is_set() or self._finishing):
@@ -524,7 +567,7 @@ class Node:
             reason=now.reason,
             advice=now.advice,
             stalled=self._stalled() > 0,
-            pausing=self._pausing,
+            pausing=self._wants_rest,
             finishing=self._finishing,
             model=self.settings.model,
             addresses=rooms.swarm.membership.own_addresses if rooms is not None else self._addresses,

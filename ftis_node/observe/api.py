@@ -6,7 +6,7 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ from ftis_node.errors import UsageError, UserError
 from ftis_node.observe.answers import Kind, read
 
 Answer = Callable[[], Mapping[str, object]]
-Order = Callable[[Mapping[str, str]], Mapping[str, object]]
+Order = Callable[[Mapping[str, str]], Awaitable[Mapping[str, object]]]
 Text = Callable[[], bytes]
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the type of Prometheus' text exposition
 LOOK_INTO_LOG = "Look into node.log in its home."
@@ -78,7 +78,7 @@ def _handler(answer: Answer) -> Any:
 def _order_handler(order: Order) -> Any:
     async def handle(request: web.Request) -> web.Response:
         try:
-            return web.json_response(order(msgspec.json.decode(await request.read(), type=dict[str, str])))
+            return web.json_response(await order(msgspec.json.decode(await request.read(), type=dict[str, str])))
         except UserError as error:
             refusal = {"what": error.what, "fix": error.fix}
             return web.json_response(refusal, status=http.HTTPStatus.UNPROCESSABLE_ENTITY)

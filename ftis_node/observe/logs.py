@@ -62,8 +62,13 @@ def log_to(home: Path, *, as_json: bool = False, view: Tail | None = None) -> No
     for handler in handlers:
         handler.setFormatter(JsonFormatter() if as_json and handler is not view else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=handlers)
-    for noisy in ("httpx", "transformers", "aiohttp"):
+    for noisy in ("httpx", "transformers", "aiohttp", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def set_level(level: str) -> None:
+    """Log this program's messages from a level on: debug, info, warning or error."""
+    logging.getLogger("ftis_node").setLevel(level.upper())
 
 
 def begin_output(home: Path) -> Path:

@@ -50,18 +50,8 @@ def swarm(place: Path, steps: int) -> Iterator[Daemon]:
     try:
         for number, (name, flags) in enumerate(KINDS.items()):
             peers = ("--peers", daemons[0].address()) if daemons else ()
-            common = (
-                "--name",
-                name,
-                "--seed",
-                str(number),
-                "--set",
-                "min_peers=2",
-                "--set",
-                "patience=90",
-                "--set",
-                "self_report=always",
-            )
+            own = ("--name", name, "--seed", str(number), "--set", "self_report=always")
+            common = (*own, "--set", "min_peers=2", "--set", "patience=90")
             daemons.append(Daemon(place / name.lower(), *flags, *common, *peers).start())
         daemons[0].wait(lambda status: status.get("step", 0) >= steps, f"{steps} steps", seconds=280)
         yield daemons[0]
@@ -115,7 +105,7 @@ def watch(url: str, name: str, out: Path, click: str = "") -> None:
         if click:
             browser.wait(f"return document.querySelector('.tile') && document.querySelector(`{click}`)")
             browser.run(f"document.querySelector(`{click}`).click()")
-        browser.wait("return document.querySelectorAll('.taught').length > 2")
+        browser.wait("return document.querySelectorAll('.taught').length > 2", 150)  # reports come each minute
         browser.picture(out / f"{name}.png", ".nodes tbody tr:nth-child(8), footer")
     shrink(out / f"{name}.png")
 
