@@ -26,6 +26,7 @@ from ftis_node.cli import (
     local,
     logs,
     run,
+    runs,
     top,
     watch,
 )
@@ -77,6 +78,7 @@ app.command("id")(local.show_id)
 app.command("invite")(invitations.invite)
 app.command("members")(invitations.members)
 app.command("remove")(invitations.remove)
+app.command("runs")(runs.runs)
 app.add_typer(run.app, name="run")
 app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")

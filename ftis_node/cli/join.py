@@ -16,6 +16,7 @@ import typer
 from ftis_node.cli.common import HomeOption, RewardOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation
+from ftis_node.cli.runs import the_run
 from ftis_node.config.settings import FLAGS
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.host.loading import loading
@@ -92,13 +93,16 @@ def join(
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
     invited = invitation_in(invitation, place) if invitation else None
+    named = (*addresses_in(peers), *(invited.addresses if invited is not None else ()))
+    if layers("arithmetic")[0].lan and not (named or run or private or place.run_file.exists()):
+        named = the_run(layers("arithmetic")[0].host)
     options = JoinOptions(
         home=place,
         task=task,
         data=data,
         eval_data=eval_data,
         reward=reward,
-        peers=(*addresses_in(peers), *(invited.addresses if invited is not None else ())),
+        peers=named,
         run=run,
         name=name,
         paused=paused,

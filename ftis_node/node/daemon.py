@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-from ftis_node.config.run import RunFile, check_fit, dump_run_file, in_short, run_for
+from ftis_node.config.run import Run, RunFile, check_fit, dump_run_file, in_short, run_for
 from ftis_node.config.settings import LIVE_CONSTANTS, Settings, changed
 from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
@@ -35,6 +35,7 @@ from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.overview import Overview
+from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Change, Open
@@ -262,6 +263,8 @@ class Node:
         hints = self._run_file.hints.bootstraps
         await rooms.swarm.start([*bootstraps, *(hints if self.options.run is not None else ())], hints)
         self._stack.push_async_callback(rooms.swarm.close)
+        if self.settings.lan:
+            await self._open_lan(rooms.swarm, run, identity, transport.port)
         if self.options.run is None:
             check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
         self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
@@ -281,6 +284,21 @@ class Node:
         with contextlib.suppress(Exception):  # hivemind raises anything; a loaded machine answers later
             self._addresses = await transport.addresses()
         return transport
+
+    async def _open_lan(self, swarm: Swarm, run: Run, identity: Identity, port: int) -> None:
+        """Meet nodes of the same local network; without multicast, or in a private run, go on without."""
+        if run.founder:
+            logger.warning("--lan does nothing in a private run: it would name the run to strangers.")
+            return
+        from ftis_node.swarm.lan import Lan
+
+        lan = Lan(self.settings.host, lambda node: swarm.hear_on_lan(node.addresses) if node.run == run.id else None)
+        self._stack.push_async_callback(lan.close)
+        try:
+            await lan.start()
+            await lan.tell(run, identity.author, port)
+        except Exception as error:  # zeroconf raises anything from a socket error to a conflict of names
+            logger.warning("The local network cannot be told of this node: %r", error)
 
     async def _begin_to_tell(self) -> None:
         """Start the local API, the page and the notifications to a supervisor; they report the state from now on."""

@@ -28,7 +28,7 @@ from ftis_node.swarm.addresses import (
     ranked,
     varied,
 )
-from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.bounded import make_room, remember
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import (
     MAX_ADDRESSES,
@@ -65,6 +65,7 @@ ANCHORS = 8
 VOUCHED = INBOUND_MAX // 2
 TELLER_PART = 8
 ADDRESSES_TOLD = 2
+LAN, LAN_MAX = b"lan", 64  # who names what was heard on the local network; addresses from there
 PEERS_IN_A_HANDSHAKE = 16
 # Dials of addresses that one peer named: as many as one answer has, and as many again each minute.
 DIALS_AT_ONCE = float(PEERS_IN_A_HANDSHAKE * ADDRESSES_TOLD)
@@ -152,6 +153,7 @@ class Membership:
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
         self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
+        self._on_lan: dict[str, None] = {}  # addresses in this machine's networks, found by mDNS
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
@@ -224,8 +226,14 @@ class Membership:
                 known[text] = None
         return news
 
+    def hear_on_lan(self, addresses: Sequence[str]) -> bool:
+        """Remember addresses in this machine's own networks, which mDNS named. Return whether any is a new peer."""
+        for text in addresses:
+            remember(self._on_lan, text, None, LAN_MAX)
+        return self.hear(addresses, LAN)
+
     def _may_dial(self, address: str) -> bool:
-        return address in self._trusted or self._at_home.reach(address)
+        return address in self._trusted or address in self._on_lan or self._at_home.reach(address)
 
     def _to_dial(self, peer: bytes) -> list[str]:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it."""

@@ -222,6 +222,11 @@ class Swarm:
         self._exchange_peers = exchange_peers
         self._uploads.limit = Limit(upload_bytes)
 
+    def hear_on_lan(self, addresses: Sequence[str]) -> None:
+        """Take addresses of this run's nodes that mDNS named; they are in this machine's own networks."""
+        if self.membership.hear_on_lan(addresses) and not self._settled():
+            self._to_greet.set()
+
     def poke(self) -> None:
         """Wake the loops because the node wants more."""
         self._news.set()

@@ -1,0 +1,95 @@
+"""``ftis-node runs``: the open runs of the local network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftis_node.cli.common import JsonOption, print_json, waiting
+from ftis_node.errors import UsageError, UserError
+from ftis_node.text import counted, say
+
+if TYPE_CHECKING:
+    from ftis_node.swarm.lan import LanNode
+
+LOOK_SECONDS = 3.0
+NONE_FOUND = "No node tells of an open run here: it needs --lan, and UDP 5353 past firewalls."
+
+
+def runs(
+    host: Annotated[str, typer.Option(help="The address of the network to look in; 0.0.0.0: all of this machine.")] = (
+        "0.0.0.0"
+    ),
+    seconds: Annotated[float, typer.Option(min=1, help="How long to listen.")] = LOOK_SECONDS,
+    json: JsonOption = False,
+) -> None:
+    """List the open runs of the local network, whose nodes were started with --lan."""
+    found = heard(host, seconds)
+    if json:
+        print_json({"runs": [_row(run, nodes) for run, nodes in by_run(found).items()]})
+        return
+    if not found:
+        say(NONE_FOUND)
+    for run, nodes in by_run(found).items():
+        say(f"{run.hex()}  {in_words(nodes)}", *(f"  {node.addresses[0]}" for node in nodes if node.addresses))
+
+
+def heard(host: str, seconds: float) -> list[LanNode]:
+    """The nodes that tell of themselves. Raises UserError without multicast."""
+    from ftis_node.swarm.lan import look_around
+
+    with waiting("Listening for nodes on the local network"):
+        try:
+            return asyncio.run(look_around(host, seconds))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"The local network cannot be asked from {host}: {error}.",
+                "Name an address of this machine with --host, and look whether it has multicast (`ip link`).",
+            ) from error
+
+
+def the_run(host: str) -> tuple[str, ...]:
+    """The addresses of the nodes of the one open run here; none if there is no run.
+
+    Raises:
+        UsageError: there are several, or its nodes speak another protocol.
+    """
+    from ftis_node.swarm.handshake import PROTOCOL_MAJOR, other_protocol
+
+    found = by_run(heard(host, LOOK_SECONDS))
+    if len(found) > 1:
+        listed = "; ".join(f"{run.hex()[:12]} ({in_words(nodes)})" for run, nodes in found.items())
+        raise UsageError(
+            f"There are {len(found)} runs on the local network: {listed}.",
+            "Name one by --peers ADDRESS; `ftis-node runs` prints their addresses.",
+        )
+    for run, nodes in found.items():
+        theirs = nodes[0].protocol
+        if theirs != PROTOCOL_MAJOR:
+            raise UsageError(f"Run {run.hex()} is here, but {other_protocol(theirs)}.", "Or begin a run without --lan.")
+        say(f"Found run {run.hex()} on the local network: {in_words(nodes)}.", error=True)
+        return tuple(address for node in nodes for address in node.addresses)
+    say(f"{NONE_FOUND} A new run begins.", error=True)
+    return ()
+
+
+def by_run(nodes: Sequence[LanNode]) -> dict[bytes, list[LanNode]]:
+    """The nodes of each run that can be dialled."""
+    found: dict[bytes, list[LanNode]] = {}
+    for node in nodes:
+        if node.addresses:
+            found.setdefault(node.run, []).append(node)
+    return found
+
+
+def in_words(nodes: Sequence[LanNode]) -> str:
+    """Task and number of nodes; the task is as its nodes say."""
+    return f"{nodes[0].task or 'no task named'}, {counted(len(nodes), 'node')}"
+
+
+def _row(run: bytes, nodes: Sequence[LanNode]) -> dict[str, object]:
+    addresses = [address for node in nodes for address in node.addresses]
+    return {"run": run.hex(), "task": nodes[0].task, "protocol": nodes[0].protocol, "addresses": addresses}

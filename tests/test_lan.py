@@ -1,0 +1,189 @@
+"""Nodes of one local network find each other by mDNS, if their owners want that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from ftis_node.cli import runs as runs_command
+from ftis_node.cli.runs import NONE_FOUND, by_run, the_run
+from ftis_node.errors import UsageError
+from ftis_node.swarm.handshake import PROTOCOL_MAJOR
+from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.lan import ADDRESSES_MAX, SERVICE, TASK_MAX, Lan, LanNode, look_around, own_networks, read_node
+from ftis_node.swarm.membership import LAN_MAX
+from tests.support.cli import answer, printed, refused
+from tests.support.daemons import Join
+from tests.support.swarm import OTHER_RUN, RUN, eventually, identity, make_run, member
+
+ANN, BEN, EVE = (identity(number) for number in range(1, 4))
+HERE = "127.0.0.1"
+FACTS = {b"run": RUN.id.hex().encode(), b"task": b"arithmetic", b"protocol": str(PROTOCOL_MAJOR).encode()}
+
+
+def node(who: Identity = ANN, run: bytes = RUN.id, protocol: int = PROTOCOL_MAJOR) -> LanNode:
+    return LanNode(who.author, run, "arithmetic", protocol, (f"/ip4/{HERE}/tcp/4001/p2p/{who.peer_id}",))
+
+
+# --- reading what strangers tell --------------------------------------------------------------------------------------
+
+
+def test_only_addresses_in_own_networks_are_taken() -> None:
+    told = [HERE, "203.0.113.9", "8.8.8.8", "2001:4860:4860::8888", "224.0.0.251"]
+    found = read_node(ANN.peer_id, FACTS, told, 4001, own_networks())
+    assert found == node()
+    many = read_node(ANN.peer_id, FACTS, [f"127.0.0.{last}" for last in range(1, 200)], 4001, own_networks())
+    assert len(many.addresses) == ADDRESSES_MAX
+    assert read_node(ANN.peer_id, FACTS, [HERE], 4001, []).addresses == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {b"run": b"abcd"},
+        {b"run": None},
+        {b"run": b"zz" * 16},
+        {b"run": "ü".encode() * 16},
+        {b"protocol": b"three"},
+        {b"protocol": b"9999"},
+        {b"protocol": None},
+    ],
+)
+def test_records_that_are_none_are_refused(change: dict[bytes, bytes | None]) -> None:
+    with pytest.raises(ValueError):
+        read_node(ANN.peer_id, {**FACTS, **change}, [HERE], 4001, own_networks())
+
+
+@pytest.mark.parametrize(
+    ("peer", "port"), [("Ann", 4001), (ANN.peer_id, 80), (ANN.peer_id, None), (ANN.peer_id, 1 << 16)]
+)
+def test_neither_are_other_names_and_ports(peer: str, port: int | None) -> None:
+    with pytest.raises(ValueError):
+        read_node(peer, FACTS, [HERE], port, own_networks())
+
+
+@given(
+    st.text(max_size=60),
+    st.dictionaries(st.sampled_from([b"run", b"task", b"protocol"]), st.none() | st.binary(max_size=300)),
+    st.lists(st.sampled_from([HERE, "::1", "fe80::1%eth0", "nonsense"]), max_size=3),
+    st.none() | st.integers(-1, 1 << 17),
+)
+def test_whatever_is_told_is_a_node_or_a_value_error(
+    peer: str, facts: dict[bytes, bytes | None], addresses: list[str], port: int | None
+) -> None:
+    for name in (peer, ANN.peer_id):
+        with contextlib.suppress(ValueError):
+            found = read_node(name, {**FACTS, **facts}, addresses, port, own_networks())
+            assert found.task.isprintable() and len(found.task) <= TASK_MAX
+
+
+# --- over the network -------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def telling(who: Identity = ANN, port: int = 4001) -> AsyncIterator[Lan]:
+    lan = Lan(HERE, lambda node: None)
+    try:
+        await lan.start()
+        await lan.tell(RUN, who.author, port)
+        yield lan
+    finally:
+        await lan.close()
+
+
+async def test_a_node_tells_of_itself_and_takes_that_back() -> None:
+    async with telling():
+        assert await look_around(HERE, 1.0) == [node()]
+    assert await look_around(HERE, 1.0) == []
+
+
+async def test_a_private_run_is_never_named() -> None:
+    lan = Lan(HERE, lambda node: None)
+    await lan.start()
+    try:
+        with pytest.raises(ValueError, match="private"):
+            await lan.tell(make_run(founder=ANN.peer_id), ANN.author, 4001)
+        assert await look_around(HERE, 1.0) == []
+    finally:
+        await lan.close()
+
+
+async def test_a_hostile_responder_changes_nothing(tmp_path: Path) -> None:
+    """False addresses, a run of another id, control characters, and more nodes than anybody needs."""
+    heard: list[LanNode] = []
+    listener, liar = Lan(HERE, heard.append), AsyncZeroconf(interfaces=[HERE])
+    await listener.start()
+
+    async def tell(who: Identity, address: str = HERE, **facts: str) -> None:
+        properties = {"run": RUN.id.hex(), "task": "arithmetic", "protocol": str(PROTOCOL_MAJOR)} | facts
+        packed = [socket.inet_aton(address)]
+        records: dict[str, Any] = {"port": 4001, "properties": properties, "server": f"{address}.local."}
+        info = AsyncServiceInfo(SERVICE, f"{who.peer_id}.{SERVICE}", addresses=packed, **records)
+        await (await liar.async_register_service(info, cooperating_responders=True))
+
+    try:
+        async with member(9, tmp_path) as ann:
+            crowd = [identity(number) for number in range(100, 100 + LAN_MAX + 20)]
+            await asyncio.gather(
+                tell(EVE, "198.51.100.1"),
+                tell(BEN, run="00" * 16, task="\x1b[2J" + "x" * 150),
+                *(tell(who) for who in crowd),
+            )
+            await eventually(lambda: len({one.peer for one in heard}) > LAN_MAX, "the flood")
+            for one in heard:
+                ann.swarm.hear_on_lan(one.addresses)
+            named = {address for one in heard for address in one.addresses}
+            assert named and all(address.startswith(f"/ip4/{HERE}/") for address in named)
+            assert all(one.task.isprintable() and len(one.task) <= TASK_MAX for one in heard)
+            assert len(ann.swarm.membership.strangers()) <= LAN_MAX
+    finally:
+        await liar.async_close()
+        await listener.close()
+
+
+async def test_nodes_that_heard_of_each_other_meet(tmp_path: Path) -> None:
+    async with member(1, tmp_path) as ann, member(2, tmp_path) as ben:
+        ben.swarm.hear_on_lan([ann.address])
+        await eventually(lambda: ann.met(ben) and ben.met(ann), "a meeting")
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_runs_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert NONE_FOUND in printed("runs", "--host", HERE, "--seconds", "1")
+    assert answer("runs", "--host", HERE, "--seconds", "1") == {"runs": []}
+    assert "cannot be asked" in refused("runs", "--host", "192.0.2.1").what
+    monkeypatch.setattr(runs_command, "heard", lambda host, seconds: [node(), node(BEN), node(EVE, OTHER_RUN.id)])
+    shown = printed("runs")
+    assert RUN.id.hex() in shown and "arithmetic, 2 nodes" in shown and node(BEN).addresses[0] in shown
+    listed = answer("runs")["runs"]
+    assert [row["run"] for row in listed] == [RUN.id.hex(), OTHER_RUN.id.hex()]
+
+
+def test_join_takes_the_only_run_and_asks_for_a_choice_among_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, expected in (([], ()), ([node()], node().addresses)):
+        monkeypatch.setattr(runs_command, "heard", lambda host, seconds, found=found: found)
+        assert the_run(HERE) == expected
+    for found, what in (([node(), node(EVE, OTHER_RUN.id)], "2 runs"), ([node(protocol=1)], "speaks protocol 1")):
+        monkeypatch.setattr(runs_command, "heard", lambda host, seconds, found=found: found)
+        with pytest.raises(UsageError, match=what):
+            the_run(HERE)
+    assert by_run([LanNode(ANN.author, RUN.id, "", 3, ())]) == {}, "nobody can dial it"
+
+
+def test_two_daemons_find_each_other_and_learn(join: Join) -> None:
+    first = join("a", "--lan")
+    first.wait(lambda status: status.get("step"), "a step")
+    second = join("b", "--lan", "--model", "tiny-b")
+    second.wait(lambda status: status.get("foreign_groups_used"), "foreign groups")
+    assert "Found run" in second.log() and second.status()["run"] == first.status()["run"]
