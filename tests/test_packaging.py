@@ -103,20 +103,64 @@ def test_the_archives_hold_what_they_must_and_nothing_else(built: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in held)
 
 
+CLEAN = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+CONSTRAINTS = str(ROOT / "constraints.txt")
+
+
+def run(*line: object, **environment: str) -> str:
+    """The stdout of a command that ends well, in an environment of this machine's and nothing of this project's."""
+    told = subprocess.run([*map(str, line)], env=CLEAN | environment, cwd="/", capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    return told.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_wheel_runs_the_demo_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
-    clean = {name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, env=clean)
+def test_pipx_installs_the_wheel_where_there_is_nothing_but_python_and_the_demo_runs(
+    built: Path, tmp_path: Path
+) -> None:
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    run(tmp_path / "venv" / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "pipx")
     (wheel,) = built.glob("*.whl")
-    pip = [str(tmp_path / "venv" / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-    installed = subprocess.run(
-        [*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], env=clean, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert installed.returncode == 0, installed.stderr
-    line = [str(tmp_path / "venv" / "bin" / "ftis-node"), "demo", "--steps", "2", "--json"]
-    told = subprocess.run(line, env=clean, cwd=tmp_path, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    summary = json.loads(told.stdout)
+    places = {name: str(tmp_path / name) for name in ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR")}
+    run(tmp_path / "venv" / "bin" / "pipx", "install", f"--pip-args=-c {CONSTRAINTS}", wheel, **places)
+    command = tmp_path / "PIPX_BIN_DIR" / "ftis-node"
+    summary = json.loads(run(command, "demo", "--steps", "2", "--json", "--output", tmp_path / "out"))
     assert summary["complete"] and all(node["steps"] >= 2 for node in summary["nodes"])
     assert summary["picture"] is None, "matplotlib is of an extra"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_script_installs_upgrades_and_removes_and_says_first_what_it_does(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    place, link = tmp_path / "environment", tmp_path / "bin" / "ftis-node"
+    script = (ROOT / "deploy" / "install.sh", "--dir", place, "--bin", link.parent)
+    told = run("sh", *script, "--from", wheel, "--dry-run")
+    assert str(place) in told and str(link) in told and not place.exists()
+    asked = subprocess.run(["sh", *script, "--from", wheel], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert asked.returncode == 1 and "--yes" in asked.stderr and not place.exists()
+    for verb in ("installs", "upgrades"):
+        assert f"This {verb} " in run("sh", *script, "--from", wheel, "--extras", "", "--yes")
+        assert run(link, "--version").strip() == metadata.version("ftis-node")
+    assert '"problems": []' in run(link, "join", "--dry-run", "--json", "--home", tmp_path / "home")
+    assert "Homes of nodes stay" in run("sh", *script, "--uninstall", "--yes")
+    assert not place.exists() and not link.is_symlink()
+
+
+def test_the_script_touches_nothing_that_is_not_its_own(tmp_path: Path) -> None:
+    script = ("sh", str(ROOT / "deploy" / "install.sh"), "--dry-run")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ftis-node").touch()
+    for options, said in (
+        (("--dir", tmp_path / "full"), "not of this script"),
+        (("--dir", tmp_path / "full", "--uninstall"), "no environment of this script"),
+        (("--dir", tmp_path / "new", "--bin", tmp_path / "bin"), "leads elsewhere"),
+        (("--from", "/nowhere.whl"), "nothing at"),
+        (("--frm", "x"), "no option"),
+        (("--dir",), "needs a value"),
+    ):
+        told = subprocess.run([*script, *map(str, options)], capture_output=True, text=True)
+        assert told.returncode == 1 and said in told.stderr, told

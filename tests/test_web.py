@@ -261,7 +261,7 @@ async def test_each_group_is_read_once_and_known_texts_outlive_the_compute_proce
     home, reader = Home(tmp_path), Reader()
     stepper: Any = SimpleNamespace(recent=Recent(), worker=reader)
     found: list[Any] = [None]
-    page = await start_page(home, Settings(), lambda: {"state": "LOADING"}, dict, lambda: found[0])
+    page = await start_page(home, Settings(), lambda: {"state": "LOADING"}, dict, lambda: found[0], lambda: None)
     assert page is not None
     headers = bearer(read_token(home.page_token))
 
@@ -288,7 +288,7 @@ async def test_each_group_is_read_once_and_known_texts_outlive_the_compute_proce
 
 
 async def test_who_wants_no_page_gets_none(tmp_path: Path) -> None:
-    assert await start_page(Home(tmp_path), Settings(page=False), dict, dict, lambda: None) is None
+    assert await start_page(Home(tmp_path), Settings(page=False), dict, dict, lambda: None, lambda: None) is None
     assert not (tmp_path / "page.token").exists()
 
 

@@ -13,7 +13,15 @@ import pytest
 from tests.support.daemons import ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
-NEED_IT = ("swarm.wire.", "swarm.twin", "node.assembly", "node.daemon", "preflight.net", "lab.bench.host")
+NEED_IT = (
+    "swarm.wire.",
+    "swarm.twin",
+    "node.assembly",
+    "node.daemon",
+    "node.observer",
+    "preflight.net",
+    "lab.bench.host",
+)
 IMPORTS = """
 import importlib, json, pkgutil, ftis_node
 missing = []

@@ -18,7 +18,7 @@ from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation
 from ftis_node.cli.runs import the_run
 from ftis_node.config.settings import FLAGS
-from ftis_node.errors import UsageError, raise_all
+from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
 from ftis_node.observe.logs import Tail, begin_output, log_to
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -94,8 +94,8 @@ def join(
     layers = given.with_values(model=model).on(place)
     invited = invitation_in(invitation, place) if invitation else None
     named = (*addresses_in(peers), *(invited.addresses if invited is not None else ()))
-    if layers("arithmetic")[0].lan and not (named or run or private or place.run_file.exists()):
-        named = the_run(layers("arithmetic")[0].host)
+    if not (named or run or private or place.run_file.exists()):
+        named = _on_lan(layers)
     options = JoinOptions(
         home=place,
         task=task,
@@ -132,6 +132,15 @@ def join(
     else:
         view = sys.stderr.isatty() if view is None else view
         _run(options, layers, view=view, as_json=case.settings.log_format == "json")
+
+
+def _on_lan(layers: Layers) -> tuple[str, ...]:
+    """The addresses of the one run of the local network, if the settings ask for it; wrong settings are told later."""
+    try:
+        settings = layers("arithmetic")[0]
+    except UserError:
+        return ()
+    return the_run(settings.host) if settings.lan else ()
 
 
 def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> NoReturn:

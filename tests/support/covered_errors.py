@@ -53,6 +53,18 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
             "That is no invitation, or not a whole one.",
         ),
     },
+    "test_lan.py::test_runs_lists_what_there_is": {
+        "cli/runs.py": ("The local network cannot be asked from …",),
+    },
+    "test_lan.py::test_join_takes_the_only_run_and_asks_for_a_choice_among_several": {
+        "cli/runs.py": ("There are … runs on the local network", "Run … is here, but …."),
+    },
+    "test_watch.py::test_what_watch_refuses": {
+        "cli/watch.py": ("--json is for --for", "The home … is a node's", "No swarm is named."),
+    },
+    "test_watch.py::test_an_observer_of_a_private_run_has_to_be_a_member": {
+        "node/observer.py": ("The home … looks at run …, the invitation is to another.",),
+    },
     "test_nf4.py::test_what_cannot_be_quantised_is_refused": {
         "config/checks.py": ("NF4 (…) is for frozen weights, and full training (…) has none.",),
         "policy/nf4.py": ("… has no linear modules for NF4.", "NF4 needs bitsandbytes."),
