@@ -18,6 +18,7 @@ from ftis_node.config.run import Run, RunFile, dump_run_file
 from ftis_node.config.run import make_run as make_run_of
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import unix_seconds
+from ftis_node.packet import packet_digest
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
 from ftis_node.swarm import ftis_pb2
@@ -39,7 +40,7 @@ from ftis_node.swarm.invitation import Invitation, invite, read, read_line
 from ftis_node.swarm.roster import Book, Roster, read_book
 from tests.support.cli import answer, printed, refused
 from tests.support.daemons import PATIENCE, Join
-from tests.support.swarm import RUN, Member, eventually, identity, make_run, member, stub, transport
+from tests.support.swarm import RUN, Member, eventually, identity, make_run, member, packet, stub, transport
 
 FOUNDER, ANN, BEN, CARA, EVE = (identity(number) for number in range(1, 6))
 PRIVATE = make_run(founder=FOUNDER.peer_id)
@@ -320,15 +321,82 @@ def test_nobody_but_the_chain_makes_this_node_a_member(roster_of: Rosters) -> No
     assert eve.admits(ANN.author) and eve.admits(FOUNDER.author)
 
 
-def test_liars_fill_no_memory(roster_of: Rosters, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_module, "MEMBERS_MAX", 3)
-    monkeypatch.setattr(roster_module, "REMOVALS_MAX", 3)
+def test_a_member_that_makes_up_keys_displaces_those_and_nobody_else(
+    roster_of: Rosters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_module, "MEMBERS_MAX", 6)
     founder = roster_of(FOUNDER)
-    for number in range(10, 20):
-        founder.hear([encode((certificate(FOUNDER, identity(number)),))], ANN.author)
-        founder.hear([encode(removal(FOUNDER, identity(100 + number)))], ANN.author)
-    assert len(founder.book.members) == 3 and len(founder.book.removals) == 3
-    assert len(founder.news(BEN.author)) == 6
+    bens = (certificate(FOUNDER, BEN),)
+    founder.hear([encode(ANNS), encode(bens)], ANN.author)
+    for number in range(10, 30):
+        founder.hear([encode((*ANNS, certificate(ANN, identity(number))))], ANN.author)
+    founder.hear([encode((certificate(FOUNDER, CARA),))], CARA.author)
+    assert len(founder.book.members) == 6 and founder.admits(BEN.author) and founder.admits(CARA.author)
+    for number in range(30, 40):
+        founder.hear([encode((certificate(FOUNDER, identity(number)),))], BEN.author)
+    assert len(founder.book.members) == 6 and founder.admits(BEN.author) and founder.admits(CARA.author)
+    assert len(founder.news(EVE.author)) == 6, "what is forgotten is passed on no more"
+
+
+def test_a_member_that_makes_up_removals_crowds_out_no_other(
+    roster_of: Rosters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_module, "REMOVALS_MAX", 16)
+    founder = roster_of(FOUNDER)
+    founder.hear([encode(ANNS), encode((certificate(FOUNDER, BEN),))], ANN.author)
+    for number in range(10, 50):
+        founder.hear([encode(removal(ANN, identity(number)))], ANN.author)
+    assert len(founder.book.removals) == 2
+    founder.hear([encode(removal(BEN, CARA))], BEN.author)
+    for number in range(100, 120):
+        founder.hear([encode(removal(FOUNDER, identity(number)))], BEN.author)
+    founder.hear([encode(removal(FOUNDER, ANN))], BEN.author)
+    assert len(founder.book.removals) == 2 + 1 + 21 and not founder.admits(ANN.author)
+
+
+def test_records_that_prove_nothing_are_not_remembered_and_cost_a_bounded_time(roster_of: Rosters) -> None:
+    founder = roster_of(FOUNDER)
+    for number in range(200):
+        forged = encode((certificate(EVE, identity(number), claimed=FOUNDER),))
+        founder.hear([forged, number.to_bytes(8, "big") * 20, *([forged] * 30)], EVE.author)
+    assert founder._told[EVE.author] == set() and not founder.book.members
+    late = encode(ANNS)
+    founder.hear([late], EVE.author)
+    assert not founder.admits(ANN.author), "of this peer no more is checked for a while"
+    founder.hear([late], BEN.author)
+    assert founder.admits(ANN.author)
+
+
+def test_a_removal_by_nobody_above_keeps_no_key_out(roster_of: Rosters) -> None:
+    founder = roster_of(FOUNDER)
+    founder.hear([encode(ANNS), encode(removal(ANN, EVE))], ANN.author)
+    assert founder.book.removals and founder.why_no_ticket(invitation(), EVE.author) is None
+    founder.hear([encode(removal(FOUNDER, EVE))], ANN.author)
+    assert "removed" in str(founder.why_no_ticket(invitation(), EVE.author))
+
+
+def test_only_who_removed_a_member_can_take_it_back() -> None:
+    again = certificate(ANN, BEN, issued_at=int(NOW) + 60)
+    assert "removed" in str(refusal((*ANNS, again), BEN, removal(FOUNDER, BEN), now=NOW + 120))
+    assert refusal((*ANNS, again), BEN, removal(ANN, BEN), now=NOW + 120) is None
+    assert (
+        refusal((certificate(FOUNDER, BEN, issued_at=int(NOW) + 60),), BEN, removal(FOUNDER, BEN), now=NOW + 120)
+        is None
+    )
+    later = certificate(FOUNDER, BEN, issued_at=int(NOW) + DAY)
+    assert "future" in str(refusal((later,), BEN, removal(FOUNDER, BEN)))
+
+
+def test_a_certificate_below_another_is_renewed_in_time_for_both(roster_of: Rosters, time: Time) -> None:
+    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN), roster_of(BEN)
+    joined(founder, ann, invitation(membership=4 * DAY, invites=True), ANN)
+    joined(ann, ben, invitation(ANN, membership=400 * DAY), BEN)
+    time.now += 3 * DAY
+    assert ann.renewal(BEN.author) == b"", "it would last no longer"
+    ann.accept(founder.renewal(ANN.author))
+    ben.accept(ann.renewal(BEN.author))
+    time.now += 3 * DAY
+    assert ann.is_member and ben.is_member and founder.renewal(ANN.author)
 
 
 def test_a_damaged_list_of_members_says_what_to_do(roster_of: Rosters, tmp_path: Path) -> None:
@@ -423,6 +491,23 @@ async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(tmp_pat
         ben.make(1)
         await eventually(lambda: len(founder.admitted) == 3, "a group of Ben's")
         assert ann.identity.author not in [key[0] for key in founder.admitted[2:]]
+
+
+async def test_a_transfer_to_a_removed_member_ends(tmp_path: Path) -> None:
+    async with (
+        private_member(1, tmp_path) as (founder, roster),
+        private_member(2, tmp_path, ticket_of(founder)) as (
+            ann,
+            _,
+        ),
+    ):
+        await eventually(lambda: founder.met(ann), "a meeting")
+        founder.make(3)
+        digests = [packet_digest(packet(founder.author, 0, slot, run=PRIVATE)) for slot in range(3)]
+        chunks = founder.swarm.on_fetch(ftis_pb2.FetchRequest(digests=digests), ann.author)
+        assert (await anext(chunks)).digest == digests[0]
+        roster.hear([encode(removal(FOUNDER, ANN, at=unix_seconds()))], FOUNDER.author)
+        assert [chunk async for chunk in chunks] == []
 
 
 def test_runs_without_a_founder_keep_their_ids() -> None:

@@ -4,7 +4,8 @@ The run names the founder's key, so its id commits to it. A certificate binds a 
 connections authenticate, to the run until it expires. It is no secret: without the member's private key it opens
 nothing. Its issuer is the founder, or a member whose own certificate allows inviting, so a chain of at most `LONGEST`
 certificates leads to the founder. A removal is signed by one who stands above the member in that chain. It also ends
-what the removed member has issued.
+what the removed member has issued. Only its signer can undo it, by a later certificate of its own; else a member below
+would issue another one.
 
 Signed are a context of its own for each kind of message and the msgpack encoding of its fields (Ed25519, RFC 8032), so
 no signature of one kind passes for another.
@@ -24,6 +25,7 @@ from ftis_node.swarm.identity import SIGNATURE_BYTES, Identity, is_author, peer_
 LONGEST = 4  # certificates in a chain
 RECORD_BYTES_MAX = 2048  # of a chain or a removal
 DAY = 86400
+AHEAD = 3 * 3600  # seconds by which an issuer's clock may be ahead
 
 
 class RecordError(FtisError):
@@ -118,11 +120,14 @@ def why_refused(
             return "its certificates make no chain from the run's founder"
         if certificate.expires <= now:
             return f"the certificate of {peer_id(certificate.member)} has expired"
+        if certificate.issued_at > now + AHEAD:
+            return f"the certificate of {peer_id(certificate.member)} is of the future"
         for removal in removals:
+            by_issuer = removal.remover == certificate.issuer
             if (
                 removal.member == certificate.member
                 and removal.remover in above
-                and removal.at >= certificate.issued_at
+                and (not by_issuer or removal.at >= certificate.issued_at)
             ):
                 return f"{peer_id(certificate.member)} was removed"
         above.append(certificate.member)
@@ -138,6 +143,11 @@ def why_refused(
 @lru_cache(maxsize=2048)
 def _genuine(chain: Chain) -> bool:
     return all(certificate.verify(certificate.issuer) for certificate in chain)
+
+
+def ends(chain: Chain) -> int:
+    """When a chain expires, in unix seconds: with the first of its certificates. 0 for an empty one."""
+    return min((certificate.expires for certificate in chain), default=0)
 
 
 def may_invite(chain: Chain, own: bytes, founder: bytes) -> bool:

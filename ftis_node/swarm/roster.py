@@ -6,17 +6,20 @@ others. All of it proves itself (`swarm.certificates`); nobody's word is taken.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from ftis_node.errors import UserError
-from ftis_node.host.clocks import unix_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.host.files import replace_bytes
 from ftis_node.swarm.bounded import remember
+from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.certificates import (
     Certificate,
     Chain,
@@ -24,6 +27,7 @@ from ftis_node.swarm.certificates import (
     Removal,
     decode,
     encode,
+    ends,
     may_invite,
     why_refused,
 )
@@ -31,10 +35,12 @@ from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import Invitation
 
 MEMBERS_MAX = 512
-REMOVALS_MAX = 512
+REMOVALS_MAX = 512  # by others than the founder
+REMOVERS_PART = 8  # of these, at most one part in so many by one member
 REDEEMED_MAX = 4096
 RECORDS_TOLD = 32  # in one message
 PEERS_MAX = 256  # for which the roster remembers what it told them
+CHECKS_A_SECOND, CHECKS_AT_ONCE = 10.0, 1024.0  # of new records, for each peer
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +88,7 @@ class Roster:
         self._invitation = invitation
         self.book = read_book(file) or Book(run_id, author_of(founder))
         self._told: dict[bytes, set[bytes]] = {}  # by peer, the records that it has or gave
+        self._checks = Budgets(boot_seconds, CHECKS_A_SECOND, CHECKS_AT_ONCE)
         self._warned: str | None = None
         self._records: dict[bytes, bytes] = {}  # each record by what it is about, in the order of arrival
         for chain in self.book.members.values():
@@ -144,7 +151,8 @@ class Roster:
             return "the invitation was withdrawn"
         if self.book.redeemed.get(found.nonce, peer) != peer:
             return "the invitation was used by another key"
-        if any(removal.member == peer for removal in self.book.removals):
+        above = {self.book.founder, own, *(certificate.member for certificate in self.book.own)}
+        if any(removal.member == peer and removal.remover in above for removal in self.book.removals):
             return "this key was removed from the run"
         return None
 
@@ -154,18 +162,22 @@ class Roster:
         if not self.admits(peer):
             logger.info("%s is now a member, by an invitation", peer_id(peer))
             self._add(self._issue(peer, found.seconds, invites=found.invites))
-        self.save()
+        self.save(durable=True)  # or the invitation could be used again after a power loss
         return encode(self.book.members.get(peer, ()))
 
     def renewal(self, peer: bytes) -> bytes:
-        """A new chain for a member that this node invited and whose time is half over; else nothing."""
+        """A new chain for a member that this node invited and whose time is half over, if it lasts longer; else
+        nothing. The time of a chain ends with the first of its certificates."""
         chain = self.book.members.get(peer, ())
         if not chain or chain[-1].issuer != self._identity.author or not self.is_member:
             return b""
         last = chain[-1]
-        if self._clock() < (last.issued_at + last.expires) / 2:
+        if self._clock() < (last.issued_at + ends(chain)) / 2:
             return b""
-        self._add(self._issue(peer, last.expires - last.issued_at, invites=last.invites))
+        renewed = self._issue(peer, last.expires - last.issued_at, invites=last.invites)
+        if ends(renewed) <= ends(chain):
+            return b""
+        self._add(renewed)
         self.save()
         return encode(self.book.members[peer])
 
@@ -178,7 +190,7 @@ class Roster:
             return
         if (why := self._why_refused(chain, self._identity.author)) is not None:
             logger.warning("The inviter's certificate is refused: %s", why)
-        elif chain and (not self.is_member or chain[-1].expires > self.book.own[-1].expires):
+        elif chain and (not self.is_member or ends(chain) > ends(self.book.own)):
             self.book.own = chain
             self.save()
 
@@ -199,7 +211,7 @@ class Roster:
     def news(self, peer: bytes) -> list[bytes]:
         """Records that the peer was not told yet; they count as told."""
         remember(self._told, peer, set(), PEERS_MAX)
-        told = self._told[peer]
+        told = self._told[peer] = self._told[peer].intersection(self._records.values())
         new = list(islice((record for record in self._records.values() if record not in told), RECORDS_TOLD))
         told.update(new)
         return new
@@ -208,22 +220,20 @@ class Roster:
         """Tell a peer all again: it has restarted, or a message was lost."""
         self._told.pop(peer, None)
 
-    def hear(self, records: Iterable[bytes], peer: bytes) -> None:
+    def hear(self, records: Sequence[bytes], peer: bytes) -> None:
         """Take records from a member; wrong ones are left out."""
         remember(self._told, peer, set(), PEERS_MAX)
-        before = len(self._records)
+        known = set(self._records.values())
         for record in islice(records, RECORDS_TOLD):
-            self._told[peer].add(record)
-            try:
-                self._hear(record)
-            except RecordError:
-                logger.debug("%s sent a record that is none", peer_id(peer))
-        if len(self._records) != before:
+            if record not in known and self._checks.take(peer):
+                with contextlib.suppress(RecordError):
+                    self._hear(record)
+        after = set(self._records.values())
+        self._told[peer] |= after.intersection(islice(records, RECORDS_TOLD))
+        if after != known:
             self.save()
 
     def _hear(self, record: bytes) -> None:
-        if record in self._records.values():
-            return
         try:
             self._remove(decode(record, Removal))
         except RecordError:
@@ -232,17 +242,28 @@ class Roster:
                 self._add(chain)
 
     def _add(self, chain: Chain) -> None:
-        """Keep a valid chain, if it lasts longer than the one that is known."""
+        """Keep a valid chain, if it lasts longer than the one that is known.
+
+        Whose membership has ended makes room, else the latest of those whom one member let in, by itself or through
+        others, where that are most: who makes up keys displaces these.
+        """
         member, members = chain[-1].member, self.book.members
+        if member == self.book.founder:
+            return  # it needs none, so nothing of this chain was checked
         known = members.get(member)
-        if known is not None and self.admits(member) and known[-1].expires >= chain[-1].expires:
+        if known is not None and self.admits(member) and ends(known) >= ends(chain):
             return
-        if member not in members and len(members) >= MEMBERS_MAX:
+        members[member] = chain
+        if len(members) > MEMBERS_MAX:
             gone = next((other for other in members if not self.admits(other)), None)
             if gone is None:
-                return
+                crowds = Counter(one[0].member for one in members.values())
+                fullest = max(crowds, key=lambda first: (crowds[first], first == chain[0].member))
+                gone = [other for other, one in members.items() if one[0].member == fullest][-1]
             del members[gone]
-        members[member] = chain
+            self._records.pop(gone, None)
+            if gone == member:
+                return
         self._keep_record(member, encode(chain))
 
     def _remove(self, removal: Removal) -> None:
@@ -251,8 +272,10 @@ class Roster:
         may = removal.remover == book.founder or self.admits(removal.remover)
         if known or not may or removal.run_id != book.run_id or not removal.verify(removal.remover):
             return
-        if len(book.removals) >= REMOVALS_MAX:
-            return
+        if removal.remover != book.founder:
+            others = [one.remover for one in book.removals if one.remover != book.founder]
+            if others.count(removal.remover) >= REMOVALS_MAX // REMOVERS_PART or len(others) >= REMOVALS_MAX:
+                return
         book.removals.append(removal)
         logger.info("%s was removed from the run by %s", peer_id(removal.member), peer_id(removal.remover))
         self._keep_record(b"-" + removal.remover + removal.member, encode(removal))
@@ -282,10 +305,10 @@ class Roster:
             self.save()
             file.unlink()
 
-    def save(self) -> None:
+    def save(self, *, durable: bool = False) -> None:
         """Write the roster to its file."""
         if self._file is not None:
-            replace_bytes(self._file, msgspec.msgpack.encode(self.book))
+            replace_bytes(self._file, msgspec.msgpack.encode(self.book), durable=durable)
 
 
 def read_book(file: Path | None) -> Book | None:

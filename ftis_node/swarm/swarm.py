@@ -289,7 +289,7 @@ class Swarm:
                 yield ftis_pb2.FetchChunk(digest=digest, status=ftis_pb2.FetchChunk.BUSY)
             return
         async for chunk in self._uploads.serve(request, peer):
-            if self.standing.shunned(peer) is not None:  # banned meanwhile
+            if self.standing.shunned(peer) is not None or not self.membership.welcomes(peer):  # meanwhile
                 self._cut(peer)
                 return
             yield chunk

@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 NODES = ("a", "b", "c")
 VICTIM = "b"
-PROFILES = ("gpu", "monitoring", "alerts")  # of the Compose file; without them `down` leaves their containers and the network
+PROFILES = ("gpu", "monitoring", "alerts")  # of the Compose file; `down` without them leaves containers behind
 LOCAL_BASE, LOCAL_PROMETHEUS = "ftis-test-base", "ftis-test-prometheus"
 PATIENCE = 300.0
 SELDOM = ("packets_refused", "left_out")  # in a sound swarm there is nothing to show
