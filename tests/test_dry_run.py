@@ -64,6 +64,9 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Join, tmp_path: Path) ->
     assert len(report["run"]["id"]) == 32 and "would start" in report["run"]["from"]
     assert "/ip4/127.0.0.1/tcp/4567" in report["network"]["listens"]
     assert "log-probs" in report["leaves"] and report["problems"] == []
+    assert "self-report" not in report["leaves"]
+    private = report_of(join, "--home", str(home), "--private", "--set", "lan=true")["leaves"]
+    assert "self-report" in private and "local network" not in private
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
     assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
 

@@ -184,7 +184,7 @@ def signed(**changes: Any) -> str:
         (signed(inviter=b"nobody"), "its signature is wrong"),
     ],
 )
-def test_what_is_no_invitation(text: str, error: str) -> None:
+def test_row_49_what_is_no_invitation(text: str, error: str) -> None:
     with pytest.raises(UsageError, match=error):
         read_line(text, NOW)
 
@@ -230,7 +230,7 @@ def joined(inviter: Roster, who: Roster, ticket: Invitation, peer: Identity) -> 
     return why
 
 
-def test_an_invitation_makes_one_key_a_member_once(roster_of: Rosters) -> None:
+def test_row_49_an_invitation_makes_one_key_a_member_once(roster_of: Rosters) -> None:
     ticket = invitation()
     founder, ann, eve = roster_of(FOUNDER), roster_of(ANN, ticket), roster_of(EVE, ticket)
     assert founder.is_member and not ann.is_member
@@ -426,7 +426,7 @@ def ticket_of(node: Member) -> Invitation:
     return invite(node.identity, PRIVATE.id, [node.address], now=unix_seconds(), seconds=DAY, membership=DAY)
 
 
-async def test_a_stranger_gets_a_refusal_and_nothing_else(tmp_path: Path) -> None:
+async def test_row_49_a_stranger_gets_a_refusal_and_nothing_else(tmp_path: Path) -> None:
     async with private_member(1, tmp_path) as (founder, roster), transport(EVE, tmp_path / "eve") as eve:
         await eve.connect(FOUNDER.author, [founder.address])
         call = stub(eve, FOUNDER)

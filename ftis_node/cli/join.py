@@ -37,7 +37,8 @@ VIEW_SECONDS = 1.0
 HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pause, resume, peers, top%s."
 NOTICE = (
     "First start in %s. What leaves this machine, for anyone to read: its network address, and the texts that its "
-    "model samples for the run's public prompts, with log-probs. Never the model, its gradients or your files."
+    "model samples for the run's prompts, with log-probs; in a private run, for its members only, and a self-report a "
+    "minute. Never the model, its gradients or your files."
 )
 
 

@@ -119,4 +119,10 @@ def _leaves(case: Case) -> str:
     what = f"the {sampled} and log-probs that the model samples for the run's public prompts"
     if settings.own_share == 0:
         what = "what other nodes sampled, passed on (this node samples nothing of its own)"
-    return f"Its network address, and {what}, {limit}. Never the model, its gradients or files."
+    invited, run = case.options.invitation, case.run_file.run if case.run_file is not None else None
+    private = (
+        case.options.private or (invited is not None and invited.private) or (run is not None and run.founder != "")
+    )
+    report = "; a self-report a minute" if settings.tells_of_itself(private=private) else ""
+    lan = "; its run's name to the local network" if settings.lan and not private else ""
+    return f"Its network address, and {what}, {limit}{report}{lan}. Never the model, its gradients or files."

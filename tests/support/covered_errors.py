@@ -44,7 +44,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_private.py::test_a_damaged_list_of_members_says_what_to_do": {
         "swarm/roster.py": ("The list of members … cannot be read",),
     },
-    "test_private.py::test_what_is_no_invitation": {
+    "test_private.py::test_row_49_what_is_no_invitation": {
         "swarm/invitation.py": (
             "The invitation is of version …",
             "The invitation was changed on its way",
