@@ -30,7 +30,7 @@ from ftis_node.swarm.handshake import greeting, shake
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import invite
 from ftis_node.swarm.membership import OBSERVERS_MAX
-from ftis_node.swarm.overview import NODES_MAX, Curve, Overview
+from ftis_node.swarm.overview import HISTORY_ROWS, NODES_MAX, Curve, Overview
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import (
     FENCE,
@@ -250,10 +250,10 @@ def test_metrics_are_of_present_nodes_by_peer_id(swarm: WatchedSimulation) -> No
 
 
 def test_a_curve_of_days_keeps_its_ends_in_bounded_room() -> None:
-    curve = Curve()
+    curve = Curve(HISTORY_ROWS)
     for minute in range(20_000):
         curve.add(60.0 * minute, minute / 20_000)
-    assert len(curve.rows) <= Curve.MOST
+    assert len(curve.rows) <= HISTORY_ROWS
     assert curve.rows[0][0] == 0.0 and curve.rows[-1][0] is not None and curve.rows[-1][0] > 60.0 * 19_800
 
 

@@ -150,8 +150,12 @@ class Observer:
 
     async def _look_on(self, overview: Overview, seconds: float | None) -> None:
         ends = None if seconds is None else boot_seconds() + seconds
+        self._write(overview)
         while not self._stopping.is_set() and (ends is None or boot_seconds() < ends):
-            self._write(overview)
+            try:
+                self._write(overview)
+            except OSError as error:  # a disk that is full now may have room in a minute
+                logger.warning("The page cannot be written to %s: %s", self._export, error)
             left = EXPORT_SECONDS if ends is None else max(0.0, ends - boot_seconds())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), min(EXPORT_SECONDS, left))

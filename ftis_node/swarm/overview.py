@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -27,15 +26,15 @@ from ftis_node.swarm.swarm import Swarm
 LOOK_SECONDS = 10.0
 SAVE_SECONDS = 300.0
 NODES_MAX = 512
+HISTORY_ROWS, NODE_ROWS = 400, 96  # of the curves of the swarm and of each node
 
 logger = logging.getLogger(__name__)
 
 
 class Curve(msgspec.Struct):
-    """Values over time in at most `MOST` rows of a time (unix seconds) and numbers; then every second one goes."""
+    """Values over time in at most `most` rows of a time (unix seconds) and numbers; then every second one goes."""
 
-    MOST: ClassVar[int] = 400
-
+    most: int
     spacing: float = 60.0
     rows: list[list[float | None]] = []
 
@@ -44,7 +43,7 @@ class Curve(msgspec.Struct):
         if self.rows and 0 <= now - (self.rows[-1][0] or 0.0) < self.spacing:
             return
         self.rows.append([now, *values])
-        if len(self.rows) > self.MOST:
+        if len(self.rows) > self.most:
             self.rows, self.spacing = self.rows[::2], 2 * self.spacing
 
 
@@ -64,7 +63,7 @@ class Seen(msgspec.Struct):
     completions: int = 0
     right: int = 0
     report: SelfReport | None = None
-    pass_at_1: Curve = msgspec.field(default_factory=Curve)
+    pass_at_1: Curve = msgspec.field(default_factory=lambda: Curve(NODE_ROWS))
 
 
 class Book(msgspec.Struct):
@@ -77,7 +76,7 @@ class Book(msgspec.Struct):
     since: float
     until: float = 0.0
     nodes: dict[bytes, Seen] = {}
-    history: Curve = msgspec.field(default_factory=Curve)
+    history: Curve = msgspec.field(default_factory=lambda: Curve(HISTORY_ROWS))
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
