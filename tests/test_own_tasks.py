@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -180,7 +181,14 @@ def test_a_group_of_answers_that_hang_costs_three_of_them_and_not_the_next_group
 
 
 def children() -> list[int]:
-    return [child.pid for child in psutil.Process().children() if "judge_child" in " ".join(child.cmdline())]
+    return [pid for pid in map(_judging, psutil.Process().children()) if pid is not None]
+
+
+def _judging(child: psutil.Process) -> int | None:
+    """The pid of a process that judges; None of another, or one that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return child.pid if "judge_child" in " ".join(child.cmdline()) else None
+    return None
 
 
 # Python functions

@@ -25,7 +25,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 RewardOption = Annotated[
     str | None,
     typer.Option(
-        "--reward", help="How answers of a .jsonl file are judged: integer (default), exact, regex or math (LaTeX)."
+        "--reward",
+        help="How answers of a .jsonl file are judged: integer (default), exact, regex, math, tests.",
     ),
 ]
 

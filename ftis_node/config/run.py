@@ -328,6 +328,13 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         )
 
 
+# What only a node's owner may agree to, by the rule.
+_BOLD_RULES = {
+    "math": "gives what peers write to a large parser, in a process with limits of its own",
+    "tests": "runs code that peers write, in a jail",
+}
+
+
 def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, data: Path | None = None) -> None:
     """Refuse a run that wants what only the owner of this node may allow: code, a file, or a large parser.
 
@@ -349,11 +356,10 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, d
         )
     if reward is not None and reward != run.reward:
         raise UsageError(f"The run's reward rule is {run.reward!a}, not {reward!a}.", "Leave out --reward.")
-    if run.reward == "math" and reward is None and not ours:
+    if run.reward in _BOLD_RULES and reward is None and not ours:
         raise UsageError(
-            "The run judges answers by the rule 'math', which gives what peers write to a large parser, in a process "
-            "with limits of its own.",
-            "If that is acceptable to you, start with --reward math.",
+            f"The run judges answers by the rule {run.reward!r}, which {_BOLD_RULES[run.reward]}.",
+            f"If that is acceptable to you, start with --reward {run.reward}.",
         )
 
 

@@ -8,18 +8,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tasks.download import sha256_of
 from ftis_node.tasks.gsm8k import TRAIN, check_gsm8k, gsm8k_to_be_tested, load_gsm8k, to_be_downloaded
 from ftis_node.tasks.jsonl import load_jsonl
-from ftis_node.tasks.judge import Judge
+from ftis_node.tasks.judge import Judge, Rule
 from ftis_node.tasks.math500 import load_math500
 from ftis_node.tasks.mathematics import score_mathematics
 from ftis_node.tasks.own import Guarded, check_module, load_own, make_task, names_code
-from ftis_node.tasks.rewards import JUDGED_RULES, PURE_RULES, RULES, Score, Scorer, check_rule, score, score_text
+from ftis_node.tasks.rewards import (
+    JUDGED_RULES,
+    PURE_RULES,
+    RULES,
+    Score,
+    Scorer,
+    check_rule,
+    code_in,
+    score,
+    score_text,
+)
 from ftis_node.tasks.task import Example, Task, TextCaps
 
 __all__ = [
@@ -174,8 +184,9 @@ def scoring(rule: str, own: Scorer | None = None) -> Iterator[Scorer]:
         return
     check_rule(rule)
     if rule in JUDGED_RULES:
-        with Judge(cast(Literal["math", "regex"], rule)) as judge:
-            yield _Judged(judge, score_mathematics if rule == "math" else _score_expression)
+        with Judge(cast(Rule, rule)) as judge:
+            scores = {"math": score_mathematics, "regex": _score_expression, "tests": _score_code}
+            yield _Judged(judge, scores[rule])
         if judge.unanswered:
             logger.warning("%d answers were given no verdict in time; they count as wrong.", judge.unanswered)
         return
@@ -203,6 +214,11 @@ def begin_group(scorer: Scorer) -> None:
         scorer.judge.begin()
     elif isinstance(scorer, Guarded):
         scorer.begin()
+
+
+def _score_code(judge: Judge, text: str, gold: str) -> Score:
+    """Whether the answer, Python code that may stand between fences of three backticks, passes the tests `gold`."""
+    return score_text(lambda answer: judge.same(gold, code_in(answer)), text)
 
 
 def _score_expression(judge: Judge, text: str, gold: str) -> Score:

@@ -9,6 +9,7 @@ not change the rows that a run's prompts are drawn from.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
@@ -163,11 +164,25 @@ def _expression(value: Any) -> str | None:
     return value
 
 
+def _asserts(value: Any) -> str | None:
+    """Unit tests: Python text with an assert in it, or a list of such lines, as MBPP has them."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)
+    if not isinstance(value, str) or not 0 < len(value) <= TEXT_CHARACTERS:
+        return None
+    try:
+        tree = ast.parse(value)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return value if any(isinstance(node, ast.Assert) for node in ast.walk(tree)) else None
+
+
 GOLDS: Mapping[str, tuple[Callable[[Any], str | None], str]] = {
     "integer": (plain_answer, "an integer of at most 40 characters"),
     "exact": (_text_answer, f"a text of 1 to {TEXT_CHARACTERS} characters"),
     "regex": (_expression, f"a regular expression of 1 to {_EXPRESSION_CHARACTERS} characters"),
     "math": (latex_answer, f"a text of 1 to {ANSWER_CHARACTERS} characters"),
+    "tests": (_asserts, f"Python text with asserts, or a list of its lines, of 1 to {TEXT_CHARACTERS} characters"),
 }
 """By the rule: what makes a gold answer of a row's (None: it is none), and what that may be."""
 

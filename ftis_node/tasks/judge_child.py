@@ -1,6 +1,6 @@
 """The process that judges answers written by strangers; `asked` runs this file as a script and kills it at will.
 
-It imports nothing of this package: stdlib and math-verify only. A person's reward function is imported with
+It imports nothing of this package but jail.py: stdlib and math-verify only. A person's reward function is imported with
 all that it needs. Requests come as JSON lines over the socket that is its stdin: `[gold, answer, loose]`, or `[text,
 answer]` for a function. Each gets a JSON line `[verdict, grown]`; grown: the process is too large to be trusted with
 another answer. R: ready.
@@ -9,6 +9,7 @@ another answer. R: ready.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _IDLE_SECONDS = 5.0  # between looks whether the parent is still there
@@ -31,7 +33,7 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
 
     Args:
         memory: bytes of address space, for imports and answers together; 0: neither memory nor files are limited.
-        rule: `math`, `regex`, or the name of a person's task with a reward function.
+        rule: `math`, `regex`, `tests`, or the name of a person's task with a reward function.
     """
     connection = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -41,7 +43,11 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     # The kernel ends this process at the alarm whatever Python is busy with, and even if nobody is left to kill it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    known: dict[str, Callable[[], Callable[..., object]]] = {"math": _load, "regex": lambda: _matches}
+    known: dict[str, Callable[[], Callable[..., object]]] = {
+        "math": _load,
+        "regex": lambda: _matches,
+        "tests": lambda: _examiner(seconds),
+    }
     verdict = known[rule]() if rule in known else _own(rule)
     if memory:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -81,6 +87,18 @@ def _matches(gold: str, answer: str, _: bool) -> bool:
         return re.fullmatch(gold, answer) is not None
     except (re.error, RecursionError, OverflowError):
         return False
+
+
+def _examiner(seconds: float) -> Callable[[str, str, bool], bool]:
+    """The function that says whether Python code passes its tests; ends this process where it cannot be locked in."""
+    place = Path(__file__).with_name("jail.py")
+    spec = importlib.util.spec_from_file_location("jail", place)
+    assert spec is not None and spec.loader is not None
+    jail = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(jail)
+    if not jail.can_lock_in():
+        sys.exit("This machine cannot lock code in.")
+    return lambda tests, answer, _: bool(jail.passes(tests, answer, 0.8 * seconds))
 
 
 def _own(name: str) -> Callable[[str, str], list[float | bool] | str]:

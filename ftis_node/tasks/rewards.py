@@ -18,7 +18,7 @@ from ftis_node.errors import UsageError
 PURE_RULES = ("integer", "exact")
 """The names that `score` knows: rules whose verdict is the same on every node."""
 
-JUDGED_RULES = ("regex", "math")
+JUDGED_RULES = ("regex", "math", "tests")
 """Rules that need a process of their own (see `judge`): bound to a wall clock, so that two nodes may disagree."""
 
 RULES = PURE_RULES + JUDGED_RULES
@@ -32,6 +32,7 @@ _WINDOW = 2 * _MAX_ANSWER  # enough to see that a number is too long to be read
 _SPACE = " \t\n\r\f\v"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)")
+_FENCE = re.compile(r"```[a-zA-Z0-9]*\n(?P<code>.*)\n```", re.DOTALL)
 _LAST_NUMBER = re.compile(
     r"(?:(?<![0-9A-Za-z)])[+-])?"  # a sign, but not the minus of 8-3
     r"(?:(?<![0-9])[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
@@ -97,6 +98,12 @@ def normal(text: str) -> str:
     """Without whitespace around it, in NFC; empty if it is longer than `TEXT_CHARACTERS`."""
     text = text.strip()
     return unicodedata.normalize("NFC", text) if len(text) <= TEXT_CHARACTERS else ""
+
+
+def code_in(answer: str) -> str:
+    """The code of an answer, without the fence of three backticks that models like to put around it."""
+    fenced = _FENCE.fullmatch(answer)
+    return fenced["code"] if fenced is not None else answer
 
 
 def _last_text(text: str) -> str:

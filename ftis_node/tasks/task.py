@@ -52,7 +52,16 @@ MATHEMATICS = REASONING.replace("a single integer", "a mathematical expression i
 ANSWERED = REASONING.replace(", a single integer,", "")
 """The same for answers of any kind."""
 
-TEMPLATES: Mapping[str, str] = {"integer": REASONING, "math": MATHEMATICS, "exact": ANSWERED, "regex": ANSWERED}
+PROGRAMMED = REASONING.replace("a single integer", "Python code that defines the function asked for")
+"""The same for answers that are code."""
+
+TEMPLATES: Mapping[str, str] = {
+    "integer": REASONING,
+    "math": MATHEMATICS,
+    "exact": ANSWERED,
+    "regex": ANSWERED,
+    "tests": PROGRAMMED,
+}
 """The template around a question, by the rule."""
 
 
@@ -61,7 +70,8 @@ class Example:
     """A question and its gold answer.
 
     Under the rule `integer` that is an integer in canonical decimal digits (`-1234`, never `-1,234`), under `math` an
-    expression in LaTeX, under `exact` a text without whitespace around it in NFC, under `regex` a regular expression.
+    expression in LaTeX, under `exact` a text without whitespace around it in NFC, under `regex` a regular
+    expression, under `tests` Python text with asserts.
     """
 
     question: str

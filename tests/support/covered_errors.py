@@ -65,6 +65,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_watch.py::test_an_observer_of_a_private_run_has_to_be_a_member": {
         "node/observer.py": ("The home … looks at run …, the invitation is to another.",),
     },
+    "test_jail.py::test_where_nothing_can_lock_it_in_nothing_is_run": {
+        "tasks/judge.py": ("Code cannot be judged here: nothing can lock it in.",),
+    },
     "test_nf4.py::test_what_cannot_be_quantised_is_refused": {
         "config/checks.py": ("NF4 (…) is for frozen weights, and full training (…) has none.",),
         "policy/nf4.py": ("… has no linear modules for NF4.", "NF4 needs bitsandbytes."),
@@ -381,7 +384,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_own_tasks.py::test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_name": {
         "config/run.py": (
-            "The run judges answers by the rule 'math', which gives what peers writ",
+            "The run judges answers by the rule …, which ….",
             "The run's reward rule is …, not ….",
             "The run's task is Python code, …, which is imported only if you name i",
         ),
