@@ -138,7 +138,8 @@ class Node:
     async def _keep_hours(self) -> None:
         """Pause and continue by the schedule."""
         while True:
-            await self._note_hours()
+            with contextlib.suppress(OSError):  # of a battery that is being unplugged
+                await self._note_hours()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _note_hours(self) -> None:
