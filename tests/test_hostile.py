@@ -313,7 +313,7 @@ async def test_row_41_requests_without_end_in_one_stream_are_answered_at_a_bound
     seconds = time.monotonic() - began
     assert isinstance(fight.attack, streams.Row41Requests)
     most = inbound.LOOKUPS_AT_ONCE + inbound.LOOKUPS_A_SECOND * seconds
-    assert 0 < fight.attack.answered <= most * len(stage.ring.daemons)
+    assert fight.attack.answered <= most * len(stage.ring.daemons)
 
 
 @pytest.mark.parametrize(

@@ -212,12 +212,28 @@ async def test_row_41_requests_in_one_stream_have_a_budget_and_the_next_waits(
     scene.served._lookups = inbound.Budgets(lambda: now, 0.01, 3 * (inbound.LOOKUPS_A_REQUEST + OWN.digests))
     before = scene.busy.answered
     reader, writer = await scene.open()
-    for _ in range(100):
+    for _ in range(streams.SENT_AHEAD):
         await P2P.send_protobuf(request(), writer)
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
             await asyncio.wait_for(P2P.receive_protobuf(ftis_pb2.FetchChunk, reader), PATIENCE)
     assert scene.busy.answered - before == 3 * OWN.digests, "three are within the budget, the fourth never had its turn"
+    await scene.nothing_is_left()
+    writer.close()
+
+
+@pytest.mark.parametrize("sent", [streams.SENT_AHEAD, 100 * streams.SENT_AHEAD])
+async def test_row_41_a_caller_who_hangs_up_or_sends_too_much_ahead_leaves_no_requests_to_work_off(
+    sent: int, scene: Scene
+) -> None:
+    scene.served._lookups = inbound.Budgets(lambda: 0.0, 1e-3, 1.0)
+    _, writer = await scene.open()
+    with contextlib.suppress(OSError):
+        for _ in range(sent):
+            await P2P.send_protobuf(request(64, 100), writer)
+    if sent == streams.SENT_AHEAD:
+        await eventually(lambda: scene.sockets() == 1, "it waits for its turn")
+        writer.transport.abort()
     await scene.nothing_is_left()
     writer.close()
 

@@ -19,7 +19,8 @@ from hivemind.proto.p2pd_pb2 import RPCError
 
 from ftis_node.errors import brief
 
-PREFETCHED = 5  # waiting requests of a stream
+# Requests that a caller may send ahead; a node sends one a stream. Behind more, its hanging up would go unseen.
+SENT_AHEAD = 5
 LINGER_SECONDS = 2.0
 DISCONNECT_SECONDS = 5.0
 
@@ -46,7 +47,7 @@ async def answer_stream(
         kind: the message type of the requests.
     """
     context = P2PContext(handle_name=name, local_id=p2p.peer_id, remote_id=info.peer_id)
-    waiting: asyncio.Queue[Any] = asyncio.Queue(PREFETCHED)
+    waiting: asyncio.Queue[Any] = asyncio.Queue(SENT_AHEAD)
     reading = asyncio.create_task(_read(kind, reader, waiting))
     answering = asyncio.create_task(_answer(handler(_requests(waiting), context), writer))
     try:
@@ -73,15 +74,15 @@ async def _end(tasks: set[Task]) -> None:
 async def _read(kind: type[Message], reader: asyncio.StreamReader, waiting: asyncio.Queue[Any]) -> bool:
     """Queue the requests of a stream.
 
-    Returns True when the caller has hung up, False when it has sent something other than a request.
+    Returns True when the caller has hung up, False when it has sent too many, or something other than a request.
     """
     try:
         while True:
             request, _ = await P2P.receive_protobuf(kind, reader)
-            await waiting.put(request)
+            waiting.put_nowait(request)
     except (asyncio.IncompleteReadError, ConnectionError):
         return True
-    except Exception as error:  # a parser may raise anything
+    except Exception as error:  # a parser may raise anything; QueueFull: too many
         logger.debug("A stream ends because of an invalid request: %s", brief(error))
         return False
 
