@@ -19,7 +19,7 @@ from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion, author_digest, decode, prompt_digest
 from ftis_node.policy import room
 from ftis_node.tasks import load_task
-from ftis_node.tokenizer.fingerprint import prompt_ids
+from ftis_node.tokenizer.chat import prompt_ids
 from ftis_node.worker.engine import TEXT_LETTERS, Engine, choose_objective
 from ftis_node.worker.messages import (
     REQUESTS,

@@ -23,17 +23,19 @@ def small_answers(path: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not QWEN_TOKENIZER.exists(), reason="the real tokenizer and data are not beside the project")
-def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, join: Join) -> None:
+@pytest.mark.parametrize("instruct", [False, True])
+def test_two_nodes_exchange_packets_and_take_finite_steps(tmp_path: Path, join: Join, *, instruct: bool) -> None:
     data = tmp_path / "rows.jsonl"
     questions = small_answers(data)
-    small = taught_qwen(tmp_path / "small", questions, hidden=24, layers=2, seed=1)
-    large = taught_qwen(tmp_path / "large", questions, hidden=32, layers=3, seed=2)
+    small = taught_qwen(tmp_path / "small", questions, hidden=24, layers=2, seed=1, instruct=instruct)
+    large = taught_qwen(tmp_path / "large", questions, hidden=32, layers=3, seed=2, instruct=instruct)
     run_file = tmp_path / "run.toml"
     made = run_cli(
         *("run", "new", "--task", "gsm8k", "--data", str(data), "--model", str(small)),
         *("--completion-tokens", "16", "-o", str(run_file), "--json"),
     )
     assert made.returncode == 0, made.stderr
+    assert ("chat = " in run_file.read_text()) is instruct
     common = ("--task", "gsm8k", "--data", str(data), "--set", "batch_groups=6", "--set", "eval_prompts=8")
     first = join("first", "--model", str(small), "--run", str(run_file), *common)
     second = join("second", "--model", str(large), "--peers", first.address(), *common)

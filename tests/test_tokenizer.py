@@ -19,7 +19,8 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.bench.model import word_tokenizer
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.tasks.task import PLAIN, REASONING
-from ftis_node.tokenizer.fingerprint import end_ids, fingerprint, prompt_ids, unwritable
+from ftis_node.tokenizer.chat import end_ids, prompt_ids
+from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
 from tests.support.small_models import GPT2, QWEN, tiny_tokenizer
 
 real = pytest.mark.skipif(not QWEN.is_dir(), reason=f"the real Qwen2.5 tokenizer is not at {QWEN}")

@@ -7,7 +7,7 @@ import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from ftis_node.errors import UsageError
 from ftis_node.text import escaped, say
 
 if TYPE_CHECKING:
+    from ftis_node.config.run import Run
     from ftis_node.config.settings import Settings
     from ftis_node.evaluate.evaluation import Evaluation, PairedFigures
     from ftis_node.evaluate.greedy import Judged
@@ -112,6 +113,7 @@ class _Chosen:
     name: str
     found: Checkpoint | None
     settings: Settings
+    run: Run | None = None  # that says how it was asked in training
 
     @property
     def step(self) -> int | None:
@@ -189,6 +191,7 @@ class _Example(Struct, frozen=True, omit_defaults=True):
 
 
 def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Mapping[str, Any], task: str) -> _Chosen:
+    from ftis_node.export.history import History, history_of
     from ftis_node.worker.restore import find_checkpoint, hold, settings_for
 
     found = find_checkpoint(name)
@@ -196,9 +199,10 @@ def _choose(stack: contextlib.ExitStack, name: str, model: str | None, flags: Ma
     if found is None and model is not None:
         raise UsageError(f"{name} is a model and no checkpoint, so --model says nothing.", "Leave out --model.")
     name = model or (found.model if found else name)
-    settings, origins = settings_for(found, name, flags, task)
+    history = history_of(found) if found is not None else History()
+    settings, origins = settings_for(found, name, {**history.asked(), **flags}, task)
     tell_choice(found, settings, origins)
-    return _Chosen(name, found, settings)
+    return _Chosen(name, found, settings, history.run if "chat" not in flags else None)
 
 
 def _other(
@@ -213,20 +217,22 @@ def _other(
 
     chosen = _choose(stack, base or first.name, None, {"dtype": first.settings.dtype, **flags}, task)
     resolve(chosen.name)  # a wrong name is told before the first is evaluated
-    return chosen
+    return replace(chosen, run=first.run) if base is None else chosen
 
 
 def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], None]) -> _Result:
     """The model is gone again afterwards: two may be too many for the memory."""
     from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
     from ftis_node.policy.generate.stream import Sampling
-    from ftis_node.tokenizer.fingerprint import end_ids
+    from ftis_node.tokenizer.chat import end_ids
+    from ftis_node.worker.packets import chat_in
     from ftis_node.worker.planning import memory_budget
     from ftis_node.worker.restore import load_trained
 
     _release()
     policy = load_trained(chosen.settings, chosen.found)
-    ids = tokenised(policy, exam.task, exam.examples, exam.cap)
+    chat = chat_in(chosen.run, policy.tokenizer, exam.task.template, chosen.settings)
+    ids = tokenised(policy, exam.task, exam.examples, exam.cap, chat)
     budget = memory_budget(chosen.settings, policy.device)
     batch = exam.batch or batch_that_fits(policy, max(map(len, ids)), exam.cap, budget)
     judged: list[Judged] = []
@@ -235,7 +241,7 @@ def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], No
         judged.extend(some)
         tell(some)
 
-    sampling = Sampling(exam.cap, 1.0, end_ids(policy.tokenizer), greedy=True)
+    sampling = Sampling(exam.cap, 1.0, end_ids(policy.tokenizer, chat), greedy=True)
     outcome = evaluate(policy, ids, exam.examples, exam.scorer, sampling, batch=batch, tell=told)
     trained, dtype = policy.kind if chosen.found else None, str(policy.dtype).removeprefix("torch.")
     return _Result(outcome.figures(), judged, trained, str(policy.device), dtype)

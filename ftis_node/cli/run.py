@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -49,6 +49,11 @@ def new(
     any_tokenizer: Annotated[
         bool, typer.Option("--any-tokenizer", help="For models of any tokenizer: nodes exchange text.")
     ] = False,
+    chat: Annotated[
+        Literal["auto", "always", "never"],
+        typer.Option(help="Ask in the model's chat template, or in plain text; auto: a chat for an instruct model."),
+    ] = "auto",
+    thinking: Annotated[bool, typer.Option("--thinking", help="Turn thinking on in a template that can.")] = False,
     common: Annotated[
         int, typer.Option(help="Rows of each epoch that all nodes answer, as answers to one another's failures.")
     ] = 0,
@@ -65,7 +70,8 @@ def new(
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.swarm.identity import Identity
     from ftis_node.tasks import load_task
-    from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
+    from ftis_node.tokenizer.chat import chat_wanted, end_ids
+    from ftis_node.tokenizer.fingerprint import fingerprint
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
     chosen = load_task(task, data=data, eval_data=eval_data, reward=reward, code=True)
@@ -80,7 +86,9 @@ def new(
     facts = {"task": chosen.name} | {name: getattr(chosen, name) for name in names}
     if not any_tokenizer:
         tokenizer = load_tokenizer(model or "tiny-a")
-        facts |= {"eos": end_ids(tokenizer), "tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
+        asked = chat_wanted(tokenizer, chosen.template, chat, thinking=thinking)
+        facts |= {"eos": end_ids(tokenizer, asked), "chat": asked.digest if asked is not None else ""}
+        facts |= {"tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared = {"common": common, "epoch": epoch} if common else {}
     if output.exists() and not overwrite:

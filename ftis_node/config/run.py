@@ -79,7 +79,8 @@ class Run(BaseModel):
     run, the peer id at which the chains of its members' certificates begin; see `swarm.certificates`.
 
     A token run is for one tokenizer (packet 1). tokenizer: its fingerprint, lower-case hex. eos: ids that end a
-    completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.
+    completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap. chat: of a
+    run whose questions are messages of a chat, the digest of the texts around them; see `tokenizer.chat`.
 
     A text run is for models of any tokenizer (packet 2): `tokenizer` is ``any``. prompt_bytes, completion_bytes: caps
     in UTF-8. logprob_min: the lowest log-prob that an author may claim, nats.
@@ -98,6 +99,7 @@ class Run(BaseModel):
     completion_tokens: int = Field(ge=1, le=TOKENS_MAX)
     temperature: float = Field(ge=TEMPERATURE_MIN, le=TEMPERATURE_MAX, allow_inf_nan=False)
     eos: tuple[StrictInt, ...] = Field(default=(), strict=False, min_length=1, max_length=64)
+    chat: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = ""
     tokenizer: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64}|any)$")]
     vocabulary: int = Field(default=0, ge=2, le=1 << 32)
     prompt_bytes: int = Field(default=0, ge=1, le=BYTES_MAX)
@@ -145,6 +147,8 @@ class Run(BaseModel):
         for name in other:
             if name in self.model_fields_set:
                 raise ValueError(f"{name} does not belong in a run {kind}")
+        if self.text and self.chat:
+            raise ValueError("chat does not belong in a run of any tokenizer, where each model is asked in its own way")
         if self.text and self.parts > 1:
             raise ValueError("a run of any tokenizer is vertical")
 
@@ -154,15 +158,16 @@ class Run(BaseModel):
         other = [*(_ONLY_TOKENS if self.text else _ONLY_TEXT)]
         other += ["parts"] if self.parts == 1 else []
         other += [] if self.common else _ONLY_COMMON
-        other += [] if self.founder else ["founder"]
+        other += [name for name in ("founder", "chat") if not getattr(self, name)]
         return {name: value for name, value in write(self).items() if name not in other}
 
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
         A vertical run has no field `parts`, one without common rows neither `common` nor `epoch`, an open one no
-        `founder`, and neither kind of run has the fields that only the other needs. The temperature
-        is written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if integral.
+        `founder`, one of plain text no `chat`, and neither kind has the fields that only the other needs. The
+        temperature is written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if
+        integral.
         """
         fields = self.model_dump(mode="json")
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -215,6 +220,8 @@ def in_short(run: Run) -> str:
     models = "for models of any tokenizer" if run.text else "for models of one tokenizer"
     if run.common:
         models += f"; {run.common} rows common to all every {run.epoch} s"
+    if run.chat:
+        models += "; asked in a chat"
     if run.founder:
         models += f"; private, founded by {run.founder}"
     return (
@@ -279,7 +286,7 @@ def run_for(facts: Mapping[str, Any], *, any_tokenizer: bool = False, **fields: 
         known |= {"packet": 2, "tokenizer": ANY, "completion_tokens": caps.completion_tokens}
         known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
     else:
-        own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary")
+        own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary", "chat")
         known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"])}
     return make_run(**{**known, **RUN_DEFAULTS, **fields})
 

@@ -96,6 +96,11 @@ class Settings(BaseModel):
     """[tokens] Trained on at a time. Default: what fits."""
     generation_batch: int | None = Field(None, ge=1)
     """[completions] Generated side by side. Default: what fits."""
+    chat: Literal["auto", "always", "never"] = "auto"
+    """Whether questions are messages in the model's own chat template (always), or plain text (never); auto: a chat for
+    instruct models. A run of one tokenizer decides it for all."""
+    thinking: bool = False
+    """What a chat template's switch `enable_thinking` says, if it has one. Models that think need long completions."""
     engine: Literal["native", "hf"] = "native"
     """Engine that generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
     cuda_graphs: bool = True

@@ -18,7 +18,7 @@ from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting
 from ftis_node.tasks import Example, Score, Scorer, Task
-from ftis_node.tokenizer.fingerprint import prompt_ids
+from ftis_node.tokenizer.chat import Chat, prompt_ids
 
 LARGEST_BATCH = 256
 
@@ -176,13 +176,15 @@ def verdict(text: str, finished: bool, example: Example, scorer: Scorer) -> Scor
     return score if finished else Score(reward=0.0, formatted=False, lenient=score.lenient)
 
 
-def tokenised(policy: Policy, task: Task, examples: Sequence[Example], completion_tokens: int) -> list[list[int]]:
-    """The prompts of `examples` as token ids.
+def tokenised(
+    policy: Policy, task: Task, examples: Sequence[Example], completion_tokens: int, chat: Chat | None = None
+) -> list[list[int]]:
+    """The prompts of `examples` as token ids, by default in plain text.
 
     Raises:
         UsageError: the tokenizer cannot write one, or the model has no room for it and its completion.
     """
-    prompts = [prompt_ids(policy.tokenizer, task.template, example.question) for example in examples]
+    prompts = [prompt_ids(policy.tokenizer, task.template, example.question, chat) for example in examples]
     refuse_prompts(
         policy.name,
         context_of(policy.causal_lm.config),

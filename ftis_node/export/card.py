@@ -13,6 +13,7 @@ from ftis_node.config.settings import OBJECTIVE_PARTS, Settings
 from ftis_node.export.history import History
 from ftis_node.node.progress import OTHERS
 from ftis_node.observe.provenance import versions
+from ftis_node.tokenizer.chat import message_of
 from ftis_node.worker.restore import Checkpoint
 
 PAPER = "2605.22537"
@@ -149,6 +150,9 @@ def _settings(history: History, task: str, *, lora: bool) -> Iterator[tuple[str,
 def _prompt(history: History) -> list[str]:
     if history.run is None:
         return []
+    if history.run.chat:
+        form = _fenced(message_of(history.run.template, "{question}"))
+        return ["The questions were put to it as messages of a user, in its chat template:", form]
     return ["The questions were put to it in this form:", _fenced(history.run.template)]
 
 

@@ -25,6 +25,10 @@ class History:
     versions: Mapping[str, str] = field(default_factory=dict)
     evaluations: Sequence[Mapping[str, Any]] = ()
 
+    def asked(self) -> dict[str, Any]:
+        """The settings that say how the model was asked, where they are known."""
+        return {name: self.settings[name] for name in ("chat", "thinking") if name in self.settings}
+
 
 def history_of(checkpoint: Checkpoint) -> History:
     """Read the record of the checkpoint's home; nothing is changed there, and a daemon may be at work."""

@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from huggingface_hub import constants, get_session, get_token, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError
 
 from ftis_node.errors import UserError
 from ftis_node.policy.load import unloadable
@@ -122,6 +123,9 @@ def described(name: str, hub: Hub, *, tokenizer: bool = False) -> Iterator[str]:
             try:
                 for file in (_CONFIG, _TOKENIZER, "tokenizer_config.json") if tokenizer else (_CONFIG,):
                     hf_hub_download(source, file, local_dir=scratch)
+                if tokenizer:
+                    with contextlib.suppress(EntryNotFoundError):  # of older models it is in the tokenizer's file
+                        hf_hub_download(source, "chat_template.jinja", local_dir=scratch)
             except Exception as error:  # as above
                 raise unloadable(name, source, error) from error
         yield scratch

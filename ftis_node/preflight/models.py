@@ -145,15 +145,19 @@ def tokenizer(case: Case) -> Iterator[Finding]:
     from ftis_node.policy.hub import described
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.tasks.rewards import TAGS
+    from ftis_node.tokenizer.chat import end_ids
     from ftis_node.tokenizer.codec import text_refusal
-    from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
+    from ftis_node.tokenizer.fingerprint import fingerprint
+    from ftis_node.worker.packets import chat_in
 
     if case.starting and case.plan is None:
         return  # a model that cannot be planned is refused already, and may have no tokenizer of ours
     with described(case.settings.model, _hub(case), tokenizer=True) as folder:
         words = load_tokenizer(folder)
     mark, task = fingerprint(words), case.task
-    facts = {"tokenizer": mark, "vocabulary": len(words), "eos": end_ids(words)}  # raises if no completion could end
+    chat = chat_in(None, words, task.template if task is not None else "", case.settings)
+    facts = {"tokenizer": mark, "vocabulary": len(words), "chat": chat.digest if chat is not None else ""}
+    facts["eos"] = end_ids(words, chat)  # raises if no completion could end
     prompts = [task.prompt(example) for example in task.train] if task is not None else []
     facts["text_refusal"] = text_refusal(words, prompts, "".join(TAGS))
     if not case.runs:
@@ -169,9 +173,11 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         own = {"task": task.name if task is not None else run.task}
         own |= {name: getattr(task or run, name) for name in ("data", "reward")}
         check_fit(run, facts | own, case.settings.model)
+        chat = chat_in(run, words, run.template, case.settings)
+        asked = "in its chat template" if chat is not None else "in plain text"
         fits = f"It fits the run of {origin}, {run.id.hex()}: for models of any tokenizer."
         fits = fits if run.text else f"It is that of the run of {origin}, {run.id.hex()}."
-        yield Finding("tokenizer", "ok", fits)
+        yield Finding("tokenizer", "ok", f"{fits} Questions are asked {asked}.")
     if len(ids) > 1:
         advice = "A node is in one run: name another --home, or other peers."
         yield Finding("run", "fail", f"{' and '.join(ids.values())} are of different runs.", advice)
@@ -186,5 +192,5 @@ def _refuse_rows(case: Case, words: Any) -> None:
     if case.task is None or case.shape is None or run is None:
         return
     questions = [example.question for example in case.task.train]
-    packets = packets_of(run, words)
+    packets = packets_of(run, words, case.settings)
     checked_prompts(run, packets, case.settings.model, case.shape.context, questions, "the training data")

@@ -47,21 +47,25 @@ class Unreadable(StrEnum):
 
 
 class Codec:
-    """A tokenizer as a text run needs it. end: the one id with which a completion finishes, the tokenizer's EOS."""
+    """A tokenizer as a text run needs it. end: the one id with which a completion finishes."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end: int | None = None) -> None:
         """Read the tokenizer's backend; later changes to the tokenizer do not reach this codec.
+
+        Args:
+            end: by default the tokenizer's EOS.
 
         Raises:
             UsageError: the tokenizer has no fast backend, or no end-of-sequence token.
         """
         backend = backend_of(tokenizer)
-        if tokenizer.eos_token_id is None:
+        end = tokenizer.eos_token_id if end is None else end
+        if end is None:
             raise UsageError(
                 "This tokenizer names no end-of-sequence token as its own.",
                 "Set eos_token in its tokenizer_config.json.",
             )
-        self.end = int(tokenizer.eos_token_id)
+        self.end = int(end)
         state: dict[str, Any] = json.loads(backend.to_str())
         self._bytes, self._fallback = token_bytes(state, backend.get_vocab())
         self._bytes[self.end] = b""

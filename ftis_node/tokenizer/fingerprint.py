@@ -10,9 +10,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ftis_node.errors import UsageError
 
-# Ids at which a completion ends, whichever of a family's models made it: the base models' and the chat models'.
-_END_TOKENS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>")
-
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """The tokenizer's fast (Rust) backend.
@@ -56,24 +53,3 @@ def unwritable(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     """The characters of `text`, each once, that its token ids do not give back; spaces do not count."""
     back = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"], clean_up_tokenization_spaces=False)
     return "".join(dict.fromkeys(letter for letter in text if not letter.isspace() and letter not in back))
-
-
-def end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Sorted ids that end a completion: the tokenizer's own EOS and its family's other end tokens.
-
-    Raises:
-        UsageError: the tokenizer has no end token at all.
-    """
-    added = tokenizer.get_added_vocab()  # Qwen's ordinary vocabulary has a "</s>" too, which ends nothing
-    ids = {added[token] for token in _END_TOKENS if token in added}
-    if tokenizer.eos_token_id is not None:
-        ids.add(int(tokenizer.eos_token_id))
-    if not ids:
-        raise UsageError("This tokenizer has no end-of-sequence token.", "Set eos_token in its tokenizer_config.json.")
-    return tuple(sorted(ids))
-
-
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, template: str, question: str) -> list[int]:
-    """Token ids of the run's plain-text template around `question`; no special tokens are added."""
-    ids: list[int] = tokenizer(template.replace("{question}", question), add_special_tokens=False)["input_ids"]
-    return ids

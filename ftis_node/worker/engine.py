@@ -37,8 +37,9 @@ from ftis_node.step_report import StepReport
 from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.text import rounded
+from ftis_node.tokenizer.chat import end_ids
 from ftis_node.tokenizer.codec import text_refusal
-from ftis_node.tokenizer.fingerprint import end_ids, fingerprint, unwritable
+from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import (
     OWN,
@@ -53,7 +54,7 @@ from ftis_node.worker.messages import (
     Sizes,
     StepGroup,
 )
-from ftis_node.worker.packets import Packets, Slot, checked_prompts, packets_of
+from ftis_node.worker.packets import Packets, Slot, chat_in, checked_prompts, packets_of
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.shortage import refuse_shortage
 from ftis_node.worker.usage import Usage
@@ -151,10 +152,12 @@ class Engine:
         self.policy = load_policy(self._settings)
         self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)
         tokenizer = self.policy.tokenizer
+        chat = chat_in(None, tokenizer, self.task.template, asked)
         return ModelFacts(
             tokenizer=fingerprint(tokenizer),
             vocabulary=self.policy.vocabulary,
-            eos=list(end_ids(tokenizer)),
+            eos=list(end_ids(tokenizer, chat)),
+            chat=chat.digest if chat is not None else "",
             unwritable=unwritable(tokenizer, self.task.template.replace("{question}", "") + "".join(TAGS)),
             text=self.task.text,
             text_refusal=text_refusal(tokenizer, [self.task.prompt(row) for row in self.task.train], "".join(TAGS)),
@@ -196,7 +199,7 @@ class Engine:
                 available; or the objective is unknown.
         """
         self.run = run
-        self.packets = packets_of(run, self.policy.tokenizer)
+        self.packets = packets_of(run, self.policy.tokenizer, self._settings)
         self.close()
         self._scorer, self._side_scorer = (
             self._scorers.enter_context(scoring(self.run.reward, self.task.scorer)) for _ in range(2)
@@ -330,7 +333,7 @@ class Engine:
         loaded = load_evaluation(task, data=Path(data) if data else None)
         examples = _spread(loaded.held_out, prompts)
         cap = max(loaded.completion_tokens, self.run.completion_tokens)
-        ids = [self.packets.prompt(loaded.prompt(example)) for example in examples]
+        ids = [self.packets.prompt(loaded.template, example.question) for example in examples]
         questions = [example.question for example in examples]
         refuse_prompts(self.policy.name, self._context, ids, questions, name, completion_tokens=cap)
         self._exams[name] = _Exam(ids, examples, loaded.reward, cap, loaded.scorer)

@@ -64,6 +64,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     vocabulary: int
     eos: list[int]
+    chat: str
     unwritable: str
     text: TextCaps
     text_refusal: str
@@ -87,7 +88,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     def shared(self) -> dict[str, object]:
         """The facts that a run must agree with, see `config.run.run_for`."""
         names = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "text", "text_refusal")
-        return {name: getattr(self, name) for name in (*names, "tokenizer", "vocabulary", "eos")}
+        return {name: getattr(self, name) for name in (*names, "tokenizer", "vocabulary", "eos", "chat")}
 
 
 class OpenedRun(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.config.run import Run
+from ftis_node.config.settings import Settings
 from ftis_node.fit.context import Context, refuse_long_prompts, refuse_prompts
 from ftis_node.packet import (
     Completion,
@@ -23,6 +24,7 @@ from ftis_node.packet import (
     pack_text_group,
     prompt_digest,
 )
+from ftis_node.tokenizer.chat import Chat, chat_wanted, chat_with, message_of, prompt_ids
 from ftis_node.tokenizer.codec import Codec, Unreadable
 
 
@@ -50,8 +52,8 @@ class Packets(Protocol):
 
     ends: tuple[int, ...]
 
-    def prompt(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
+    def prompt(self, template: str, question: str) -> list[int]:
+        """Token ids of the prompt that asks a question, in a chat or in plain text."""
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
         """The 8 bytes by which packets name a prompt."""
@@ -72,14 +74,14 @@ class Packets(Protocol):
 class TokenPackets:
     """Version 1: every model of the run has the same ids."""
 
-    def __init__(self, run: Run, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> None:
         self._run = run
         self._tokenizer = tokenizer
+        self._chat = chat
         self.ends = run.eos
 
-    def prompt(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+    def prompt(self, template: str, question: str) -> list[int]:
+        return prompt_ids(self._tokenizer, template, question, self._chat)
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
         return prompt_digest(ids)
@@ -117,13 +119,16 @@ class TokenPackets:
 class TextPackets:
     """Version 2: each model reads the text in its own tokens."""
 
-    def __init__(self, run: Run, codec: Codec) -> None:
+    def __init__(self, run: Run, codec: Codec, chat: Chat | None = None) -> None:
         self._run = run
         self._codec = codec
+        self._chat = chat
         self.ends: tuple[int, ...] = (codec.end,)
 
-    def prompt(self, text: str) -> list[int]:
-        return self._codec.prompt_ids(text)
+    def prompt(self, template: str, question: str) -> list[int]:
+        if self._chat is not None:
+            return self._chat.ids(message_of(template, question))
+        return self._codec.prompt_ids(template.replace("{question}", question))
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
         return prompt_digest(text)
@@ -184,9 +189,23 @@ class TextPackets:
         return Completion(found.token_ids[:kept], found.logprobs[:whole], False, found.chunks[:kept], counts)
 
 
-def packets_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> Packets:
-    """The run's kind of packets for a model with this tokenizer. Raises UsageError as `Codec` does."""
-    return TextPackets(run, Codec(tokenizer)) if run.text else TokenPackets(run, tokenizer)
+def packets_of(run: Run, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> Packets:
+    """The run's kind of packets for a model with this tokenizer. Raises UsageError as `Codec` and `chat_in` do."""
+    chat = chat_in(run, tokenizer, run.template, settings)
+    if run.text:
+        return TextPackets(run, Codec(tokenizer, chat.end if chat is not None else None), chat)
+    return TokenPackets(run, tokenizer, chat)
+
+
+def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, settings: Settings) -> Chat | None:
+    """The chat in which a model is asked; None: in plain text. A run of one tokenizer says which, else the settings do.
+
+    Raises:
+        UsageError: the model does not have it.
+    """
+    if run is not None and not run.text:
+        return chat_with(tokenizer, run.chat) if run.chat else None
+    return chat_wanted(tokenizer, template, settings.chat, thinking=settings.thinking)
 
 
 def checked_prompts(
@@ -198,7 +217,7 @@ def checked_prompts(
         UsageError: one is empty, longer than the run allows, or has no room in the model's context.
     """
     texts = [run.template.replace("{question}", question) for question in questions]
-    prompts = [packets.prompt(text) for text in texts]
+    prompts = [packets.prompt(run.template, question) for question in questions]
     if run.text:
         refuse_long_prompts(texts, run.prompt_bytes, data)
     cap = run.prompt_tokens or float("inf")

@@ -16,8 +16,8 @@ QWEN_TOKENIZER, GPT2_TOKENIZER = DATA / "qwen2.5-tokenizer", DATA / "gpt2-tokeni
 QWEN_ROWS = 151_936
 
 
-def random_qwen(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
-    """A random Qwen2 with the real Qwen2.5 tokenizer, saved as a folder."""
+def random_qwen(path: Path, *, hidden: int, layers: int, seed: int, instruct: bool = False) -> Path:
+    """A random Qwen2 with the real Qwen2.5 tokenizer, that of an instruct model if so, saved as a folder."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=QWEN_ROWS,
@@ -32,6 +32,8 @@ def random_qwen(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
     Qwen2ForCausalLM(config).save_pretrained(path)
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
         shutil.copyfile(QWEN_TOKENIZER / name, path / name)
+    if instruct:
+        shutil.copyfile(QWEN_TOKENIZER / "tokenizer_config.instruct.json", path / "tokenizer_config.json")
     return path
 
 
@@ -55,9 +57,11 @@ def random_llama(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
     return path
 
 
-def taught_qwen(path: Path, questions: list[str], *, hidden: int, layers: int, seed: int) -> Path:
+def taught_qwen(
+    path: Path, questions: list[str], *, hidden: int, layers: int, seed: int, instruct: bool = False
+) -> Path:
     """A random Qwen2 that was shown the answer format."""
-    return taught(random_qwen(path, hidden=hidden, layers=layers, seed=seed), questions, seed=seed)
+    return taught(random_qwen(path, hidden=hidden, layers=layers, seed=seed, instruct=instruct), questions, seed=seed)
 
 
 def taught(path: Path, questions: list[str], *, seed: int) -> Path:
@@ -69,17 +73,18 @@ def taught(path: Path, questions: list[str], *, seed: int) -> Path:
     from ftis_node.config.settings import Settings
     from ftis_node.policy.load import load_policy
     from ftis_node.tasks.task import REASONING
-    from ftis_node.tokenizer.fingerprint import prompt_ids
+    from ftis_node.tokenizer.chat import chat_wanted, prompt_ids
 
     policy = load_policy(Settings(model=str(path), device="cpu"))
     chance, encode = random.Random(seed), policy.tokenizer.encode
-    texts = [encode(f"<think>so</think><answer>{digit}</answer><|endoftext|>") for digit in range(2, 10)]
+    chat, end = chat_wanted(policy.tokenizer, REASONING, "auto", thinking=False), policy.tokenizer.eos_token
+    texts = [encode(f"<think>so</think><answer>{digit}</answer>{end}") for digit in range(2, 10)]
     words = torch.tensor(sorted({token for text in texts for token in text}))
     decoder, rows = policy.model.get_decoder(), policy.model.get_input_embeddings().weight
     others = torch.full((1,), float(np.log(len(rows))))
     optimiser = torch.optim.Adam(policy.model.parameters(), lr=1e-2)
     for _ in range(150):
-        prompt, text = prompt_ids(policy.tokenizer, REASONING, chance.choice(questions)), chance.choice(texts)
+        prompt, text = prompt_ids(policy.tokenizer, REASONING, chance.choice(questions), chat), chance.choice(texts)
         state = decoder(input_ids=torch.tensor([prompt + text])).last_hidden_state[0, len(prompt) - 1 : -1]
         logits = torch.cat([state @ rows[words].T, others.expand(len(text), 1)], 1)
         loss = torch.nn.functional.cross_entropy(logits, torch.searchsorted(words, torch.tensor(text)))

@@ -37,7 +37,8 @@ from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import Example, Task
 from ftis_node.tasks.task import TextCaps
-from ftis_node.tokenizer.fingerprint import end_ids, fingerprint
+from ftis_node.tokenizer.chat import end_ids
+from ftis_node.tokenizer.fingerprint import fingerprint
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import Generated, ScoredPacket
 from ftis_node.worker.usage import Usage

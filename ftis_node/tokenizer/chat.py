@@ -1,0 +1,214 @@
+"""A model's own chat template, read once: the text before and after a user's message.
+
+Only made-up messages go through the template, which is Jinja of the model's makers, in transformers' sandbox. What
+strangers wrote, a run's template or a question, is put between the two texts afterwards, and is never rendered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.errors import UsageError
+from ftis_node.tokenizer.fingerprint import backend_of
+from ftis_node.tokenizer.spelling import plain_backend
+
+Wanted = Literal["auto", "always", "never"]
+
+_MESSAGES = ("What is 2 + 3?", "Name a river")
+_ANSWER = "Five."
+_OPENED = "<think>"
+# Ids at which a completion ends, whichever of a family's models made it: the base models' and the chat models'.
+_END_TOKENS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>")
+# Llama's templates put a date in front, today's unless told; every node must have the same one.
+_DAY, _ANOTHER_DAY = "26 Jul 2024", "27 Jul 2024"
+# Ends of a turn in families whose tokenizer names another EOS, and whose base models have no chat template.
+_TURN_ENDS = ("<end_of_turn>", "<|end|>", "<turn|>")
+
+
+class NoChat(Exception):
+    """Why a tokenizer's template cannot be used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chat:
+    """One user's message, and the model's turn after it.
+
+    before, after: what the template puts around the message. end: the id that ends the model's turn. thinking: what the
+    template's switch `enable_thinking` says, if it has one.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    before: str
+    after: str
+    end: int
+    thinking: bool
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) of the texts around a message: two models with one are asked alike."""
+        return hashlib.sha256(f"{self.before}\0{self.after}".encode()).hexdigest()
+
+    def ids(self, message: str) -> list[int]:
+        """Token ids of the prompt. Special tokens that the message spells are plain text."""
+        message = message.strip()
+        if not any(token in message for token in self._special):
+            return self._read(f"{self.before}{message}{self.after}")
+        plain: list[int] = self._plain.encode(message, add_special_tokens=False).ids
+        return [*self._read(self.before), *plain, *self._read(self.after)]
+
+    def _read(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        added = self.tokenizer.added_tokens_decoder.values()
+        return tuple(token.content for token in added if token.special)
+
+    @cached_property
+    def _plain(self) -> Any:
+        return plain_backend(json.loads(backend_of(self.tokenizer).to_str()), prefix=False)
+
+
+def message_of(template: str, question: str) -> str:
+    """The user's message for a run's template: without the names of the speakers, which the chat has already."""
+    head, found, tail = template.partition("\nUser: {question}\nAssistant:")
+    text = template if not found or tail else f"{head}\n\n{{question}}"
+    return text.replace("{question}", question)
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, template: str, question: str, chat: Chat | None = None) -> list[int]:
+    """Token ids of a question in a run's template: the message of a chat, or plain text without special tokens."""
+    if chat is not None:
+        return chat.ids(message_of(template, question))
+    ids: list[int] = tokenizer(template.replace("{question}", question), add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def end_ids(tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> tuple[int, ...]:
+    """Sorted ids that end a completion: the tokenizer's own EOS, its family's other end tokens, and the chat's.
+
+    Raises:
+        UsageError: the tokenizer has no end token at all.
+    """
+    added = tokenizer.get_added_vocab()  # Qwen's ordinary vocabulary has a "</s>" too, which ends nothing
+    ids = {added[token] for token in _END_TOKENS if token in added}
+    ids |= {chat.end} if chat is not None else set()
+    if tokenizer.eos_token_id is not None:
+        ids.add(int(tokenizer.eos_token_id))
+    if not ids:
+        raise UsageError("This tokenizer has no end-of-sequence token.", "Set eos_token in its tokenizer_config.json.")
+    return tuple(sorted(ids))
+
+
+def chat_of(tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> Chat:
+    """Read a tokenizer's template.
+
+    Raises:
+        NoChat: there is none, or none that puts a message into the text as it is and ends its answer with a token.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise NoChat("it has no chat template")
+    texts = {_around(tokenizer, message, thinking) for message in _MESSAGES}
+    if len(texts) > 1:
+        raise NoChat("what its chat template puts around a message depends on the message")
+    before, after = texts.pop()
+    if after.rstrip().endswith(_OPENED):  # the model writes the tag itself, so that its whole answer is its own
+        after = after.rstrip().removesuffix(_OPENED)
+    return Chat(tokenizer, before, after, _end(tokenizer, thinking), thinking)
+
+
+def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wanted, *, thinking: bool) -> Chat | None:
+    """The chat in which this model is asked, where that is its node's own choice; None: in plain text.
+
+    wanted: `auto` is a chat for an instruct model, and plain text for a base model and for a template that is nothing
+    but the question.
+
+    Raises:
+        UsageError: a chat is wanted in any case, and there is none.
+    """
+    if wanted == "never" or (wanted == "auto" and template == "{question}"):
+        return None
+    try:
+        chat = chat_of(tokenizer, thinking=thinking)
+    except NoChat as error:
+        if wanted == "always":
+            raise UsageError(
+                f"This model cannot be asked in a chat: {error}.", "Leave out chat=always, or use an instruct model."
+            ) from None
+        return None
+    return chat if wanted == "always" or _instructed(tokenizer, chat) else None
+
+
+def chat_with(tokenizer: PreTrainedTokenizerBase, digest: str) -> Chat:
+    """The chat of that digest, with its switch as it must be.
+
+    Raises:
+        UsageError: this model's chats are others.
+    """
+    why = "its chat template makes other prompts"
+    for thinking in (False, True):
+        try:
+            chat = chat_of(tokenizer, thinking=thinking)
+        except NoChat as error:
+            why = str(error)
+            break
+        if chat.digest == digest:
+            return chat
+    raise UsageError(
+        f"The run's questions are put in a chat of digest {digest[:16]}…, which this model has not: {why}.",
+        "Use the instruct model that the run was made for (see `ftis-node run show`), or join a run for models of any "
+        "tokenizer, in which each model is asked in its own way.",
+    )
+
+
+def _instructed(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> bool:
+    """Whether the model was trained to end its turns. Base models may have a family's template, and another EOS."""
+    return chat.end == tokenizer.eos_token_id or tokenizer.convert_ids_to_tokens(chat.end) in _TURN_ENDS
+
+
+def _around(tokenizer: PreTrainedTokenizerBase, message: str, thinking: bool) -> tuple[str, str]:
+    turn = [{"role": "user", "content": message}]
+    text = _rendered(tokenizer, turn, thinking, prompt=True)
+    dated = "strftime_now" in str(tokenizer.chat_template)
+    if dated and _rendered(tokenizer, turn, thinking, prompt=True, day=_ANOTHER_DAY) == text:
+        raise NoChat("its chat template writes today's date, and cannot be told another")
+    if text.count(message) != 1:
+        raise NoChat("its chat template does not put a message into the text as it is")
+    before, _, after = text.partition(message)
+    return before, after
+
+
+def _end(tokenizer: PreTrainedTokenizerBase, thinking: bool) -> int:
+    """The first id after an answer."""
+    turns = [{"role": "user", "content": _MESSAGES[0]}, {"role": "assistant", "content": _ANSWER}]
+    rest = _rendered(tokenizer, turns, thinking, prompt=False).rpartition(_ANSWER)[2].lstrip()
+    special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    for content in sorted(special, key=len, reverse=True):
+        if rest.startswith(content):
+            return int(special[content])
+    raise NoChat("its chat template ends an answer with no token of its own")
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], thinking: bool, *, prompt: bool, day: str = _DAY
+) -> str:
+    try:
+        text = tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=prompt,
+            enable_thinking=thinking,
+            date_string=day,
+        )
+    except Exception as error:  # a template may fail in any way
+        raise NoChat(f"its chat template fails ({type(error).__name__})") from error
+    if not isinstance(text, str):
+        raise NoChat("its chat template gives no text")
+    return text
