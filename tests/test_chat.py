@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError
@@ -20,12 +17,8 @@ from ftis_node.tokenizer.chat import NoChat, chat_of, chat_wanted, chat_with, en
 from ftis_node.worker.packets import TextPackets, TokenPackets, packets_of
 from tests.support.small_models import QWEN
 from tests.support.swarm import make_run, make_text_run
-from tests.support.tokenizers import codec
+from tests.support.tokenizers import CHATML, codec, speaker
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 GEMMA = (
     "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
     "{{ m.content | trim }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
@@ -36,20 +29,6 @@ SWITCHED = CHATML.replace(
     "{% endif %}", "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 OPENED = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>")
-
-
-@cache
-def speaker(template: str | None, eos: str = "<|im_end|>") -> Any:
-    """A byte-level tokenizer without merges, with the special tokens of two families and this template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(BPE({letter: place for place, letter in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(list(SPECIAL))
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token="<bos>")
-    made.chat_template = template
-    return made
 
 
 def asked(template: str, message: str, **options: Any) -> str:

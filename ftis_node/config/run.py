@@ -48,6 +48,11 @@ RUN_DEFAULTS: RunDefaults = {"group": 12, "slots": 32, "temperature": 1.0}
 CODE = "code:"
 """Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""
 
+LOADED: Mapping[str, str] = {
+    "reasoning-gym": "makes its rows with reasoning-gym, whose scorers evaluate what peers write, in a jail",
+}
+"""What a task does of which the name begins so, with a colon after it; only a node's owner may agree to that."""
+
 _ANOTHER_TASK = "For another task, start a run of your own: without --peers, in a fresh --home."
 # A round of more groups is several rounds. Announcements, and what is remembered of who holds what, grow with it.
 SLOTS_MAX = 256
@@ -64,6 +69,7 @@ TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 100.0
 
 _FAMILY = "Use another model, or join a run for the tokenizer of this one."
 
+_Task = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+,@*-]*$", max_length=256)]
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/+-]*$", max_length=64)]
 _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -89,7 +95,7 @@ class Run(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     packet: Literal[1, 2] = 1
-    task: _Name
+    task: _Task
     data: _Sha256
     template: str = Field(max_length=1 << 14)
     reward: _Name
@@ -329,9 +335,15 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
         )
     if facts["reward"] is not None and run.reward != facts["reward"]:
         told = "code that judges answers" if run.reward.startswith(CODE) else "reward rule"
+        package, _, version = run.reward.partition(":")
+        same = (
+            f"Run: pip install {package}=={version}."
+            if package in LOADED
+            else ("Use the very same files as the others in the run.")
+        )
         yield UsageError(
             f"The {told} of {facts['task']} is not the run's: {facts['reward']!a}, not {run.reward!a}.",
-            f"Use the very same files as the others in the run. {_ANOTHER_TASK}",
+            f"{same} {_ANOTHER_TASK}",
         )
 
 
@@ -351,7 +363,13 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, d
     Raises:
         UsageError: it was not named, or another rule was.
     """
-    if task is None and ":" in run.task and not run.task.endswith(".jsonl"):
+    if task is None and not ours and (what := LOADED.get(run.task.partition(":")[0])) is not None:
+        raise UsageError(
+            f"The run's task is {run.task!a}, which {what}.",
+            f"If that is acceptable to you, start with --task '{run.task}'.",
+        )
+    loaded = run.task.partition(":")[0] in LOADED
+    if task is None and ":" in run.task and not loaded and not run.task.endswith(".jsonl"):
         raise UsageError(
             f"The run's task is Python code, {run.task!a}, which is imported only if you name it yourself.",
             f"Get that code from someone you trust, read it, and start with --task {run.task}.",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftis_node.config.run import CODE, RunFile, check_named, check_task, load_run_file, refuse_horizontal
+from ftis_node.config.run import RunFile, check_named, check_task, load_run_file, refuse_horizontal
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import Invitation
@@ -41,9 +41,9 @@ class JoinOptions:
         return self.task or (run_file.run.task if run_file is not None else "arithmetic")
 
     def reward_of(self, run_file: RunFile | None) -> str | None:
-        """The named reward rule, or the run's; a rule in code comes with the task."""
+        """The named reward rule, or the run's; that of code or of a package comes with the task."""
         run = run_file.run if run_file is not None else None
-        return self.reward or (None if run is None or run.reward.startswith(CODE) else run.reward)
+        return self.reward or (None if run is None or ":" in run.reward else run.reward)
 
 
 def known_run(home: Home, file: Path | None) -> RunFile | None:

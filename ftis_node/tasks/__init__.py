@@ -14,8 +14,9 @@ from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tasks.download import sha256_of
 from ftis_node.tasks.gsm8k import TRAIN, check_gsm8k, gsm8k_to_be_tested, load_gsm8k, to_be_downloaded
+from ftis_node.tasks.gym import GYM, GymJudge, check_gym, gym_rule, load_gym
 from ftis_node.tasks.jsonl import load_jsonl
-from ftis_node.tasks.judge import Judge, Rule
+from ftis_node.tasks.judge import Judge, Rule, refuse_unjailed
 from ftis_node.tasks.math500 import load_math500
 from ftis_node.tasks.mathematics import score_mathematics
 from ftis_node.tasks.own import Guarded, check_module, load_own, make_task, names_code
@@ -89,14 +90,15 @@ def _named(name: str, data: Path | None, eval_data: Path | None, *, code: bool) 
             "The task math500 is a test: it has nothing to train on, and its verdicts cannot be shared by a run.",
             "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.",
         )
-    if names_code(name):
+    if names_code(name) or name.startswith(GYM):
         if data is not None or eval_data is not None:
             raise UsageError(f"The task {name} makes its own data.", "Leave out --data and --eval-data.")
-        return load_own(name, code=code)
+        return load_gym(name) if name.startswith(GYM) else load_own(name, code=code)
     raise UsageError(
         f"There is no task {name!r}.",
         f"{did_you_mean(name, [*_ARITHMETIC, 'gsm8k'])}"
-        "Use arithmetic, gsm8k, the path of a .jsonl file, or a Python function, package.module:function.",
+        "Use arithmetic, gsm8k, the path of a .jsonl file, reasoning-gym:NAME, or a Python function, "
+        "package.module:function.",
     )
 
 
@@ -123,8 +125,12 @@ def check_files(
     neither.
 
     Raises:
-        UsageError: as `load_task`.
+        UsageError: as `load_task`, and where this machine has no jail for a rule that needs one.
     """
+    if reward is not None:
+        refuse_unjailed(reward)
+    if name.startswith(GYM) and data is None and eval_data is None:
+        return check_gym(name)
     if names_code(name) and data is None and eval_data is None and code:
         check_module(name)
         return None
@@ -143,7 +149,7 @@ def foreseen(name: str, *, data: Path | None = None, reward: str | None = None) 
     if name in _ARITHMETIC:
         task = arithmetic(_ARITHMETIC[name])
         return task.data, task.reward
-    return None, None
+    return None, gym_rule() if name.startswith(GYM) else None
 
 
 def load_evaluation(name: str, *, data: Path | None = None, reward: str | None = None, code: bool = False) -> Task:
@@ -153,7 +159,7 @@ def load_evaluation(name: str, *, data: Path | None = None, reward: str | None =
     downloaded once. A `.jsonl` file gives the tenth that training on it leaves out. `reward` and `code` as for
     `load_task`. Raises UsageError for an unknown name and for unusable files.
     """
-    if name in _ARITHMETIC or names_code(name):
+    if name in _ARITHMETIC or names_code(name) or name.startswith(GYM):
         return replace(load_task(name, data=data, reward=reward, code=code), train=())
     if name == "gsm8k":
         return _with_rule(gsm8k_to_be_tested(data), reward)
@@ -176,7 +182,7 @@ def scoring(rule: str, own: Scorer | None = None) -> Iterator[Scorer]:
     answer and ends with the context. Raises UsageError for a rule that is none, or that needs what is not installed.
     """
     if own is not None:
-        if isinstance(own, Guarded):
+        if isinstance(own, Guarded | GymJudge):
             with own.another() as scorer:
                 yield scorer
         else:
@@ -212,7 +218,7 @@ def begin_group(scorer: Scorer) -> None:
     """
     if isinstance(scorer, _Judged):
         scorer.judge.begin()
-    elif isinstance(scorer, Guarded):
+    elif isinstance(scorer, Guarded | GymJudge):
         scorer.begin()
 
 

@@ -53,7 +53,7 @@ def cached(remote: Remote, path: Path, *, fix: str = _NAME_IT, stall_s: float = 
         return path
     try:
         data = _download(remote, stall_s, time.monotonic() + total_s)
-        _write(path, data)
+        put_there(path, data)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise UsageError(f"Cannot download {remote.url} ({error or type(error).__name__}).", fix) from error
     return path
@@ -75,7 +75,8 @@ def _download(remote: Remote, stall_s: float, deadline: float) -> bytes:
     return bytes(data)
 
 
-def _write(path: Path, data: bytes) -> None:
+def put_there(path: Path, data: bytes) -> None:
+    """Write a file of the cache, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

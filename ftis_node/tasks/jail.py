@@ -21,6 +21,7 @@ import platform
 import resource
 import signal
 import struct
+import sys
 import sysconfig
 from collections.abc import Callable
 from typing import Any
@@ -117,7 +118,7 @@ def _checked(answer: int, what: str) -> int:
 # --- a process in the jail --------------------------------------------------------------------------------------------
 
 
-def _locked_in(work: Callable[[], None], keep: set[int], seconds: float) -> int:
+def locked_in(work: Callable[[], None], keep: set[int], seconds: float) -> int:
     """Fork a process that is locked in, has no files but `keep`, and does the work; it exits with 0 if that ends well.
 
     Returns its pid. It ends with its parent, and after `seconds`.
@@ -156,10 +157,10 @@ def _close_all_but(keep: set[int]) -> None:
 
 def can_lock_in() -> bool:
     """Whether a process can be locked in here, tried out."""
-    return _ended_well(_locked_in(lambda: None, set(), 5.0))
+    return ended_well(locked_in(lambda: None, set(), 5.0))
 
 
-def _ended_well(pid: int) -> bool:
+def ended_well(pid: int) -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
@@ -173,15 +174,15 @@ def passes(tests: str, answer: str, seconds: float) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     to_suspect, to_examiner = os.pipe(), os.pipe()
-    suspect = _locked_in(
+    suspect = locked_in(
         lambda: _be_examined(answer, to_suspect[0], to_examiner[1]), {to_suspect[0], to_examiner[1]}, seconds
     )
-    examiner = _locked_in(
+    examiner = locked_in(
         lambda: _examine(tests, names, to_examiner[0], to_suspect[1]), {to_examiner[0], to_suspect[1]}, seconds
     )
     for end in (*to_suspect, *to_examiner):
         os.close(end)
-    passed = _ended_well(examiner)
+    passed = ended_well(examiner)
     os.kill(suspect, signal.SIGKILL)
     os.waitpid(suspect, 0)
     return passed
@@ -247,3 +248,7 @@ def _lines(end: int) -> Any:
         yield from (line.decode() for line in whole)
         if len(left) > REPLY_BYTES:
             return
+
+
+if __name__ == "__main__":
+    sys.exit(not can_lock_in())

@@ -12,22 +12,42 @@ import importlib.util
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.quiet import QUIET
 from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.rewards import TEXT_CHARACTERS
 
-SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0}
+SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0, "reasoning-gym": 3.0}
 MEMORY_BYTES = 1 << 30
 ANSWER_CHARACTERS = 300  # of mathematics; the longest gold of MATH-500 has 53
 _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTERS, "tests": TEXT_CHARACTERS}
-Rule = Literal["math", "regex", "tests"]
+Rule = Literal["math", "regex", "tests", "reasoning-gym"]
 
+_JAIL = Path(__file__).with_name("jail.py")
 # The rest of the environment, tokens and passwords with it, is none of its business.
-_KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
+KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
+
+
+JAILED = ("tests", "reasoning-gym")
+"""What runs code that peers write, and only in a jail."""
+
+
+def refuse_unjailed(rule: str) -> None:
+    """Raise UsageError if a rule needs the jail and this machine has none: it is tried."""
+    if rule in JAILED and subprocess.run([sys.executable, "-P", str(_JAIL)]).returncode:
+        raise _unjailed(rule)
+
+
+def _unjailed(rule: str) -> UsageError:
+    return UsageError(
+        f"What {rule} judges is run, and nothing can lock it in here.",
+        "That needs Linux on x86-64 with seccomp and landlock (5.13); in containers, a new engine.",
+    )
 
 
 class Judge(Asked):
@@ -46,7 +66,12 @@ class Judge(Asked):
             raise UsageError(
                 "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
             )
+        self._kind: Rule = rule
         super().__init__(rule, SECONDS[rule] if seconds is None else seconds, memory=memory)
+
+    def another(self) -> Self:
+        """Make one for another thread."""
+        return type(self)(self._kind, seconds=self._seconds, memory=self._memory)
 
     def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
         """Whether `answer` is worth what `gold`, an expression in LaTeX, is, matches the regular expression `gold`, or
@@ -64,11 +89,8 @@ class Judge(Asked):
         return len(answer) <= _LONGEST[self._rule] and self._ask(gold, answer, loose) is True
 
     def _did_not_start(self) -> UserError:
-        if self._rule == "tests":
-            return UserError(
-                "Code cannot be judged here: nothing can lock it in.",
-                "The rule tests needs Linux on x86-64 with seccomp and landlock (5.13); in containers, a new engine.",
-            )
+        if self._kind in JAILED:
+            return _unjailed(self._kind)
         library = {"math": "math_verify", "regex": "re"}[self._rule]
         return UserError(
             f"The process that judges answers by the rule {self._rule} did not start.",
@@ -82,7 +104,7 @@ class Judge(Asked):
             stdin=connection.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET},
+            env={name: os.environ[name] for name in KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET},
             cwd="/",
             start_new_session=True,
         )

@@ -44,9 +44,10 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     known: dict[str, Callable[[], Callable[..., object]]] = {
-        "math": _load,
-        "regex": lambda: _matches,
+        "math": lambda: _in_a_fork(_load(), seconds),
+        "regex": lambda: _in_a_fork(_matches, seconds),
         "tests": lambda: _examiner(seconds),
+        "reasoning-gym": lambda: _beside("gym_child").judge(_locked(), 0.8 * seconds),
     }
     verdict = known[rule]() if rule in known else _own(rule)
     if memory:
@@ -89,15 +90,42 @@ def _matches(gold: str, answer: str, _: bool) -> bool:
         return False
 
 
-def _examiner(seconds: float) -> Callable[[str, str, bool], bool]:
-    """The function that says whether Python code passes its tests; ends this process where it cannot be locked in."""
-    place = Path(__file__).with_name("jail.py")
-    spec = importlib.util.spec_from_file_location("jail", place)
+def _in_a_fork(verdict: Callable[[str, str, bool], bool], seconds: float) -> Callable[[str, str, bool], bool]:
+    """The same verdict, each given by a fork that is locked in; by this process where nothing can lock it in."""
+    jail = _beside("jail")
+    if not jail.can_lock_in():
+        return verdict
+
+    def right(gold: str, answer: str, loose: bool) -> bool:
+        def work() -> None:
+            if not verdict(gold, answer, loose):
+                os._exit(1)
+
+        return bool(jail.ended_well(jail.locked_in(work, set(), 2 * seconds)))
+
+    return right
+
+
+def _beside(name: str) -> Any:
+    """A module of this folder, without its package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
-    jail = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(jail)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _locked() -> Any:
+    """The jail; ends this process where nothing can be locked in."""
+    jail = _beside("jail")
     if not jail.can_lock_in():
         sys.exit("This machine cannot lock code in.")
+    return jail
+
+
+def _examiner(seconds: float) -> Callable[[str, str, bool], bool]:
+    """The function that says whether Python code passes its tests."""
+    jail = _locked()
     return lambda tests, answer, _: bool(jail.passes(tests, answer, 0.8 * seconds))
 
 

@@ -23,7 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from ftis_node.config.run import CODE
+from ftis_node.config.run import CODE, LOADED
 from ftis_node.errors import UsageError, UserError
 from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.jsonl import GOLDS, split
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 def names_code(name: str) -> bool:
     """Whether a task's name is that of a Python function."""
-    return ":" in name and not name.endswith(".jsonl")
+    return ":" in name and not name.endswith(".jsonl") and name.partition(":")[0] not in LOADED
 
 
 def make_task(

@@ -79,8 +79,8 @@ def score(rule: str, text: str, answer: str) -> Score:
     return Score(float(right), given is not None, gold is not None and _last_integer(text) == gold)
 
 
-def score_text(right: Callable[[str], bool], text: str) -> Score:
-    """Score `text` by whether its answer, stripped and in NFC, is `right`, which is asked once at most.
+def score_text(worth: Callable[[str], float], text: str) -> Score:
+    """Score `text` by what its answer, stripped and in NFC, is worth, from 0 to 1, which is asked once at most.
 
     An answer may have 1 to `TEXT_CHARACTERS` characters. `lenient` is of the last answer anywhere: after the last
     `<answer>` or, in a text without one, its last line.
@@ -88,10 +88,10 @@ def score_text(right: Callable[[str], bool], text: str) -> Score:
     answer = answer_of(text)
     given = "" if answer is None else normal(answer)
     if given:
-        verdict = right(given)
-        return Score(float(verdict), formatted=True, lenient=verdict)
+        reward = float(worth(given))
+        return Score(reward, formatted=True, lenient=reward >= 1)
     last = normal(_last_text(text))
-    return Score(0.0, formatted=False, lenient=bool(last) and right(last))
+    return Score(0.0, formatted=False, lenient=bool(last) and worth(last) >= 1)
 
 
 def normal(text: str) -> str:

@@ -65,9 +65,6 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_watch.py::test_an_observer_of_a_private_run_has_to_be_a_member": {
         "node/observer.py": ("The home … looks at run …, the invitation is to another.",),
     },
-    "test_jail.py::test_where_nothing_can_lock_it_in_nothing_is_run": {
-        "tasks/judge.py": ("Code cannot be judged here: nothing can lock it in.",),
-    },
     "test_nf4.py::test_what_cannot_be_quantised_is_refused": {
         "config/checks.py": ("NF4 (…) is for frozen weights, and full training (…) has none.",),
         "policy/nf4.py": ("… has no linear modules for NF4.", "NF4 needs bitsandbytes."),
@@ -539,7 +536,31 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "tokenizer/fingerprint.py": ("This model has only a slow tokenizer.",),
     },
     "test_tokenizer.py::test_a_tokenizer_without_an_end_is_refused": {
-        "tokenizer/fingerprint.py": ("This tokenizer has no end-of-sequence token.",),
+        "tokenizer/chat.py": ("This tokenizer has no end-of-sequence token.",),
+    },
+    "test_chat.py::test_a_run_of_one_tokenizer_has_one_chat_and_others_are_refused": {
+        "tokenizer/chat.py": ("The run's questions are put in a chat of digest",),
+    },
+    "test_chat.py::test_a_template_that_cannot_be_used_is_told_and_auto_goes_on_in_plain_text": {
+        "tokenizer/chat.py": ("This model cannot be asked in a chat",),
+    },
+    "test_gym.py::test_a_machine_without_a_jail_is_told_by_the_dry_run_and_by_the_judge": {
+        "tasks/judge.py": ("What … judges is run, and nothing can lock it in here.",),
+    },
+    "test_gym.py::test_a_name_that_is_none_is_refused_before_rows_are_made": {
+        "tasks/gym.py": ("reasoning-gym ….",),
+    },
+    "test_gym.py::test_without_the_package_the_extra_is_named": {
+        "tasks/gym.py": ("The task is of reasoning-gym, which is not installed.",),
+    },
+    "test_gym.py::test_rows_that_take_too_long_or_fail_are_told": {
+        "tasks/gym.py": ("The rows of …… are not made within … s.", "reasoning-gym failed"),
+    },
+    "test_gym.py::test_a_task_of_one_row_has_nothing_to_hold_out": {
+        "tasks/gym.py": ("The task … has no questions beside those to train on.",),
+    },
+    "test_gym.py::test_a_strangers_run_makes_nobody_run_scorers": {
+        "config/run.py": ("The run's task is …, which ….",),
     },
     "test_config.py::test_a_new_run_for_models_of_any_tokenizer": {
         "cli/run.py": ("--any-tokenizer and --model contradict one another.",),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import GPT2Tokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.tasks.task import REASONING
+from tests.support.tokenizers import CHATML, speaker
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 QWEN_TOKENIZER, GPT2_TOKENIZER = DATA / "qwen2.5-tokenizer", DATA / "gpt2-tokenizer"
@@ -64,7 +68,36 @@ def taught_qwen(
     return taught(random_qwen(path, hidden=hidden, layers=layers, seed=seed, instruct=instruct), questions, seed=seed)
 
 
-def taught(path: Path, questions: list[str], *, seed: int) -> Path:
+def random_speaker(path: Path, *, hidden: int, layers: int, seed: int) -> Path:
+    """A random Llama of 262 ids, a byte each, that is asked in a chat, saved as a folder."""
+    torch.manual_seed(seed)
+    tokenizer = speaker(CHATML)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def taught(
+    path: Path,
+    questions: list[str],
+    *,
+    seed: int,
+    answers: Sequence[str] = "23456789",
+    template: str = REASONING,
+    steps: int = 150,
+    learning_rate: float = 1e-2,
+) -> Path:
     """The model of a folder, shown the answer format: its guesses are now and then right, and rewards differ.
 
     The softmax runs over the few words in use, all others counted as a constant: 152 thousand logits a token would
@@ -72,19 +105,18 @@ def taught(path: Path, questions: list[str], *, seed: int) -> Path:
     """
     from ftis_node.config.settings import Settings
     from ftis_node.policy.load import load_policy
-    from ftis_node.tasks.task import REASONING
     from ftis_node.tokenizer.chat import chat_wanted, prompt_ids
 
     policy = load_policy(Settings(model=str(path), device="cpu"))
     chance, encode = random.Random(seed), policy.tokenizer.encode
-    chat, end = chat_wanted(policy.tokenizer, REASONING, "auto", thinking=False), policy.tokenizer.eos_token
-    texts = [encode(f"<think>so</think><answer>{digit}</answer>{end}") for digit in range(2, 10)]
+    chat, end = chat_wanted(policy.tokenizer, template, "auto", thinking=False), policy.tokenizer.eos_token
+    texts = [encode(f"<think>so</think><answer>{given}</answer>{end}") for given in answers]
     words = torch.tensor(sorted({token for text in texts for token in text}))
     decoder, rows = policy.model.get_decoder(), policy.model.get_input_embeddings().weight
     others = torch.full((1,), float(np.log(len(rows))))
-    optimiser = torch.optim.Adam(policy.model.parameters(), lr=1e-2)
-    for _ in range(150):
-        prompt, text = prompt_ids(policy.tokenizer, REASONING, chance.choice(questions), chat), chance.choice(texts)
+    optimiser = torch.optim.Adam(policy.model.parameters(), lr=learning_rate)
+    for _ in range(steps):
+        prompt, text = prompt_ids(policy.tokenizer, template, chance.choice(questions), chat), chance.choice(texts)
         state = decoder(input_ids=torch.tensor([prompt + text])).last_hidden_state[0, len(prompt) - 1 : -1]
         logits = torch.cat([state @ rows[words].T, others.expand(len(text), 1)], 1)
         loss = torch.nn.functional.cross_entropy(logits, torch.searchsorted(words, torch.tensor(text)))

@@ -26,6 +26,26 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SPACE = "▁"
 
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TURNS = ("<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>")
+
+
+@cache
+def speaker(template: str | None, eos: str = "<|im_end|>") -> Any:
+    """A byte-level tokenizer without merges, with the special tokens of two families and this template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(BPE({letter: place for place, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(TURNS))
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token="<bos>")
+    made.chat_template = template
+    return made
+
+
 def _wrapped(backend: Tokenizer) -> Any:
     backend.add_special_tokens(SPECIALS)
     backend.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))])

@@ -1,0 +1,335 @@
+"""Tasks of reasoning-gym: rows that are the same everywhere, scorers in the jail, and answers that attack them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ftis_node.config.run import check_named
+from ftis_node.errors import UsageError, UserError
+from ftis_node.tasks import begin_group, check_files, foreseen, gym, judge, load_evaluation, load_task, scoring
+from ftis_node.tasks.gym import GymJudge
+from ftis_node.tasks.gym_child import parse
+from ftis_node.tasks.jail import can_lock_in
+from tests.support.cli import Cli
+from tests.support.swarm import make_run
+
+pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
+pytestmark = pytest.mark.skipif(
+    not can_lock_in(), reason="nothing can lock scorers in here (landlock, seccomp, x86-64)"
+)
+
+NAME = "reasoning-gym:letter_counting,gcd*2"
+# Tasks whose scorers evaluate the answer, and an honest answer's form to each.
+EVALUATED = (
+    "string_insertion",
+    "spiral_matrix",
+    "binary_matrix",
+    "n_queens",
+    "puzzle24",
+    "countdown",
+    "polynomial_multiplication",
+    "simple_integration",
+    "intermediate_integration",
+)
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[GymJudge]:
+    with GymJudge("reasoning-gym") as made:
+        yield made
+
+
+@cache
+def entry(name: str, index: int = 0, level: int = -1) -> tuple[str, str]:
+    """The gold of a task's row as a node has it, and its answer, made as the rows are."""
+    code = (
+        "import json, sys; from ftis_node.tasks import gym_child as g; "
+        "e = g._Entries().entry(sys.argv[1], int(sys.argv[3]), 1, int(sys.argv[2]))['answer']; print(json.dumps(e))"
+    )
+    command = [sys.executable, "-c", code, name, str(index), str(level)]
+    ended = subprocess.run(command, capture_output=True, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
+    answer = json.loads(ended.stdout.splitlines()[-1].removeprefix(b"."))
+    return json.dumps([name, level, 1, index, answer]), answer
+
+
+def answered(text: str) -> str:
+    return f"<think>so</think><answer>{text}</answer>"
+
+
+def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on() -> None:
+    first, again = (gym._ask("rows", NAME.removeprefix(gym.GYM), 60.0) for _ in range(2))
+    assert first == again
+    task = load_task(NAME)
+    assert len(task.train) == 999 and 50 < len(task.held_out) <= 99
+    assert not {row.question for row in task.train} & {row.question for row in task.held_out}
+    kinds = [json.loads(row.answer)[0] for row in task.train]
+    assert kinds.count("gcd") == 2 * kinds.count("letter_counting"), "by their weights"
+    assert 20 < kinds[:60].count("gcd") < 60, "and mixed"
+    assert load_task(NAME) == task and load_task("reasoning-gym:gcd").data != task.data
+    assert task.reward == foreseen(NAME)[1] == gym.gym_rule()
+    assert load_evaluation(NAME).held_out == task.held_out and not load_evaluation(NAME).train
+
+
+def test_levels_are_the_packages_curricula(scorer: GymJudge) -> None:
+    easy, hard = (load_task(f"reasoning-gym:chain_sum@{level}") for level in (0, 3))
+    assert max(len(row.question) for row in easy.train) < max(len(row.question) for row in hard.train)
+    row = hard.train[3]
+    assert scorer(answered(json.loads(row.answer)[-1]), row.answer).reward == 1.0
+
+
+@pytest.mark.parametrize("name", ["letter_counting", "word_sorting", "graph_color", "sudoku", *EVALUATED])
+def test_the_packages_own_answer_is_right_and_others_are_not(name: str, scorer: GymJudge) -> None:
+    gold, answer = entry(name)
+    if name != "graph_color":  # which has no answer of its own: any colouring will do
+        right = scorer(answered(str(answer)), gold)
+        assert right.reward == 1.0 and right.formatted and right.lenient
+        assert scorer(str(answer), gold).reward == 0.0, "without the format"
+    wrong = scorer(answered("no"), gold)
+    assert wrong.reward == 0.0 and wrong.formatted and not wrong.lenient
+
+
+@pytest.mark.slow
+def test_every_task_judges_its_own_answers_in_the_jail(scorer: GymJudge) -> None:
+    from reasoning_gym.factory import DATASETS
+
+    beside = {"composite", "knight_swap"}  # is made of others; takes a second a row
+    failed = []
+    for name in sorted(DATASETS.keys() - beside):
+        gold, answer = entry(name)
+        if answer is not None and len(str(answer)) <= 4096 and scorer(answered(str(answer)), gold).reward < 1.0:
+            failed.append(name)
+    assert failed == []
+
+
+def touching(path: Path) -> dict[str, str]:
+    """Payloads that make a file, if they run."""
+    touch = f"open('{path}', 'w').close()"
+    imported = f"__import__('os').system('touch {path}')"
+    return {
+        "import": imported,
+        "open": touch,
+        "exec": f'exec("{touch}")',
+        "eval": f'eval("{imported}")',
+        "attribute": f"[c for c in ().__class__.__base__.__subclasses__()] and {imported}",
+        "generator": f"(x for x in [1]).gi_frame.f_builtins['open']('{path}', 'w')",
+        "lambda": f"(lambda: {touch})()",
+        "builtins": f"globals()['__builtins__']['open']('{path}', 'w')",
+        "getattr": f"getattr(str, 'form' + 'at') and {touch}",
+        "sympify": f'sympify("{imported}")',
+        "parse_expr": f'parse_expr("{imported}")',
+        "lambdify": f'lambdify(x, "{imported}")(1)',
+        "string": f"'{{0.__class__}}' and {imported}",
+        "walrus": f"[y := {touch}, y][0]",
+        "bytes": f"exec(bytes([{','.join(str(byte) for byte in touch.encode())}]))",
+    }
+
+
+def unjailed(name: str, text: str) -> None:
+    """The package's own scorer on a text, in a process without any limits."""
+    code = (
+        "import sys; from ftis_node.tasks import gym_child as g; d = g._Entries(); "
+        "d.dataset(sys.argv[1], -1, 1).score_answer(sys.argv[2], d.entry(sys.argv[1], -1, 1, 0))"
+    )
+    subprocess.run([sys.executable, "-c", code, name, text], capture_output=True, timeout=60)
+
+
+def in_its_form(name: str, payload: str) -> str:
+    """What a scorer wants to see before it evaluates an answer."""
+    return f"[{payload}]" if name in ("string_insertion", "spiral_matrix", "binary_matrix", "n_queens") else payload
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path) -> None:
+    """That is why they are in the jail; a release that mends one of them fails here, and that is good news."""
+    path = tmp_path / "ran"
+    for payload in touching(path).values():
+        unjailed(name, in_its_form(name, payload))
+        if path.exists():
+            return
+    if name not in ("puzzle24", "countdown"):  # which compare the numbers of the answer first
+        pytest.fail(f"no payload ran in {name}")
+
+
+@pytest.mark.parametrize("payload", touching(Path("x")))
+def test_no_payload_runs_or_is_worth_anything_in_the_jail(payload: str, tmp_path: Path, scorer: GymJudge) -> None:
+    path = tmp_path / "ran"
+    text = touching(path)[payload]
+    for name in EVALUATED:
+        gold, _ = entry(name)
+        begin_group(scorer)
+        for given in (text, in_its_form(name, text), f"{text} or 1"):
+            assert scorer(answered(given), gold).reward == 0.0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "9**9**9**9",
+        "[0] * 10**11",
+        "'a' * 10**10",
+        "range(10**18)",
+        "(" * 2000 + "1" + ")" * 2000,
+        "[" * 300 + "]" * 300,
+        "sum(range(10**12))",
+        "factorial(10**8)",
+        "x**(10**9) + " * 50 + "1",
+        "0" * 4000,
+        "\x00",
+        "\ud7ff\U0010ffff",
+    ],
+)
+def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, scorer: GymJudge) -> None:
+    for name in ("string_insertion", "polynomial_multiplication", "n_queens"):
+        gold, answer = entry(name)
+        begin_group(scorer)
+        assert scorer(answered(bomb), gold).reward == 0.0
+        assert scorer(answered(str(answer)), gold).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "import os; os.write(4, b'1.0')",
+        "[__import__('os').write(n, b'1.0') for n in range(3, 64)]",
+        "exit()",
+        "quit(0)",
+        "type('A', (), {'__eq__': lambda s, o: True})()",
+        "print(1.0)",
+        "breakpoint()",
+        "Function('f')('1.0')",
+        "Symbol('x').subs",
+        "(yield 1)",
+    ],
+)
+def test_a_verdict_cannot_be_forged(forgery: str, scorer: GymJudge) -> None:
+    for name in EVALUATED:
+        gold, _ = entry(name)
+        begin_group(scorer)
+        for given in (forgery, in_its_form(name, forgery)):
+            assert scorer(answered(given), gold).reward == 0.0
+
+
+def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: GymJudge) -> None:
+    gold, answer = entry("gcd")
+    other = json.dumps([*json.loads(gold)[:-1], "7777"])
+    assert scorer(answered("7777"), other).reward == 0.0
+    assert scorer(answered(answer), gold).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("letter_countin", "has no task 'letter_countin' (near to it: letter_counting"),
+        ("gcd,gcd", "a task is named twice"),
+        ("gcd*0", "is not NAME"),
+        ("gcd@x", "is not NAME"),
+        ("gcd@99", "has levels 0 to"),
+        ("composite", "Must specify at least one dataset"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_before_rows_are_made(name: str, what: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_files(f"reasoning-gym:{name}")
+    assert what in refused.value.what
+
+
+def test_a_task_of_one_row_has_nothing_to_hold_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["What is 1?", "[]"]]
+    monkeypatch.setattr(gym, "_ask", lambda *_: {"train": rows, "held_out": rows})
+    with pytest.raises(UsageError, match="no questions beside those to train on"):
+        load_task("reasoning-gym:gcd,letter_counting*7")
+
+
+def test_what_is_named_and_what_weighs_how_much() -> None:
+    assert parse("a,b@2*3") == [("a", -1, 1), ("b", 2, 3)]
+
+
+def test_data_of_ones_own_and_other_rules_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="makes its own data"):
+        load_task(NAME, data=tmp_path)
+    with pytest.raises(UsageError, match="has the reward rule"):
+        load_task(NAME, reward="math")
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gym, "gym_rule", lambda: None)
+    with pytest.raises(UsageError, match="not installed"):
+        load_task(NAME)
+
+
+def test_rows_that_take_too_long_or_fail_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="are not made within"):
+        patch.setattr(gym, "_ROWS_SECONDS", 0.01)
+        load_task("reasoning-gym:gcd,letter_counting*5")
+    broken = tmp_path / "child.py"
+    broken.write_text("raise RuntimeError('half installed')")
+    monkeypatch.setattr(gym, "_CHILD", broken)
+    with pytest.raises(UsageError, match="half installed"):
+        load_task("reasoning-gym:gcd,letter_counting*6")
+
+
+def test_a_machine_without_a_jail_is_told_by_the_dry_run_and_by_the_judge(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "jail.py"
+    nowhere.write_text("import sys\nsys.exit(1)")
+    monkeypatch.setattr(judge, "_JAIL", nowhere)
+    for arguments in ({"name": NAME}, {"name": "x.jsonl", "reward": "tests"}):
+        with pytest.raises(UsageError, match="nothing can lock it in here"):
+            check_files(**arguments)  # type: ignore[arg-type]
+    with GymJudge("reasoning-gym") as blind:
+        monkeypatch.setattr(blind, "_command", lambda: [sys.executable, "-c", "raise SystemExit(1)"])
+        with pytest.raises(UserError, match="nothing can lock it in here"):
+            blind(answered("1"), entry("gcd")[0])
+
+
+def test_a_strangers_run_makes_nobody_run_scorers() -> None:
+    run = make_run(task=NAME, reward="reasoning-gym:0.1.25")
+    with pytest.raises(UsageError, match="evaluate what peers write"):
+        check_named(run, task=None, reward=None, ours=False)
+    check_named(run, task=NAME, reward=None, ours=False)
+    check_named(run, task=None, reward=None, ours=True)
+
+
+def test_two_threads_have_two_processes() -> None:
+    task = load_task("reasoning-gym:gcd")
+    row = task.train[0]
+    text = answered(json.loads(row.answer)[-1])
+    with scoring(task.reward, task.scorer) as one, scoring(task.reward, task.scorer) as two:
+        begin_group(one)
+        assert one(text, row.answer).reward == two(text, row.answer).reward == 1.0
+        assert isinstance(one, GymJudge) and isinstance(two, GymJudge) and one.pid != two.pid
+
+
+def test_it_says_that_rows_are_made_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        load_task("reasoning-gym:count_bits,gcd")
+    assert [one.message for one in caplog.records].count(
+        "Making the rows of reasoning-gym:count_bits,gcd, which some of its tasks take minutes for."
+    ) == 1
+
+
+def test_eval_counts_its_questions(cli: Cli) -> None:
+    code, out, _ = cli("eval", "--checkpoint", "tiny-a", "--task", "reasoning-gym:gcd", "--prompts", "2", "--json")
+    assert code == 0 and json.loads(out)["prompts"] == 2

@@ -1,0 +1,59 @@
+"""Two small models, warmed up, learn from each other's samples on tasks that people already have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ftis_node.observe.metrics import read_events
+from ftis_node.tasks import Task, load_task
+from ftis_node.tasks.jail import can_lock_in
+from tests.support.daemons import Join, run_cli
+from tests.support.models import random_speaker, taught
+
+pytestmark = pytest.mark.slow
+STEPS = 60
+
+
+def pair(path: Path, task: Task, answers: str) -> list[Path]:
+    """Two models that are asked in a chat, know the format, and guess."""
+    questions = [row.question for row in task.train]
+    made = []
+    for name, hidden, seed in (("small", 48, 1), ("large", 64, 2)):
+        model = random_speaker(path / name, hidden=hidden, layers=2, seed=seed)
+        shown = {"answers": answers, "template": task.template, "steps": 500, "learning_rate": 4e-3}
+        made.append(taught(model, questions, seed=seed, **shown))  # type: ignore[arg-type]
+    return made
+
+
+def learn(tmp_path: Path, join: Join, task: Task, models: list[Path], *flags: str) -> None:
+    """Both daemons' mean reward rises by a half at least, and each trained on the other's groups."""
+    run_file = tmp_path / "run.toml"
+    made = run_cli("run", "new", "--any-tokenizer", *flags, "--completion-tokens", "64", "-o", str(run_file), "--json")
+    assert made.returncode == 0, made.stderr
+    settings = ("batch_groups=8", "learning_rate=1e-3", "eval_prompts=20", "eval_every=0")
+    common = (*flags, "--full", *(word for setting in settings for word in ("--set", setting)))
+    first = join("first", "--model", str(models[0]), "--run", str(run_file), *common)
+    second = join("second", "--model", str(models[1]), "--peers", first.address(), *common)
+    for daemon in (first, second):
+        daemon.wait(lambda s: s["step"] >= STEPS, "it has taken its steps")
+    for daemon in (first, second):
+        assert daemon.status()["run"] == json.loads(made.stdout)["id"]
+        assert daemon.status()["refused_packets"] == {}
+        assert daemon.stop() == 0
+        steps = read_events(daemon.home.metrics, "step")
+        assert sum(step["foreign_groups"] for step in steps) >= STEPS, "it trained on the other's groups"
+        rewards = [step["own_reward"] for step in steps if step["own_reward"] is not None]
+        third = len(rewards) // 3
+        before, after = (sum(part) / third for part in (rewards[:third], rewards[-third:]))
+        assert after > 1.5 * before, (before, after)
+
+
+@pytest.mark.skipif(not can_lock_in(), reason="nothing can lock scorers in here (landlock, seccomp, x86-64)")
+def test_three_tasks_of_reasoning_gym(tmp_path: Path, join: Join) -> None:
+    pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
+    name = "reasoning-gym:gcd,letter_counting,binary_alternation"
+    task = load_task(name)
+    learn(tmp_path, join, task, pair(tmp_path, task, "0123456789"), "--task", name)
