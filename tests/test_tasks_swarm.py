@@ -33,12 +33,12 @@ def learn(tmp_path: Path, join: Join, task: Task, models: list[Path], *flags: st
     run_file = tmp_path / "run.toml"
     made = run_cli("run", "new", "--any-tokenizer", *flags, "--completion-tokens", "64", "-o", str(run_file), "--json")
     assert made.returncode == 0, made.stderr
-    settings = ("batch_groups=8", "learning_rate=1e-3", "eval_prompts=20", "eval_every=0")
+    settings = ("batch_groups=8", "learning_rate=1e-3", "eval_prompts=20", "eval_every=1000")
     common = (*flags, "--full", *(word for setting in settings for word in ("--set", setting)))
     first = join("first", "--model", str(models[0]), "--run", str(run_file), *common)
     second = join("second", "--model", str(models[1]), "--peers", first.address(), *common)
     for daemon in (first, second):
-        daemon.wait(lambda s: s["step"] >= STEPS, "it has taken its steps")
+        daemon.wait(lambda s: s.get("step", 0) >= STEPS, "it has taken its steps")
     for daemon in (first, second):
         assert daemon.status()["run"] == json.loads(made.stdout)["id"]
         assert daemon.status()["refused_packets"] == {}

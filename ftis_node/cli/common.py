@@ -22,11 +22,13 @@ HomeOption = Annotated[
     Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
+QuestionOption = Annotated[str | None, typer.Option("--question", help="Of an hf: task, the column of questions.")]
+AnswerOption = Annotated[str | None, typer.Option("--answer", help="Of an hf: task, the column of gold answers.")]
 RewardOption = Annotated[
     str | None,
     typer.Option(
         "--reward",
-        help="How answers of a .jsonl file are judged: integer (default), exact, regex, math, tests.",
+        help="How answers of a .jsonl file or an hf: task are judged: integer (default), exact, regex, math, tests.",
     ),
 ]
 

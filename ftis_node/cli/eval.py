@@ -15,7 +15,15 @@ import typer
 from msgspec import Struct, to_builtins
 from msgspec.structs import asdict
 
-from ftis_node.cli.common import JsonOption, RewardOption, parse_pairs, print_json, tell_choice
+from ftis_node.cli.common import (
+    AnswerOption,
+    JsonOption,
+    QuestionOption,
+    RewardOption,
+    parse_pairs,
+    print_json,
+    tell_choice,
+)
 from ftis_node.errors import UsageError
 from ftis_node.text import escaped, say
 
@@ -52,6 +60,8 @@ def evaluate(
         int | None, typer.Option(min=0, help=f"Show so many questions with their answers; {_SHOWN} with --compare.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A local copy of the questions; all of them are used.")] = None,
+    question: QuestionOption = None,
+    answer: AnswerOption = None,
     reward: RewardOption = None,
     model: Annotated[str | None, typer.Option(help="Where the model of a checkpoint is now.")] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Only so many questions, the first ones.")] = None,
@@ -71,8 +81,9 @@ def evaluate(
         raise UsageError(f"What {base!r} is for is not said.", "Write --compare before it, or leave it out.")
     flags = parse_pairs(set_ or []) | {"device": device}
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from ftis_node.tasks import load_evaluation, scoring
+    from ftis_node.tasks import load_evaluation, scoring, with_columns
 
+    task = with_columns(task, question, answer) or task
     chosen = load_evaluation(task, data=data, reward=reward, code=True)
     if out is not None:
         _refuse_questions(out, task, data)

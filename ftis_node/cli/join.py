@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from ftis_node.cli.common import HomeOption, RewardOption, addresses_in, print_json
+from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, RewardOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation
 from ftis_node.cli.runs import the_run
@@ -58,10 +58,15 @@ def join(
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="arithmetic, gsm8k, a .jsonl file, or Python: package.module:function. Default: the run's."),
+        typer.Option(
+            help="arithmetic, gsm8k, a .jsonl file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, or Python: "
+            "package.module:function. Default: the run's."
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
+    question: QuestionOption = None,
+    answer: AnswerOption = None,
     reward: RewardOption = None,
     home: HomeOption = DEFAULT_HOME,
     given: Given,
@@ -90,6 +95,7 @@ def join(
     from ftis_node.node.options import JoinOptions
     from ftis_node.preflight.case import Case
     from ftis_node.preflight.checks import refused
+    from ftis_node.tasks.hub import with_columns
 
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
@@ -99,7 +105,7 @@ def join(
         named = _on_lan(layers)
     options = JoinOptions(
         home=place,
-        task=task,
+        task=with_columns(task, question, answer),
         data=data,
         eval_data=eval_data,
         reward=reward,

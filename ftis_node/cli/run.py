@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, RewardOption, print_json
+from ftis_node.cli.common import AnswerOption, HomeOption, JsonOption, QuestionOption, RewardOption, print_json
 from ftis_node.config.run import EPOCH, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
 from ftis_node.store.home import DEFAULT_HOME, Home
@@ -31,7 +31,10 @@ def show(file: Annotated[Path, typer.Argument(help="A run file.")], json: JsonOp
 def new(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the run file.")],
     task: Annotated[
-        str, typer.Option(help="arithmetic, gsm8k, a .jsonl file, or Python: package.module:function.")
+        str,
+        typer.Option(
+            help="arithmetic, gsm8k, a .jsonl file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, or package.module:function."
+        ),
     ] = "arithmetic",
     model: Annotated[
         str | None,
@@ -41,6 +44,8 @@ def new(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
+    question: QuestionOption = None,
+    answer: AnswerOption = None,
     reward: RewardOption = None,
     group: Annotated[int, typer.Option(min=2, max=256, help="Completions a prompt.")] = 12,
     completion_tokens: Annotated[int | None, typer.Option(help="Longest completion; default: the task's.")] = None,
@@ -69,12 +74,14 @@ def new(
     """Write a run file for a task and a tokenizer, or for models of any tokenizer."""
     from ftis_node.policy.load import load_tokenizer
     from ftis_node.swarm.identity import Identity
-    from ftis_node.tasks import load_task
+    from ftis_node.tasks import load_task, with_columns
     from ftis_node.tokenizer.chat import chat_wanted, end_ids
     from ftis_node.tokenizer.fingerprint import fingerprint
 
     hints = make_hints(name=name, bootstraps=tuple(bootstrap or ()))
-    chosen = load_task(task, data=data, eval_data=eval_data, reward=reward, code=True)
+    chosen = load_task(
+        with_columns(task, question, answer) or task, data=data, eval_data=eval_data, reward=reward, code=True
+    )
     if any_tokenizer and model is not None:
         raise UsageError("--any-tokenizer and --model contradict one another.", "Leave out --model.")
     if not any_tokenizer and model is None and task != "arithmetic":

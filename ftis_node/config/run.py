@@ -49,6 +49,7 @@ CODE = "code:"
 """Prefix of a run's `reward` where that is its owners' code; 40 hex digits of its sha256 follow."""
 
 LOADED: Mapping[str, str] = {
+    "hf": "is downloaded from a hub of datasets",
     "reasoning-gym": "makes its rows with reasoning-gym, whose scorers evaluate what peers write, in a jail",
 }
 """What a task does of which the name begins so, with a colon after it; only a node's owner may agree to that."""

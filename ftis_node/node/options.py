@@ -10,7 +10,7 @@ from ftis_node.config.run import RunFile, check_named, check_task, load_run_file
 from ftis_node.errors import UsageError, raise_all
 from ftis_node.store.home import Home
 from ftis_node.swarm.invitation import Invitation
-from ftis_node.tasks import foreseen
+from ftis_node.tasks import as_in, foreseen
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class JoinOptions:
 
     def task_of(self, run_file: RunFile | None) -> str:
         """The named task, or the run's."""
-        return self.task or (run_file.run.task if run_file is not None else "arithmetic")
+        run_task = run_file.run.task if run_file is not None else None
+        return as_in(run_task, self.task) if self.task else run_task or "arithmetic"
 
     def reward_of(self, run_file: RunFile | None) -> str | None:
         """The named reward rule, or the run's; that of code or of a package comes with the task."""

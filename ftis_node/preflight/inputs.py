@@ -18,6 +18,7 @@ from ftis_node.preflight.finding import noted
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.tasks import check_files, load_task
 from ftis_node.tasks.gsm8k import to_be_downloaded
+from ftis_node.tasks.hub import HF, to_be_had
 
 LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which takes seconds
 
@@ -56,6 +57,8 @@ def data(case: Case) -> None:
     options, name = case.options, case.task_name
     if case.refused or not case.task_known:
         return
+    if name.startswith(HF):
+        case.download = to_be_had(name)
     if name == "gsm8k" and (missing := to_be_downloaded(options.data, options.eval_data)):
         case.download = sum(one.size for one in missing), missing[0].url
     if max((path.stat().st_size for path in task_files(case) if path.is_file()), default=0) > LARGE_BYTES:

@@ -15,6 +15,7 @@ from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tasks.download import sha256_of
 from ftis_node.tasks.gsm8k import TRAIN, check_gsm8k, gsm8k_to_be_tested, load_gsm8k, to_be_downloaded
 from ftis_node.tasks.gym import GYM, GymJudge, check_gym, gym_rule, load_gym
+from ftis_node.tasks.hub import HF, load_hub, parse, to_be_had, with_columns
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.judge import Judge, Rule, refuse_unjailed
 from ftis_node.tasks.math500 import load_math500
@@ -42,6 +43,7 @@ __all__ = [
     "Scorer",
     "Task",
     "TextCaps",
+    "as_in",
     "begin_group",
     "check_files",
     "foreseen",
@@ -50,6 +52,8 @@ __all__ = [
     "make_task",
     "score",
     "scoring",
+    "to_be_had",
+    "with_columns",
 ]
 
 # The operands of their questions.
@@ -75,13 +79,20 @@ def load_task(
     """
     if name.endswith(".jsonl"):
         return load_jsonl(data or Path(name), eval_data, reward or "integer")
+    if name.startswith(HF):
+        _refuse_files(name, data, eval_data)
+        return load_hub(name, reward or "integer")
     return _with_rule(_named(name, data, eval_data, code=code), reward)
+
+
+def _refuse_files(name: str, data: Path | None, eval_data: Path | None) -> None:
+    if data is not None or eval_data is not None:
+        raise UsageError(f"The task {name} makes its own data.", "Leave out --data and --eval-data.")
 
 
 def _named(name: str, data: Path | None, eval_data: Path | None, *, code: bool) -> Task:
     if name in _ARITHMETIC:
-        if data is not None or eval_data is not None:
-            raise UsageError(f"The task {name} makes its own data.", "Leave out --data and --eval-data.")
+        _refuse_files(name, data, eval_data)
         return arithmetic(_ARITHMETIC[name])
     if name == "gsm8k":
         return load_gsm8k(data, eval_data)
@@ -91,8 +102,7 @@ def _named(name: str, data: Path | None, eval_data: Path | None, *, code: bool) 
             "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.",
         )
     if names_code(name) or name.startswith(GYM):
-        if data is not None or eval_data is not None:
-            raise UsageError(f"The task {name} makes its own data.", "Leave out --data and --eval-data.")
+        _refuse_files(name, data, eval_data)
         return load_gym(name) if name.startswith(GYM) else load_own(name, code=code)
     raise UsageError(
         f"There is no task {name!r}.",
@@ -129,6 +139,8 @@ def check_files(
     """
     if reward is not None:
         refuse_unjailed(reward)
+    if name.startswith(HF) and data is None and eval_data is None:
+        return load_hub(name, reward or "integer") if to_be_had(name) is None else None
     if name.startswith(GYM) and data is None and eval_data is None:
         return check_gym(name)
     if names_code(name) and data is None and eval_data is None and code:
@@ -140,10 +152,19 @@ def check_files(
     return load_task(name, data=data, eval_data=eval_data, reward=reward, code=code)
 
 
+def as_in(run_task: str | None, task: str) -> str:
+    """The task as the run names it, where `task` names the same dataset of a hub without its revision."""
+    if run_task is not None and task.startswith(HF) and run_task.startswith(HF) and parse(task).covers(parse(run_task)):
+        return run_task
+    return task
+
+
 def foreseen(name: str, *, data: Path | None = None, reward: str | None = None) -> tuple[str | None, str | None]:
     """The sha256 (hex) of a task's data and its rule as `load_task` will find them; None: not known before."""
     if name.endswith(".jsonl"):
         return sha256_of(data or Path(name)), reward or "integer"
+    if name.startswith(HF):
+        return None, reward or "integer"
     if name == "gsm8k":
         return TRAIN.sha256 if data is None else sha256_of(data), "integer"
     if name in _ARITHMETIC:
@@ -161,6 +182,9 @@ def load_evaluation(name: str, *, data: Path | None = None, reward: str | None =
     """
     if name in _ARITHMETIC or names_code(name) or name.startswith(GYM):
         return replace(load_task(name, data=data, reward=reward, code=code), train=())
+    if name.startswith(HF):
+        _refuse_files(name, data, None)
+        return load_hub(name, reward or "integer", held_out_only=True)
     if name == "gsm8k":
         return _with_rule(gsm8k_to_be_tested(data), reward)
     if name == "math500":

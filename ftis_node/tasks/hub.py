@@ -1,0 +1,313 @@
+"""Tasks from a hub of datasets: `hf:ORG/NAME[:SPLIT][@REVISION][,QUESTION,ANSWER]`, Parquet or JSONL.
+
+The task's own name has all of these, the revision as a commit; the run has it and the sha256 of the rows. Files are
+downloaded by huggingface_hub, which goes on where a download stopped. The two columns are kept in the cache, so that
+later starts need no hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from ftis_node.errors import UsageError
+from ftis_node.tasks.download import cache_dir, put_there
+from ftis_node.tasks.gsm8k import gold_answer
+from ftis_node.tasks.jsonl import GOLDS, split
+from ftis_node.tasks.rewards import check_rule
+from ftis_node.tasks.task import TEMPLATES, Example, Task, TextCaps
+from ftis_node.text import counted, rounded
+
+HF = "hf:"
+"""Prefix of the task's name."""
+BYTES_MAX = 2 << 30
+ROWS_MAX = 200_000
+_NAME = re.compile(
+    r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<split>[\w./-]+))?(?:@(?P<revision>[0-9a-f]{40}))?"
+    r"(?:,(?P<question>[\w.-]+),(?P<answer>[\w.-]+))?",
+    re.ASCII,
+)
+_SECONDS = 10.0
+_KINDS = (".parquet", ".jsonl")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows are. revision: of the dataset, 40 hex digits; None: the newest."""
+
+    repo: str
+    split: str
+    revision: str | None
+    question: str
+    answer: str
+
+    @property
+    def name(self) -> str:
+        """As the run has it, once the revision is known."""
+        pinned = f"@{self.revision}" if self.revision else ""
+        return f"{HF}{self.repo}:{self.split}{pinned},{self.question},{self.answer}"
+
+    def covers(self, other: Source) -> bool:
+        """Whether `other` is this, with a revision where this has none."""
+        return replace(other, revision=self.revision or other.revision) == replace(
+            self, revision=self.revision or other.revision
+        ) and self.revision in (None, other.revision)
+
+
+def parse(name: str) -> Source:
+    """Read a task's name. Raises UsageError."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise UsageError(
+            f"{name!a} names no dataset of a hub.", "Write hf:ORG/NAME:SPLIT, such as hf:openai/gsm8k:main/train."
+        )
+    parts = found.groupdict()
+    return Source(
+        parts["repo"],
+        parts["split"] or "train",
+        parts["revision"],
+        parts["question"] or "question",
+        parts["answer"] or "answer",
+    )
+
+
+def with_columns(task: str | None, question: str | None, answer: str | None) -> str | None:
+    """A task's name with the columns that options name. Raises UsageError where it has none."""
+    if question is None and answer is None:
+        return task
+    if task is None or not task.startswith(HF):
+        raise UsageError("--question and --answer name columns of a dataset of a hub.", "Leave them out.")
+    source = parse(task)
+    return replace(source, question=question or source.question, answer=answer or source.answer).name
+
+
+def load_hub(name: str, reward: str = "integer", held_out_only: bool = False) -> Task:
+    """The task of that name, from the cache or from the hub.
+
+    Rows whose answer is none under the rule are left out, which is the same on every node.
+
+    Raises:
+        UsageError: there is no such dataset, split or column, it is too large, or too little of it can be used.
+    """
+    check_rule(reward)
+    source = parse(name)
+    content = _kept(source)
+    if content is None:
+        source, files = _files(source)
+        content = _kept(source)
+    if content is None:
+        content = _download(source, files)
+    answer_of, wanted = GOLDS[reward]
+    rows, left_out = [], 0
+    for line in content.splitlines():
+        question, value = json.loads(line)
+        gold = answer_of(value)
+        gold = gold_answer(value) if gold is None and reward == "integer" else gold
+        rows += [Example(question, gold)] if gold is not None else []
+        left_out += gold is None
+    if left_out > len(rows):
+        raise UsageError(
+            f"Of the {len(rows) + left_out:,} rows of {source.name}, {left_out:,} have an answer that is not {wanted}.",
+            "Name another column with --answer, or another rule with --reward.",
+        )
+    if left_out:
+        logger.warning("%s of %s left out: the answer is not %s.", counted(left_out, "row"), source.name, wanted)
+    train, held_out = split(source.name, tuple(rows))
+    return Task(
+        name=source.name,
+        train=() if held_out_only else train,
+        held_out=held_out,
+        data=hashlib.sha256(content).hexdigest(),
+        template=TEMPLATES[reward],
+        reward=reward,
+        completion_tokens=256,
+        prompt_tokens=512,
+        text=TextCaps.beside(512, 256),
+    )
+
+
+def to_be_had(name: str) -> tuple[int, str] | None:
+    """Bytes and name of what would be downloaded; None if the rows are here. One question to the hub.
+
+    Raises:
+        UsageError: as `load_hub`, as far as the hub's list of files shows it.
+    """
+    source = parse(name)
+    if _kept(source) is not None:
+        return None
+    source, files = _files(source)
+    return None if _kept(source) is not None else (sum(files.values()), source.name)
+
+
+def _rows_file(source: Source) -> Path:
+    return cache_dir() / "hf" / f"{hashlib.sha256(source.name.encode()).hexdigest()[:32]}.jsonl"
+
+
+def _kept(source: Source) -> bytes | None:
+    """The rows in the cache, a JSON array [question, answer] a line; None if they are not there."""
+    try:
+        return _rows_file(source).read_bytes() if source.revision else None
+    except OSError:
+        return None
+
+
+def _files(source: Source) -> tuple[Source, dict[str, int]]:
+    """The source with its revision, and its files with their sizes in bytes. Raises UsageError."""
+    from huggingface_hub import HfApi, constants
+
+    try:
+        api = HfApi(endpoint=constants.ENDPOINT)
+        info = api.dataset_info(source.repo, revision=source.revision, files_metadata=True, timeout=_SECONDS)
+    except Exception as error:  # as many kinds as there are layers
+        raise _refused(source, error) from error
+    sizes = {one.rfilename: one.size or 0 for one in info.siblings or () if one.rfilename.endswith(_KINDS)}
+    folder, _, start = source.split.rpartition("/")
+    chosen = {
+        name: size
+        for name, size in sizes.items()
+        if re.match(rf"{re.escape(start)}(?![A-Za-z0-9])", name.rpartition("/")[2])
+        and (not folder or name.rpartition("/")[0] == folder)
+    }
+    folders = sorted({name.rpartition("/")[0] for name in chosen})
+    if len(folders) != 1:
+        shown = ", ".join(sorted({_split_of(name) for name in chosen or sizes})[:10]) or "none in Parquet or JSONL"
+        what = "several splits" if folders else "no split"
+        raise UsageError(f"{source.repo} has {what} of the name {source.split}.", f"Write one of: {shown}.")
+    if len({Path(name).suffix for name in chosen}) > 1:
+        chosen = {name: size for name, size in chosen.items() if name.endswith(".parquet")}
+    if (total := sum(chosen.values())) > BYTES_MAX:
+        raise UsageError(
+            f"The files of {source.name} have {rounded(total)}, and {rounded(BYTES_MAX)} are allowed.",
+            "Choose a smaller split, or make a .jsonl file of the rows that you want.",
+        )
+    return replace(source, revision=str(info.sha)), dict(sorted(chosen.items()))
+
+
+def _split_of(file: str) -> str:
+    folder, _, name = file.rpartition("/")
+    start = re.split(r"[-.]", name, maxsplit=1)[0]
+    return f"{folder}/{start}" if folder else start
+
+
+def _download(source: Source, files: dict[str, int]) -> bytes:
+    """The rows of the files, which are kept. Raises UsageError."""
+    from huggingface_hub import constants, hf_hub_download
+
+    total = sum(files.values())
+    free = shutil.disk_usage(_existing(Path(constants.HF_HUB_CACHE))).free
+    if total > 0.9 * free:
+        raise UsageError(
+            f"{source.name} has {rounded(total)}, and the disk has {rounded(free)} left.", "Make room on it."
+        )
+    logger.info("Downloading %s, %s in %s.", source.name, rounded(total), counted(len(files), "file"))
+    lines: list[str] = []
+    for file in files:
+        try:
+            path = hf_hub_download(
+                source.repo, file, repo_type="dataset", revision=source.revision, endpoint=constants.ENDPOINT
+            )
+        except Exception as error:  # as above
+            raise _refused(source, error) from error
+        for question, answer in _rows(Path(path), source):
+            if len(lines) == ROWS_MAX:
+                raise UsageError(
+                    f"{source.name} has more than {ROWS_MAX:,} rows.",
+                    "Choose a smaller split, or make a .jsonl file of the rows that you want.",
+                )
+            lines.append(json.dumps([question, answer], ensure_ascii=False, separators=(",", ":")))
+    content = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+    if not lines:
+        raise UsageError(f"{source.name} has no rows with a text in {source.question!r}.", "Name another --question.")
+    put_there(_rows_file(source), content)
+    return content
+
+
+def _rows(path: Path, source: Source) -> Iterator[tuple[str, Any]]:
+    """(question, answer) of each row with a question. Raises UsageError."""
+    for row in _parquet(path, source) if path.suffix == ".parquet" else _json_lines(path, source):
+        missing = [column for column in (source.question, source.answer) if column not in row]
+        if missing:
+            raise _no_column(source, missing[0], row)
+        if question := _text(row[source.question]):
+            yield question, row[source.answer]
+
+
+def _parquet(path: Path, source: Source) -> Iterator[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UsageError(
+            f"{source.name} is in Parquet, which needs pyarrow.", "Run: pip install 'ftis-node[data]'"
+        ) from None
+    try:
+        with ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if missing := [column for column in (source.question, source.answer) if column not in names]:
+                raise _no_column(source, missing[0], names)
+            for batch in file.iter_batches(columns=[source.question, source.answer]):
+                yield from batch.to_pylist()
+    except ArrowException as error:
+        raise UsageError(f"{path.name} of {source.name} cannot be read: {error}.", "Choose another dataset.") from error
+
+
+def _json_lines(path: Path, source: Source) -> Iterator[dict[str, Any]]:
+    file: IO[bytes]
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise UsageError(
+                    f"Line {number} of {path.name} of {source.name} is no JSON object.", "Choose another dataset."
+                )
+            yield row
+
+
+def _text(value: Any) -> str:
+    """A question: a text, or what system and user say in a list of messages, up to the first answer."""
+    if isinstance(value, list):
+        said = []
+        for message in value:
+            if not isinstance(message, dict) or message.get("role") not in ("system", "user"):
+                break
+            said.append(str(message.get("content") or "").strip())
+        value = "\n\n".join(text for text in said if text)
+    return value if isinstance(value, str) and value.strip() else ""
+
+
+def _no_column(source: Source, column: str, there: Any) -> UsageError:
+    return UsageError(
+        f"{source.repo}:{source.split} has no column {column!r}.",
+        f"Name two of its columns with --question and --answer: {', '.join(map(str, list(there)[:20]))}.",
+    )
+
+
+def _refused(source: Source, error: Exception) -> UsageError:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        what, fix = "is gated", "Accept its terms on its page, and log in with `hf auth login` or HF_TOKEN."
+    elif isinstance(error, RepositoryNotFoundError):
+        what, fix = "does not exist, or is private", "Check the name; log in with `hf auth login` or HF_TOKEN."
+    elif isinstance(error, RevisionNotFoundError):
+        what, fix = f"has no revision {source.revision}", "Leave out @REVISION for the newest."
+    else:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        what, fix = f"cannot be had: {first}", "Try again: a download goes on where it stopped."
+    return UsageError(f"The dataset {source.repo} {what}.", fix)
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)

@@ -1,0 +1,109 @@
+"""A hub of datasets on loopback: files with ranges, revisions, and downloads that break off."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+REVISION = "5f" * 20
+
+
+class Hub:
+    """What it offers, and what it was asked. `breaks`: after how many bytes the next download breaks off."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.datasets: dict[str, dict[str, bytes]] = {}
+        self.asked: list[str] = []
+        self.ranges: list[str] = []
+        self.sent = 0
+        self.breaks: int | None = None
+        self.refuses: Mapping[str, str] = {}  # by dataset: the hub's error code
+
+    def offer(self, name: str, **files: bytes) -> None:
+        """Files by their names, in which __ stands for / and _ for a point before the last word."""
+        self.datasets[name] = {
+            re.sub(r"_(jsonl|parquet|json|csv)$", r".\1", file.replace("__", "/")): content
+            for file, content in files.items()
+        }
+
+
+@contextlib.contextmanager
+def running(hub: Hub) -> Iterator[Hub]:
+    class Answers(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self._answer(body=False)
+
+        def do_GET(self) -> None:
+            self._answer(body=True)
+
+        def _answer(self, *, body: bool) -> None:
+            hub.asked.append(self.path)
+            if info := re.fullmatch(r"/api/datasets/([^/]+/[^/?]+)(?:/revision/([^/?]+))?(?:\?.*)?", self.path):
+                self._info(info[1], info[2])
+            elif found := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.*)", self.path):
+                self._file(found[1], found[3], body=body)
+            else:
+                self._send(200, b"{}")
+
+        def _info(self, name: str, revision: str | None) -> None:
+            if self._refused(name, revision):
+                return
+            siblings = [{"rfilename": file, "size": len(data)} for file, data in hub.datasets[name].items()]
+            facts = {"id": name, "sha": REVISION, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0}
+            self._send(200, json.dumps(facts | {"private": False, "disabled": False}).encode())
+
+        def _refused(self, name: str, revision: str | None = None) -> bool:
+            code = hub.refuses.get(name, "" if name in hub.datasets else "RepoNotFound")
+            if not code and revision not in (None, "main", REVISION):
+                code = "RevisionNotFound"
+            if code:
+                self._send(403 if code == "GatedRepo" else 404, b"{}", {"X-Error-Code": code})
+            return bool(code)
+
+        def _file(self, name: str, file: str, *, body: bool) -> None:
+            if self._refused(name):
+                return
+            data = hub.datasets[name][file]
+            headers = {"X-Repo-Commit": REVISION, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+            start = 0
+            if asked := self.headers.get("Range"):
+                hub.ranges.append(asked)
+                start = int(asked.removeprefix("bytes=").partition("-")[0])
+                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            self._send(206 if start else 200, data[start:], headers, body=body)
+
+        def _send(self, code: int, data: bytes, headers: Mapping[str, str] = {}, *, body: bool = True) -> None:
+            self.send_response(code)
+            for key, value in {"Content-Type": "application/json", **headers}.items():
+                self.send_header(key, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if body and self.command != "HEAD":
+                whole = hub.breaks is None or "X-Repo-Commit" not in headers
+                part = data if whole else data[: hub.breaks]
+                self.wfile.write(part)
+                hub.sent += len(part)
+                if not whole:
+                    hub.breaks = None
+                    self.close_connection = True
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,200 @@
+"""Tasks from a hub of datasets: what is downloaded, once, and what is refused before anything is."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub import constants
+
+from ftis_node.config.run import check_named
+from ftis_node.errors import UsageError
+from ftis_node.tasks import as_in, check_files, foreseen, hub, load_evaluation, load_task, to_be_had, with_columns
+from ftis_node.tasks.hub import parse
+from tests.support.hub import REVISION, Hub, running
+from tests.support.swarm import make_run
+
+ROWS = [{"question": f"What is {n} + {n}?", "answer": f"{n} and {n} are\n#### {2 * n}", "other": n} for n in range(60)]
+FULL = f"hf:ann/sums:main/train@{REVISION},question,answer"
+
+
+def json_lines(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+@pytest.fixture
+def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with running(Hub()) as made:
+        monkeypatch.setattr(constants, "ENDPOINT", made.address)
+        template = made.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        half = len(ROWS) // 2
+        made.offer(
+            "ann/sums",
+            **{"main__train-00000-of-00002_parquet": parquet(ROWS[:half])},
+            **{"main__train-00001-of-00002_parquet": parquet(ROWS[half:])},
+            **{"main__test-00000-of-00001_parquet": parquet(ROWS[:30]), "README_json": b"{}"},
+            **{"socratic__train-00000-of-00001_parquet": parquet(ROWS)},
+        )
+        made.offer("bob/lines", train_jsonl=json_lines(ROWS), test_jsonl=json_lines(ROWS[:25]))
+        yield made
+
+
+def test_a_split_is_loaded_pinned_and_kept(offered: Hub) -> None:
+    task = load_task("hf:ann/sums:main/train")
+    assert task.name == FULL and task.reward == "integer"
+    assert {row.answer for row in (*task.train, *task.held_out)} == {str(2 * n) for n in range(60)}
+    assert len(task.held_out) >= 1 and task.template.count("{question}") == 1
+    asked = len(offered.asked)
+    assert load_task(FULL) == task, "the rows are kept"
+    assert to_be_had(FULL) is None and len(offered.asked) == asked, "and nobody is asked"
+    assert load_task("hf:ann/sums:main/train") == task and len(offered.asked) == asked + 1, "but for the revision"
+    assert load_evaluation(FULL).held_out == task.held_out and load_evaluation(FULL).train == ()
+
+
+def test_json_lines_and_parquet_give_the_same_rows(offered: Hub) -> None:
+    assert load_task("hf:bob/lines").data == load_task("hf:ann/sums:main/train").data
+    assert load_task("hf:bob/lines:test").data != load_task("hf:bob/lines").data
+
+
+def test_a_broken_download_goes_on_where_it_stopped(offered: Hub) -> None:
+    rows = [{"question": f"{'long ' * 1000}{n}", "answer": n} for n in range(5000)]  # it is written in parts of 10 MB
+    offered.offer("eve/long", train_jsonl=(content := json_lines(rows)))
+    offered.breaks = 15_000_000
+    try:
+        load_task("hf:eve/long")
+    except UsageError as error:
+        assert "goes on where it stopped" in error.fix
+    task = load_task("hf:eve/long")
+    assert len(task.train) + len(task.held_out) == 5000
+    assert any(int(one.removeprefix("bytes=").partition("-")[0]) > 0 for one in offered.ranges)
+    assert offered.sent < 1.4 * len(content)
+
+
+def test_a_dry_run_asks_for_the_list_and_downloads_nothing(offered: Hub) -> None:
+    assert check_files("hf:ann/sums:main/train") is None
+    size, name = to_be_had("hf:ann/sums:main/train") or (0, "")
+    files = offered.datasets["ann/sums"]
+    assert name == FULL and size == sum(len(files[file]) for file in files if file.startswith("main/train"))
+    assert not [path for path in offered.asked if "/resolve/" in path]
+    task = load_task("hf:ann/sums:main/train")
+    assert check_files(FULL) == task
+
+
+def test_columns_have_options_and_are_part_of_the_name(offered: Hub) -> None:
+    name = with_columns("hf:bob/lines", None, "other")
+    assert name == "hf:bob/lines:train,question,other"
+    task = load_task(name)
+    assert task.name == f"hf:bob/lines:train@{REVISION},question,other"
+    assert {row.answer for row in (*task.train, *task.held_out)} == {str(n) for n in range(60)}
+    assert with_columns("gsm8k", None, None) == "gsm8k"
+    with pytest.raises(UsageError, match="name columns of a dataset of a hub"):
+        with_columns("gsm8k", "question", None)
+
+
+def test_a_home_goes_on_with_its_runs_revision(offered: Hub) -> None:
+    assert as_in(FULL, "hf:ann/sums:main/train") == FULL
+    assert as_in(FULL, FULL) == FULL
+    for other in ("hf:ann/sums:main/test", f"hf:ann/sums:main/train@{'0' * 40}", "gsm8k"):
+        assert as_in(FULL, other) == other
+    assert as_in("gsm8k", "hf:ann/sums") == "hf:ann/sums" and as_in(None, FULL) == FULL
+    assert foreseen(FULL, reward="math") == (None, "math")
+    check_named(make_run(task=FULL), task=FULL, reward=None, ours=False)
+
+
+def test_messages_are_a_question(offered: Hub) -> None:
+    def row(n: int) -> dict[str, Any]:
+        said = [("system", "Be brief."), ("user", f"What is {n} + 1?"), ("assistant", "I think"), ("user", "and?")]
+        return {"prompt": [{"role": role, "content": text} for role, text in said], "answer": n + 1}
+
+    offered.offer("cat/chat", train_parquet=parquet([row(n) for n in range(40)]))
+    task = load_task("hf:cat/chat:train,prompt,answer")
+    assert {row.question for row in task.train} <= {f"Be brief.\n\nWhat is {n} + 1?" for n in range(40)}
+
+
+def test_rows_without_an_answer_under_the_rule_are_left_out_if_they_are_few(
+    offered: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = [{"question": f"Why {n}?", "answer": "because"} for n in range(7)]
+    offered.offer("dan/odd", train_jsonl=json_lines(ROWS + odd), test_jsonl=json_lines(ROWS[:5] + odd))
+    task = load_task("hf:dan/odd")
+    assert len(task.train) + len(task.held_out) == len(ROWS)
+    assert "7 rows of" in caplog.text
+    with pytest.raises(UsageError, match="Of the 12 rows"):
+        load_task("hf:dan/odd:test")
+    exact = load_task("hf:dan/odd", reward="exact")
+    assert len(exact.train) + len(exact.held_out) == len(ROWS) + 7
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("hf:gsm8k", "names no dataset of a hub", "hf:ORG/NAME:SPLIT"),
+        ("hf:ann/sums", "several splits of the name train", "main/train, socratic/train"),
+        ("hf:ann/sums:valid", "no split of the name valid", "main/train"),
+        ("hf:ann/none", "does not exist, or is private", "hf auth login"),
+        ("hf:eve/gated", "is gated", "Accept its terms"),
+        (f"hf:bob/lines@{'0' * 40}", "has no revision 0000", "Leave out @REVISION"),
+        ("hf:bob/lines:train,problem,answer", "has no column 'problem'", "question, answer, other"),
+        ("hf:ann/sums:main/train,question,solution", "has no column 'solution'", "question, answer, other"),
+        ("hf:bob/broken", "Line 2 of train.jsonl", "another dataset"),
+        ("hf:bob/shards", "cannot be read", "another dataset"),
+        ("hf:bob/empty", "has no rows with a text in 'question'", "--question"),
+    ],
+)
+def test_what_cannot_be_used_is_told(name: str, what: str, fix: str, offered: Hub) -> None:
+    offered.offer("eve/gated", train_jsonl=b"")
+    offered.offer("bob/broken", train_jsonl=json_lines(ROWS[:1]) + b"no json\n")
+    offered.offer("bob/shards", train_parquet=b"PAR1 is not all of it")
+    offered.offer("bob/empty", train_jsonl=json_lines([{"question": " ", "answer": 1}]))
+    offered.refuses = {"eve/gated": "GatedRepo"}
+    with pytest.raises(UsageError) as refused:
+        load_task(name)
+    assert what in refused.value.what and fix in refused.value.fix
+
+
+def test_what_is_too_large_is_refused_before_it_is_downloaded(offered: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="are allowed"):
+        patch.setattr(hub, "BYTES_MAX", 1000)
+        load_task("hf:ann/sums:main/train")
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="left"):
+        patch.setattr(hub.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        load_task("hf:ann/sums:main/train")
+    assert not [path for path in offered.asked if "/resolve/" in path]
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="more than 10 rows"):
+        patch.setattr(hub, "ROWS_MAX", 10)
+        load_task("hf:ann/sums:main/train")
+
+
+def test_without_a_hub_or_pyarrow_it_says_so(offered: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="cannot be had"):
+        patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        load_task("hf:ann/sums:main/train")
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="needs pyarrow"):
+        patch.setitem(sys.modules, "pyarrow.parquet", None)
+        load_task("hf:ann/sums:main/train")
+
+
+def test_files_beside_it_are_refused_and_a_strangers_run_downloads_nothing(offered: Hub, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="makes its own data"):
+        load_task(FULL, data=tmp_path)
+    with pytest.raises(UsageError, match="is downloaded from a hub"):
+        check_named(make_run(task=FULL), task=None, reward=None, ours=False)
+    assert parse(FULL).name == FULL and not offered.asked
