@@ -9,20 +9,24 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from msgspec.structs import asdict
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from ftis_node import export as exporting
+from ftis_node.cli import app
 from ftis_node.config.run import load_run_file
 from ftis_node.errors import UsageError, UserError
 from ftis_node.export import export
@@ -35,6 +39,7 @@ from ftis_node.worker.engine import ALPHA, WEIGHTS
 from ftis_node.worker.restore import Checkpoint, find_checkpoint, hold, load_trained, settings_for
 from tests.support.cli import answer, refused
 from tests.support.daemons import ENVIRONMENT
+from tests.support.hub import Hub, running
 from tests.support.small_models import change_weights, engine_in, plain_logprobs
 
 QUESTIONS = load_evaluation("arithmetic").held_out[:60]
@@ -339,3 +344,50 @@ def test_layers_that_hold_no_numbers_are_not_merged(homes: dict[str, Path], tmp_
     checkpoints.commit(directory, {"model": "tiny-a (lora)", "progress": Progress(step=13).facts()})
     error = not_exported(home, tmp_path / "out")
     assert "cannot be merged" in error.what and not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running(Hub()) as made:
+        monkeypatch.setattr(constants, "ENDPOINT", made.address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "hf_mine")
+        yield made
+
+
+def test_a_model_is_uploaded_private_unless_it_is_told_otherwise(
+    homes: dict[str, Path], tmp_path: Path, hub: Hub
+) -> None:
+    to = tmp_path / "model"
+    exported(homes["full"], to, "--to-hub", "me/sums", "--yes")
+    assert hub.made == {"me/sums": True}
+    assert set(hub.uploaded) == {file.name for file in to.iterdir()}
+    assert hub.uploaded["README.md"] == (to / "README.md").read_bytes()
+    card = hub.uploaded["README.md"].decode()
+    for told in ("88 foreign, of 2 other authors", "greedy pass@1", "task"):
+        assert told in card
+    exported(homes["full"], to, "--to-hub", "me/open", "--yes", "--public", "--overwrite")
+    assert hub.made["me/open"] is False
+
+
+def test_nothing_is_uploaded_without_a_yes(
+    homes: dict[str, Path], tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("export", "--checkpoint", homes["full"], "--to", tmp_path / "model", "--to-hub", "me/sums")
+    assert "Nobody can be asked" in refused(*words).what
+    assert not (tmp_path / "model").exists() and not hub.asked
+    monkeypatch.setattr("ftis_node.cli.export.nobody_to_ask", lambda: False)
+    said = CliRunner().invoke(app, [*map(str, words)], input="n\n", catch_exceptions=False)
+    assert said.exit_code == 0 and "Nothing was uploaded." in said.stderr and "private repository" in said.stderr
+    assert (tmp_path / "model").exists() and not hub.asked
+    assert "are for --to-hub" in refused(*words[:5], "--public").what
+
+
+def test_a_failed_upload_leaves_the_folder_and_says_how_to_go_on(
+    homes: dict[str, Path], tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    to = tmp_path / "model"
+    error = refused("export", "--checkpoint", homes["full"], "--to", to, "--to-hub", "me/sums", "--yes")
+    assert "was written, but not uploaded" in error.what and f"hf upload me/sums {to}" in error.fix
+    assert (to / "README.md").exists()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import pytest
 
 from ftis_node.config.run import check_named
 from ftis_node.errors import UsageError, UserError
-from ftis_node.tasks import begin_group, check_files, foreseen, gym, judge, load_evaluation, load_task, scoring
-from ftis_node.tasks.gym import GymJudge
+from ftis_node.tasks import begin_group, check_files, foreseen, judge, load_evaluation, load_task, packaged, scoring
 from ftis_node.tasks.gym_child import parse
 from ftis_node.tasks.jail import can_lock_in
+from ftis_node.tasks.packaged import PACKAGES, PackageJudge
 from tests.support.cli import Cli
+from tests.support.daemons import Join
+from tests.support.learning import learn, pair
 from tests.support.swarm import make_run
 
 pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
@@ -27,6 +30,7 @@ pytestmark = pytest.mark.skipif(
     not can_lock_in(), reason="nothing can lock scorers in here (landlock, seccomp, x86-64)"
 )
 
+GYM = PACKAGES["reasoning-gym"]
 NAME = "reasoning-gym:letter_counting,gcd*2"
 # Tasks whose scorers evaluate the answer, and an honest answer's form to each.
 EVALUATED = (
@@ -53,8 +57,8 @@ def own_cache(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def scorer() -> Iterator[GymJudge]:
-    with GymJudge("reasoning-gym") as made:
+def scorer() -> Iterator[PackageJudge]:
+    with PackageJudge("reasoning-gym") as made:
         yield made
 
 
@@ -76,7 +80,7 @@ def answered(text: str) -> str:
 
 
 def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on() -> None:
-    first, again = (gym._ask("rows", NAME.removeprefix(gym.GYM), 60.0) for _ in range(2))
+    first, again = (packaged._ask(GYM, "rows", NAME.partition(":")[2], 60.0) for _ in range(2))
     assert first == again
     task = load_task(NAME)
     assert len(task.train) == 999 and 50 < len(task.held_out) <= 99
@@ -85,11 +89,11 @@ def test_rows_are_the_same_in_every_process_and_none_is_held_out_and_trained_on(
     assert kinds.count("gcd") == 2 * kinds.count("letter_counting"), "by their weights"
     assert 20 < kinds[:60].count("gcd") < 60, "and mixed"
     assert load_task(NAME) == task and load_task("reasoning-gym:gcd").data != task.data
-    assert task.reward == foreseen(NAME)[1] == gym.gym_rule()
+    assert task.reward == foreseen(NAME)[1] == packaged.rule_of(GYM)
     assert load_evaluation(NAME).held_out == task.held_out and not load_evaluation(NAME).train
 
 
-def test_levels_are_the_packages_curricula(scorer: GymJudge) -> None:
+def test_levels_are_the_packages_curricula(scorer: PackageJudge) -> None:
     easy, hard = (load_task(f"reasoning-gym:chain_sum@{level}") for level in (0, 3))
     assert max(len(row.question) for row in easy.train) < max(len(row.question) for row in hard.train)
     row = hard.train[3]
@@ -97,7 +101,7 @@ def test_levels_are_the_packages_curricula(scorer: GymJudge) -> None:
 
 
 @pytest.mark.parametrize("name", ["letter_counting", "word_sorting", "graph_color", "sudoku", *EVALUATED])
-def test_the_packages_own_answer_is_right_and_others_are_not(name: str, scorer: GymJudge) -> None:
+def test_the_packages_own_answer_is_right_and_others_are_not(name: str, scorer: PackageJudge) -> None:
     gold, answer = entry(name)
     if name != "graph_color":  # which has no answer of its own: any colouring will do
         right = scorer(answered(str(answer)), gold)
@@ -108,7 +112,7 @@ def test_the_packages_own_answer_is_right_and_others_are_not(name: str, scorer: 
 
 
 @pytest.mark.slow
-def test_every_task_judges_its_own_answers_in_the_jail(scorer: GymJudge) -> None:
+def test_every_task_judges_its_own_answers_in_the_jail(scorer: PackageJudge) -> None:
     from reasoning_gym.factory import DATASETS
 
     beside = {"composite", "knight_swap"}  # is made of others; takes a second a row
@@ -170,7 +174,7 @@ def test_the_packages_scorers_run_what_they_are_given(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("payload", touching(Path("x")))
-def test_no_payload_runs_or_is_worth_anything_in_the_jail(payload: str, tmp_path: Path, scorer: GymJudge) -> None:
+def test_no_payload_runs_or_is_worth_anything_in_the_jail(payload: str, tmp_path: Path, scorer: PackageJudge) -> None:
     path = tmp_path / "ran"
     text = touching(path)[payload]
     for name in EVALUATED:
@@ -198,7 +202,7 @@ def test_no_payload_runs_or_is_worth_anything_in_the_jail(payload: str, tmp_path
         "\ud7ff\U0010ffff",
     ],
 )
-def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, scorer: GymJudge) -> None:
+def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, scorer: PackageJudge) -> None:
     for name in ("string_insertion", "polynomial_multiplication", "n_queens"):
         gold, answer = entry(name)
         begin_group(scorer)
@@ -221,7 +225,7 @@ def test_bombs_are_worth_nothing_and_the_next_answer_is_judged(bomb: str, scorer
         "(yield 1)",
     ],
 )
-def test_a_verdict_cannot_be_forged(forgery: str, scorer: GymJudge) -> None:
+def test_a_verdict_cannot_be_forged(forgery: str, scorer: PackageJudge) -> None:
     for name in EVALUATED:
         gold, _ = entry(name)
         begin_group(scorer)
@@ -229,7 +233,7 @@ def test_a_verdict_cannot_be_forged(forgery: str, scorer: GymJudge) -> None:
             assert scorer(answered(given), gold).reward == 0.0
 
 
-def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: GymJudge) -> None:
+def test_a_gold_that_is_not_the_packages_is_worth_nothing(scorer: PackageJudge) -> None:
     gold, answer = entry("gcd")
     other = json.dumps([*json.loads(gold)[:-1], "7777"])
     assert scorer(answered("7777"), other).reward == 0.0
@@ -255,7 +259,7 @@ def test_a_name_that_is_none_is_refused_before_rows_are_made(name: str, what: st
 
 def test_a_task_of_one_row_has_nothing_to_hold_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [["What is 1?", "[]"]]
-    monkeypatch.setattr(gym, "_ask", lambda *_: {"train": rows, "held_out": rows})
+    monkeypatch.setattr(packaged, "_ask", lambda *_: {"train": rows, "held_out": rows})
     with pytest.raises(UsageError, match="no questions beside those to train on"):
         load_task("reasoning-gym:gcd,letter_counting*7")
 
@@ -272,18 +276,18 @@ def test_data_of_ones_own_and_other_rules_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gym, "gym_rule", lambda: None)
+    monkeypatch.setattr(packaged, "rule_of", lambda _: None)
     with pytest.raises(UsageError, match="not installed"):
         load_task(NAME)
 
 
 def test_rows_that_take_too_long_or_fail_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="are not made within"):
-        patch.setattr(gym, "_ROWS_SECONDS", 0.01)
+        patch.setattr(packaged, "_ROWS_SECONDS", 0.01)
         load_task("reasoning-gym:gcd,letter_counting*5")
     broken = tmp_path / "child.py"
     broken.write_text("raise RuntimeError('half installed')")
-    monkeypatch.setattr(gym, "_CHILD", broken)
+    monkeypatch.setattr(packaged, "PACKAGES", {"reasoning-gym": replace(GYM, child=broken)})
     with pytest.raises(UsageError, match="half installed"):
         load_task("reasoning-gym:gcd,letter_counting*6")
 
@@ -297,7 +301,7 @@ def test_a_machine_without_a_jail_is_told_by_the_dry_run_and_by_the_judge(
     for arguments in ({"name": NAME}, {"name": "x.jsonl", "reward": "tests"}):
         with pytest.raises(UsageError, match="nothing can lock it in here"):
             check_files(**arguments)  # type: ignore[arg-type]
-    with GymJudge("reasoning-gym") as blind:
+    with PackageJudge("reasoning-gym") as blind:
         monkeypatch.setattr(blind, "_command", lambda: [sys.executable, "-c", "raise SystemExit(1)"])
         with pytest.raises(UserError, match="nothing can lock it in here"):
             blind(answered("1"), entry("gcd")[0])
@@ -318,7 +322,7 @@ def test_two_threads_have_two_processes() -> None:
     with scoring(task.reward, task.scorer) as one, scoring(task.reward, task.scorer) as two:
         begin_group(one)
         assert one(text, row.answer).reward == two(text, row.answer).reward == 1.0
-        assert isinstance(one, GymJudge) and isinstance(two, GymJudge) and one.pid != two.pid
+        assert isinstance(one, PackageJudge) and isinstance(two, PackageJudge) and one.pid != two.pid
 
 
 def test_it_says_that_rows_are_made_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,10 +330,16 @@ def test_it_says_that_rows_are_made_once(caplog: pytest.LogCaptureFixture) -> No
     for _ in range(2):
         load_task("reasoning-gym:count_bits,gcd")
     assert [one.message for one in caplog.records].count(
-        "Making the rows of reasoning-gym:count_bits,gcd, which some of its tasks take minutes for."
+        "Making the rows of reasoning-gym:count_bits,gcd; some tasks take minutes for that."
     ) == 1
 
 
 def test_eval_counts_its_questions(cli: Cli) -> None:
     code, out, _ = cli("eval", "--checkpoint", "tiny-a", "--task", "reasoning-gym:gcd", "--prompts", "2", "--json")
     assert code == 0 and json.loads(out)["prompts"] == 2
+
+
+@pytest.mark.slow
+def test_two_daemons_learn_three_tasks_from_each_other(tmp_path: Path, join: Join) -> None:
+    name = "reasoning-gym:gcd,letter_counting,binary_alternation"
+    learn(tmp_path, join, pair(tmp_path, load_task(name), "0123456789"), "--task", name)

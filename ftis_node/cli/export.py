@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,6 +27,11 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that lies there.")] = False,
     model: Annotated[str | None, typer.Option(help="Where the model of the checkpoint is now.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="lora_alpha=…, if the checkpoint lacks it.")] = None,
+    to_hub: Annotated[
+        str | None, typer.Option("--to-hub", help="Also upload the folder to this repository of the hub, ORG/NAME.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="With --to-hub: for everybody; default: private.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --to-hub: upload without asking.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Write a trained model as a folder that plain transformers loads, or an adapter that plain peft loads.
@@ -38,6 +44,10 @@ def export(
     from ftis_node.export import export as write
     from ftis_node.worker.restore import find_checkpoint, hold, settings_for
 
+    if to_hub is None and (public or yes):
+        raise UsageError("--public and --yes are for --to-hub.", "Name a repository: --to-hub ORG/NAME.")
+    if to_hub is not None and not yes and nobody_to_ask():
+        raise UsageError("Nobody can be asked whether to upload.", "Add --yes, if that is what you want.")
     found = find_checkpoint(checkpoint)
     if found is None:
         raise UsageError(
@@ -51,6 +61,15 @@ def export(
         tell_choice(held, settings, origins)
         disable_progress_bar()
         written = write(held, settings, to.expanduser(), adapter=adapter, overwrite=overwrite)
+    if to_hub is not None:
+        from ftis_node.export.upload import upload
+
+        whom = "for everybody to see" if public else "as a private repository"
+        question = f"Upload {to}, {rounded(written.bytes)}, to {to_hub}, {whom}? Its card says what it was trained on."
+        if yes or typer.confirm(question, err=True):
+            say(f"Uploaded to {upload(to.expanduser(), to_hub, private=not public)}", error=True)
+        else:
+            say("Nothing was uploaded.", error=True)
     if json:
         print_json(asdict(written))
         return
@@ -60,3 +79,8 @@ def export(
     if found.quantisation == "nf4":
         note("It was trained beside weights in NF4; beside the unrounded ones here it answers otherwise: eval it.")
     say(f"What it is and how to load it: {to / 'README.md'}")
+
+
+def nobody_to_ask() -> bool:
+    """Whether no person is at the other end."""
+    return not sys.stdin.isatty()

@@ -50,6 +50,7 @@ CODE = "code:"
 
 LOADED: Mapping[str, str] = {
     "hf": "is downloaded from a hub of datasets",
+    "verifiers": "is an environment of verifiers, which is imported, and judges what peers write in a jail",
     "reasoning-gym": "makes its rows with reasoning-gym, whose scorers evaluate what peers write, in a jail",
 }
 """What a task does of which the name begins so, with a colon after it; only a node's owner may agree to that."""

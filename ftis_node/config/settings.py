@@ -257,6 +257,12 @@ class Settings(BaseModel):
     self_report: Literal["private", "always", "never"] = "private"
     """Tell the swarm once a minute what observers show: the node's name, model, pass@1, groups, traffic and from whom
     it learned. private: in private runs only."""
+    track: Annotated[
+        Literal["none", "trackio", "wandb", "tensorboard"],
+        Flag("Draw curves with trackio, wandb or tensorboard, offline, in HOME/track."),
+    ] = "none"
+    """Draw curves with trackio, wandb or tensorboard, in the home's folder `track`; docs/metrics.md lists the
+    figures."""
     page: bool = True
     """Whether the node serves a page about itself and its metrics."""
     http_host: str = "127.0.0.1"

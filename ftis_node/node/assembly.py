@@ -18,6 +18,7 @@ from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
+from ftis_node.observe.tracking import Tracker
 from ftis_node.policy.names import lasting
 from ftis_node.store.checkpoints import KEPT, labelled
 from ftis_node.store.home import Home
@@ -121,7 +122,9 @@ def furnish(
     quota = quotas(settings, facts.checkpoint_bytes)
     store = PacketStore(home.store, run.id, quota.packets)
     store.skip_round()
-    metrics = MetricsLog(home.metrics, quota.older_metrics)
+    name = f"{Path(settings.model).name}-{run.id.hex()[:8]}"
+    tracker = Tracker(settings.track, home.track / settings.track, name) if settings.track != "none" else None
+    metrics = MetricsLog(home.metrics, quota.older_metrics, tracker=tracker)
     model = labelled(lasting(settings.model), facts.kind)
     standing = Standing(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)

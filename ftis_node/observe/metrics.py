@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ftis_node.observe.parts import PART_BYTES, compress, drop_oldest, end_of_parts, every_line, set_aside
+from ftis_node.observe.tracking import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -19,15 +20,19 @@ logger = logging.getLogger(__name__)
 class MetricsLog:
     """Appends events to a JSON-lines file; each has a wall-clock `time` (seconds) and an `event`."""
 
-    def __init__(self, path: Path, older_bytes: int | None = None, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self, path: Path, older_bytes: int | None = None, part_bytes: int = PART_BYTES, tracker: Tracker | None = None
+    ) -> None:
         """
         Args:
             older_bytes: what older parts may take, compressed; the oldest go first. None: all is in one file.
             part_bytes: of the present file, before it becomes an older part.
+            tracker: is told of each event, and closed with the log.
         """
         self._path = path
         self._older_bytes = older_bytes
         self._part_bytes = part_bytes
+        self._tracker = tracker
         self._tidying = threading.Thread()
         self._file = self._open()
         if older_bytes is not None:
@@ -39,10 +44,14 @@ class MetricsLog:
             self._begin_part()
         self._file.write(json.dumps({"time": time.time(), "event": event, **facts}).encode() + b"\n")
         self._file.flush()
+        if self._tracker is not None:
+            self._tracker.take(event, facts)
 
     def close(self) -> None:
         """Also waits until the older parts are compressed."""
         self._file.close()
+        if self._tracker is not None:
+            self._tracker.close()
         if self._tidying.ident is not None:
             self._tidying.join()
             self._tidy_now()

@@ -12,6 +12,7 @@ from pathlib import Path
 from ftis_node.config.run import RunFile
 from ftis_node.errors import UserError
 from ftis_node.node.options import check_foreseen, check_run, known_run
+from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.finding import noted
@@ -48,8 +49,9 @@ def refuse_run(case: Case, found: RunFile, *, ours: bool) -> None:
 
 
 def settings(case: Case) -> None:
-    """The settings, and the name of the model."""
+    """The settings, the name of the model, and the library of a tracker."""
     resolve(case.settings.model)
+    refuse_untracked(case.settings.track)
 
 
 def data(case: Case) -> None:

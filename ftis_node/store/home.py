@@ -48,6 +48,7 @@ class Home:
         self.store = path / "store.sqlite"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
+        self.track = path / "track"
         self.log = path / "node.log"
         self.run_file = path / "run.toml"
         self.plan = path / "plan.json"

@@ -14,13 +14,13 @@ from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tasks.download import sha256_of
 from ftis_node.tasks.gsm8k import TRAIN, check_gsm8k, gsm8k_to_be_tested, load_gsm8k, to_be_downloaded
-from ftis_node.tasks.gym import GYM, GymJudge, check_gym, gym_rule, load_gym
 from ftis_node.tasks.hub import HF, load_hub, parse, to_be_had, with_columns
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.judge import Judge, Rule, refuse_unjailed
 from ftis_node.tasks.math500 import load_math500
 from ftis_node.tasks.mathematics import score_mathematics
 from ftis_node.tasks.own import Guarded, check_module, load_own, make_task, names_code
+from ftis_node.tasks.packaged import PackageJudge, check_packaged, load_packaged, package_of, rule_of
 from ftis_node.tasks.rewards import (
     JUDGED_RULES,
     PURE_RULES,
@@ -101,9 +101,9 @@ def _named(name: str, data: Path | None, eval_data: Path | None, *, code: bool) 
             "The task math500 is a test: it has nothing to train on, and its verdicts cannot be shared by a run.",
             "Train on another task, for example gsm8k, and use: ftis-node eval --task math500.",
         )
-    if names_code(name) or name.startswith(GYM):
+    if names_code(name) or package_of(name):
         _refuse_files(name, data, eval_data)
-        return load_gym(name) if name.startswith(GYM) else load_own(name, code=code)
+        return load_packaged(name) if package_of(name) else load_own(name, code=code)
     raise UsageError(
         f"There is no task {name!r}.",
         f"{did_you_mean(name, [*_ARITHMETIC, 'gsm8k'])}"
@@ -141,8 +141,8 @@ def check_files(
         refuse_unjailed(reward)
     if name.startswith(HF) and data is None and eval_data is None:
         return load_hub(name, reward or "integer") if to_be_had(name) is None else None
-    if name.startswith(GYM) and data is None and eval_data is None:
-        return check_gym(name)
+    if package_of(name) and data is None and eval_data is None:
+        return check_packaged(name)
     if names_code(name) and data is None and eval_data is None and code:
         check_module(name)
         return None
@@ -170,7 +170,8 @@ def foreseen(name: str, *, data: Path | None = None, reward: str | None = None) 
     if name in _ARITHMETIC:
         task = arithmetic(_ARITHMETIC[name])
         return task.data, task.reward
-    return None, gym_rule() if name.startswith(GYM) else None
+    package = package_of(name)
+    return None, rule_of(package) if package is not None else None
 
 
 def load_evaluation(name: str, *, data: Path | None = None, reward: str | None = None, code: bool = False) -> Task:
@@ -180,7 +181,7 @@ def load_evaluation(name: str, *, data: Path | None = None, reward: str | None =
     downloaded once. A `.jsonl` file gives the tenth that training on it leaves out. `reward` and `code` as for
     `load_task`. Raises UsageError for an unknown name and for unusable files.
     """
-    if name in _ARITHMETIC or names_code(name) or name.startswith(GYM):
+    if name in _ARITHMETIC or names_code(name) or package_of(name):
         return replace(load_task(name, data=data, reward=reward, code=code), train=())
     if name.startswith(HF):
         _refuse_files(name, data, None)
@@ -206,7 +207,7 @@ def scoring(rule: str, own: Scorer | None = None) -> Iterator[Scorer]:
     answer and ends with the context. Raises UsageError for a rule that is none, or that needs what is not installed.
     """
     if own is not None:
-        if isinstance(own, Guarded | GymJudge):
+        if isinstance(own, Guarded | PackageJudge):
             with own.another() as scorer:
                 yield scorer
         else:
@@ -242,7 +243,7 @@ def begin_group(scorer: Scorer) -> None:
     """
     if isinstance(scorer, _Judged):
         scorer.judge.begin()
-    elif isinstance(scorer, Guarded | GymJudge):
+    elif isinstance(scorer, Guarded | PackageJudge):
         scorer.begin()
 
 

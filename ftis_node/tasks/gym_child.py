@@ -7,35 +7,15 @@ judge: there each answer gets a fork of its own, locked in by `jail`, in which o
 
 from __future__ import annotations
 
-import dis
 import json
 import os
 import sys
 from collections.abc import Callable
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 TRAINING_ROWS, HELD_OUT_ROWS = 1000, 100
 TRAINING_SEED, HELD_OUT_SEED = 1, 1 << 20  # far apart: row n of a seed is row 0 of seed + n
-_REPLY_BYTES = 64
-
-# What a peer's expression may do. No attribute, no function of its own, no assignment, no import: whoever could do
-# these could write a verdict of his own.
-_STEPS = frozenset(
-    """
-    RESUME PUSH_NULL LOAD_CONST LOAD_NAME LOAD_GLOBAL RETURN_VALUE RETURN_CONST PRECALL CALL CALL_KW KW_NAMES POP_TOP
-    NOP BINARY_OP BINARY_SUBSCR BINARY_SLICE BUILD_SLICE UNARY_NEGATIVE UNARY_POSITIVE UNARY_NOT UNARY_INVERT TO_BOOL
-    CACHE COMPARE_OP CONTAINS_OP IS_OP BUILD_LIST BUILD_TUPLE BUILD_SET BUILD_MAP BUILD_STRING BUILD_CONST_KEY_MAP
-    LIST_EXTEND SET_UPDATE LIST_TO_TUPLE COPY SWAP EXTENDED_ARG LOAD_SMALL_INT LOAD_COMMON_CONSTANT CALL_INTRINSIC_1
-    POP_JUMP_FORWARD_IF_FALSE POP_JUMP_FORWARD_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_TRUE JUMP_IF_FALSE_OR_POP
-    JUMP_IF_TRUE_OR_POP JUMP_FORWARD NOT_TAKEN
-    """.split()  # noqa: SIM905
-)
-_BUILTINS = frozenset(
-    """
-    abs bool complex dict float frozenset int len list max min pow range round set str sum tuple
-    """.split()  # noqa: SIM905
-)
 
 
 def rows(spec: str, seed: int, size: int) -> list[tuple[str, str]]:
@@ -121,41 +101,9 @@ def judge(jail: ModuleType, seconds: float) -> Callable[[str, str, bool], float]
         if (name, level) not in warm:  # what it imports and builds at first use, out of the jail and of its time
             dataset.score_answer(right, entry)
             warm.add((name, level))
-        ours, theirs = os.pipe()
-        pid = jail.locked_in(lambda: _score(dataset, entry, answer, theirs), {theirs}, seconds)
-        os.close(theirs)
-        told = os.read(ours, _REPLY_BYTES) if jail.ended_well(pid) else b""
-        os.close(ours)
-        try:
-            return min(1.0, max(0.0, float(told)))
-        except ValueError:
-            return 0.0
+        return float(jail.worth(lambda: dataset.score_answer(answer, entry), seconds))
 
     return worth
-
-
-def _score(dataset: Any, entry: dict[str, Any], answer: str, end: int) -> None:
-    sys.addaudithook(_only_harmless)
-    os.write(end, repr(float(dataset.score_answer(answer, entry))).encode())
-
-
-def _only_harmless(event: str, arguments: tuple[Any, ...]) -> None:
-    """End the process before it runs code that was made of a text, unless it is an expression as answers have them."""
-    if event == "exec" and isinstance(code := arguments[0], CodeType) and not _harmless(code):
-        os._exit(1)
-
-
-def _harmless(code: CodeType) -> bool:
-    if not code.co_filename.startswith("<") or code.co_filename.startswith("<frozen "):
-        return True  # a module of the package's
-    if code.co_names == ("sympy",) and code.co_consts == (0, ("*",), None):
-        return True  # `from sympy import *`, which sympy runs before it parses
-    if any(isinstance(constant, CodeType) for constant in code.co_consts):
-        return False
-    known = set(dir(__builtins__)) if not isinstance(__builtins__, dict) else set(__builtins__)
-    if any(name.startswith("_") or (name in known and name not in _BUILTINS) for name in code.co_names):
-        return False
-    return all(step.opname in _STEPS for step in dis.get_instructions(code))
 
 
 def _main(what: str, spec: str) -> dict[str, object]:

@@ -22,18 +22,19 @@ from ftis_node.host.quiet import QUIET
 from ftis_node.tasks.asked import Asked
 from ftis_node.tasks.rewards import TEXT_CHARACTERS
 
-SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0, "reasoning-gym": 3.0}
+SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0, "reasoning-gym": 3.0, "verifiers": 5.0}
 MEMORY_BYTES = 1 << 30
+_LARGER: Mapping[str, int] = {"verifiers": 4 << 30}  # bytes of address space; it imports much
 ANSWER_CHARACTERS = 300  # of mathematics; the longest gold of MATH-500 has 53
 _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTERS, "tests": TEXT_CHARACTERS}
-Rule = Literal["math", "regex", "tests", "reasoning-gym"]
+Rule = Literal["math", "regex", "tests", "reasoning-gym", "verifiers"]
 
 _JAIL = Path(__file__).with_name("jail.py")
 # The rest of the environment, tokens and passwords with it, is none of its business.
 KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 
-JAILED = ("tests", "reasoning-gym")
+JAILED = ("tests", "reasoning-gym", "verifiers")
 """What runs code that peers write, and only in a jail."""
 
 
@@ -53,11 +54,14 @@ def _unjailed(rule: str) -> UsageError:
 class Judge(Asked):
     """Tells whether answers are right."""
 
-    def __init__(self, rule: Rule = "math", *, seconds: float | None = None, memory: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, rule: Rule = "math", task: str = "", *, seconds: float | None = None, memory: int | None = None
+    ) -> None:
         """
         Args:
+            task: of a package, whose scorers judge.
             seconds: of wall time that an answer may take; by default those of `SECONDS`.
-            memory: bytes of address space of the process.
+            memory: bytes of address space of the process; by default 1 GiB, or what the rule needs.
 
         Raises:
             UsageError: math-verify is not installed.
@@ -67,11 +71,12 @@ class Judge(Asked):
                 "Judging mathematics needs math-verify, which is not installed.", "Run: pip install 'ftis-node[math]'"
             )
         self._kind: Rule = rule
-        super().__init__(rule, SECONDS[rule] if seconds is None else seconds, memory=memory)
+        memory = memory or _LARGER.get(rule, MEMORY_BYTES)
+        super().__init__(task or rule, SECONDS[rule] if seconds is None else seconds, memory=memory)
 
     def another(self) -> Self:
         """Make one for another thread."""
-        return type(self)(self._kind, seconds=self._seconds, memory=self._memory)
+        return type(self)(self._kind, self._rule, seconds=self._seconds, memory=self._memory)
 
     def same(self, gold: str, answer: str, *, loose: bool = False) -> bool:
         """Whether `answer` is worth what `gold`, an expression in LaTeX, is, matches the regular expression `gold`, or
@@ -86,14 +91,14 @@ class Judge(Asked):
         Raises:
             UserError: the process cannot be started.
         """
-        return len(answer) <= _LONGEST[self._rule] and self._ask(gold, answer, loose) is True
+        return len(answer) <= _LONGEST[self._kind] and self._ask(gold, answer, loose) is True
 
     def _did_not_start(self) -> UserError:
         if self._kind in JAILED:
             return _unjailed(self._kind)
-        library = {"math": "math_verify", "regex": "re"}[self._rule]
+        library = {"math": "math_verify", "regex": "re"}[self._kind]
         return UserError(
-            f"The process that judges answers by the rule {self._rule} did not start.",
+            f"The process that judges answers by the rule {self._kind} did not start.",
             f"Try whether Python can `import {library}`, within {self._memory >> 20} MiB of memory.",
         )
 

@@ -33,7 +33,7 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
 
     Args:
         memory: bytes of address space, for imports and answers together; 0: neither memory nor files are limited.
-        rule: `math`, `regex`, `tests`, or the name of a person's task with a reward function.
+        rule: `math`, `regex`, `tests`, or the name of a task of a package, or of a person's with a reward function.
     """
     connection = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -43,13 +43,15 @@ def main(parent: int, seconds: float, memory: int, rule: str) -> None:
     # The kernel ends this process at the alarm whatever Python is busy with, and even if nobody is left to kill it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    kind, _, task = rule.partition(":")
     known: dict[str, Callable[[], Callable[..., object]]] = {
         "math": lambda: _in_a_fork(_load(), seconds),
         "regex": lambda: _in_a_fork(_matches, seconds),
         "tests": lambda: _examiner(seconds),
         "reasoning-gym": lambda: _beside("gym_child").judge(_locked(), 0.8 * seconds),
+        "verifiers": lambda: _beside("verifiers_child").judge(_locked(), 0.8 * seconds, task),
     }
-    verdict = known[rule]() if rule in known else _own(rule)
+    verdict = known[kind]() if kind in known else _own(rule)
     if memory:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     connection.sendall(b"R")

@@ -38,6 +38,9 @@ ARITHMETIC_TEXT = TextCaps(prompt_bytes=16, completion_bytes=64, completion_toke
 PLAIN = "{question}"
 """The question is the prompt."""
 
+ASKED = "{question}\n"
+"""The question is a message, which an instruct model is asked in a chat."""
+
 REASONING = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant "
     "first thinks about the reasoning process and then gives the answer. The reasoning process is enclosed in <think> "

@@ -548,19 +548,51 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "tasks/judge.py": ("What … judges is run, and nothing can lock it in here.",),
     },
     "test_gym.py::test_a_name_that_is_none_is_refused_before_rows_are_made": {
-        "tasks/gym.py": ("reasoning-gym ….",),
+        "tasks/packaged.py": ("… ….",),
     },
     "test_gym.py::test_without_the_package_the_extra_is_named": {
-        "tasks/gym.py": ("The task is of reasoning-gym, which is not installed.",),
+        "tasks/packaged.py": ("The task is of …, which is not installed.",),
     },
     "test_gym.py::test_rows_that_take_too_long_or_fail_are_told": {
-        "tasks/gym.py": ("The rows of …… are not made within … s.", "reasoning-gym failed"),
+        "tasks/packaged.py": ("The rows of …:… are not made within … s.", "… failed"),
     },
     "test_gym.py::test_a_task_of_one_row_has_nothing_to_hold_out": {
-        "tasks/gym.py": ("The task … has no questions beside those to train on.",),
+        "tasks/packaged.py": ("The task … has no questions beside those to train on.",),
     },
     "test_gym.py::test_a_strangers_run_makes_nobody_run_scorers": {
         "config/run.py": ("The run's task is …, which ….",),
+    },
+    "test_export.py::test_nothing_is_uploaded_without_a_yes": {
+        "cli/export.py": ("--public and --yes are for --to-hub.", "Nobody can be asked whether to upload."),
+    },
+    "test_export.py::test_a_failed_upload_leaves_the_folder_and_says_how_to_go_on": {
+        "export/upload.py": ("… was written, but not uploaded to …: …",),
+    },
+    "test_tracking.py::test_a_library_that_is_missing_is_named_before_anything_starts": {
+        "observe/tracking.py": ("The tracker … is not installed.",),
+    },
+    "test_hub_tasks.py::test_columns_have_options_and_are_part_of_the_name": {
+        "tasks/hub.py": ("--question and --answer name columns",),
+    },
+    "test_hub_tasks.py::test_what_cannot_be_used_is_told": {
+        "tasks/hub.py": (
+            "… names no dataset of a hub.",
+            "… has … of the name ….",
+            "The dataset … ….",
+            "…:… has no column ….",
+            "Line … of … of … is no JSON object.",
+            "… of … cannot be read: ….",
+            "… has no rows with a text in ….",
+        ),
+    },
+    "test_hub_tasks.py::test_what_is_too_large_is_refused_before_it_is_downloaded": {
+        "tasks/hub.py": ("The files of … have", "… has …, and the disk has … left.", "… has more than … rows."),
+    },
+    "test_hub_tasks.py::test_rows_without_an_answer_under_the_rule_are_left_out_if_they_are_few": {
+        "tasks/hub.py": ("Of the … rows of …",),
+    },
+    "test_hub_tasks.py::test_without_a_hub_or_pyarrow_it_says_so": {
+        "tasks/hub.py": ("… is in Parquet, which needs pyarrow.",),
     },
     "test_config.py::test_a_new_run_for_models_of_any_tokenizer": {
         "cli/run.py": ("--any-tokenizer and --model contradict one another.",),

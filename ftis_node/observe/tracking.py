@@ -1,0 +1,130 @@
+"""Curves for the trackers that people already watch: Trackio, Weights & Biases, TensorBoard.
+
+The tracker's library runs in a child process, which gets numbers through a pipe and nothing else: no settings, no
+arguments, no text of completions, and of the environment the tracker's own variables alone. A child that hangs or dies
+costs the node nothing but the curves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from ftis_node.errors import UsageError
+from ftis_node.host.quiet import QUIET
+
+Tracked = Literal["none", "trackio", "wandb", "tensorboard"]
+
+CLOSING_SECONDS = 20.0
+_CHILD = Path(__file__).with_name("tracking_child.py")
+_KEPT = ("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "HTTPS_PROXY", "HF_TOKEN")
+_OWN = ("WANDB_", "TRACKIO_")  # prefixes of a tracker's own variables
+
+# Of a step: the name that TRL gives a figure, if it has one, and where the figure is in the event.
+STEP: Mapping[str, tuple[str, ...]] = {
+    "loss": ("loss",),
+    "grad_norm": ("gradient_norm",),
+    "reward": ("own_reward",),
+    "step_time": ("seconds", "total"),
+    "entropy": ("diagnostics", "overall", "entropy"),
+    "clip_ratio/region_mean": ("diagnostics", "overall", "clipped"),
+    "sampling/importance_sampling_ratio/max": ("diagnostics", "overall", "ratio_max"),
+    "swarm/peers": ("peers",),
+    "swarm/own_groups": ("own_groups",),
+    "swarm/foreign_groups": ("foreign_groups",),
+    "swarm/foreign_reward": ("foreign_reward",),
+    "swarm/foreign_age": ("foreign_age",),
+    "swarm/foreign_loss_share": ("diagnostics", "foreign", "loss_share"),
+    "swarm/filtered_fraction": ("diagnostics", "overall", "filtered_fraction"),
+    "swarm/truncated": ("diagnostics", "overall", "truncated"),
+    "swarm/ess": ("diagnostics", "overall", "ess"),
+    "swarm/bytes_in": ("bytes_in",),
+    "swarm/bytes_out": ("bytes_out",),
+    "num_tokens": ("tokens",),
+}
+EVALUATION: Mapping[str, tuple[str, ...]] = {
+    "eval/pass_at_1": ("pass_at_1",),
+    "eval/pass_at_1_low": ("low",),
+    "eval/pass_at_1_high": ("high",),
+    "eval/formatted": ("formatted",),
+    "eval/lenient": ("lenient",),
+    "eval/completions/mean_length": ("mean_tokens",),
+}
+
+logger = logging.getLogger(__name__)
+
+
+def refuse_untracked(kind: Tracked) -> None:
+    """Raise UsageError if the tracker's library is not installed."""
+    if kind != "none" and importlib.util.find_spec(kind) is None:
+        raise UsageError(f"The tracker {kind} is not installed.", f"Run: pip install 'ftis-node[{kind}]'")
+
+
+def figures(event: str, facts: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of an event by the names that trackers show; none for events that they do not."""
+    found = {}
+    for name, path in {"step": STEP, "evaluation": EVALUATION}.get(event, {}).items():
+        value: Any = facts
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = float(value)
+    return found
+
+
+class Tracker:
+    """A child process that draws curves. Writing to it never waits."""
+
+    def __init__(self, kind: Tracked, folder: Path, name: str) -> None:
+        """
+        Args:
+            folder: for what the tracker keeps; name: of the curves.
+        """
+        self._kind = kind
+        self._told = False
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {key: value for key, value in os.environ.items() if key in _KEPT or key.startswith(_OWN)}
+        with (folder / "output.log").open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD), kind, name],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                env=environment | dict(QUIET),
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    def take(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Pass the figures of an event on, or drop them if the child does not read."""
+        if not (found := figures(event, facts)):
+            return
+        line = json.dumps({"step": facts["step"], "figures": found}).encode() + b"\n"
+        try:
+            assert self._process.stdin is not None
+            os.write(self._process.stdin.fileno(), line)  # shorter than a pipe's unit: whole or not at all
+        except OSError as error:
+            if not self._told:
+                logger.warning("%s takes no figures (%s); see output.log in its folder.", self._kind, error)
+            self._told = True
+
+    def close(self) -> None:
+        """Let the child write what it has, and end it."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,176 @@
+"""Tasks of packages whose scorers judge what peers write: reasoning-gym (arXiv 2505.24760) and verifiers.
+
+`reasoning-gym:NAME[@LEVEL][*WEIGHT],…` and `verifiers:NAME`. A package is imported by processes of its own only, one
+that makes the rows and one for each thread that judges, whose forks are in the jail. The run has the task's name, the
+sha256 of the rows, and the package's version as its rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftis_node.errors import UsageError
+from ftis_node.host.quiet import QUIET
+from ftis_node.tasks.download import cache_dir, put_there
+from ftis_node.tasks.jsonl import split
+from ftis_node.tasks.judge import KEPT, Judge, refuse_unjailed
+from ftis_node.tasks.judge import Rule as Kind
+from ftis_node.tasks.rewards import Score, score_text
+from ftis_node.tasks.task import ANSWERED, ASKED, Example, Task, TextCaps
+
+_ROWS_SECONDS, _CHECK_SECONDS = 600.0, 60.0
+_PROMPT_TOKENS, _COMPLETION_TOKENS = (128, 4096), 512
+_CHAT_TOKENS = 64
+_LEAST = 0.1  # what is worth less is worth nothing: many scorers give a hundredth for having tried
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Package:
+    """child: the file that makes rows and judges. template: for the questions. whole: scorers see the completion, tags
+    and all, rather than the answer in it. form: of a task's name, after the colon."""
+
+    name: Kind
+    child: Path
+    template: str
+    whole: bool
+    form: str
+
+
+_HERE = Path(__file__).parent
+PACKAGES: Mapping[str, Package] = {
+    "reasoning-gym": Package(
+        "reasoning-gym",
+        _HERE / "gym_child.py",
+        ANSWERED,
+        whole=False,
+        form="NAME[@LEVEL][*WEIGHT], with commas between",
+    ),
+    "verifiers": Package(
+        "verifiers", _HERE / "verifiers_child.py", ASKED, whole=True, form="NAME, of an environment that is installed"
+    ),
+}
+
+
+def package_of(name: str) -> Package | None:
+    """The package that a task's name begins with, a colon after it."""
+    package, colon, _ = name.partition(":")
+    return PACKAGES.get(package) if colon else None
+
+
+class PackageJudge(Judge):
+    """The scorers of a package. One thread at a time may use it."""
+
+    def __call__(self, text: str, answer: str) -> Score:
+        """What the package's scorer gives for a completion; `answer` is the gold that the package's child made."""
+        if not PACKAGES[self._kind].whole:
+            return score_text(lambda given: self._worth(answer, given), text)
+        reward = self._worth(answer, text)
+        return Score(reward, formatted=True, lenient=reward >= 1)
+
+    def _worth(self, gold: str, given: str) -> float:
+        worth = self._ask(gold, given, False)
+        return worth if isinstance(worth, float) and _LEAST <= worth <= 1 else 0.0
+
+
+def load_packaged(name: str) -> Task:
+    """The task of that name, from the cache or made anew.
+
+    Raises:
+        UsageError: the package is not installed, has no such task, or one that cannot be trained on.
+    """
+    package, spec, version = _parts(name)
+    path = _cached(package, spec, version)
+    try:
+        made = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        logger.info("Making the rows of %s; some tasks take minutes for that.", name)
+        made = _ask(package, "rows", spec, _ROWS_SECONDS)
+        put_there(path, json.dumps(made).encode())
+    train = tuple(Example(*row) for row in made["train"])
+    if "held_out" in made:
+        asked = {row.question for row in train}
+        held_out = tuple(row for row in (Example(*row) for row in made["held_out"]) if row.question not in asked)
+    else:
+        train, held_out = split(name, train)
+    if not held_out:
+        raise UsageError(f"The task {name} has no questions beside those to train on.", "Add another of its tasks.")
+    pinned = [made.get("source", ""), [[row.question, row.answer] for row in train]]
+    longest = max(len(row.question) for row in (*train, *held_out)) + len(package.template)
+    prompt_tokens = min(max(longest // 2 + _CHAT_TOKENS, _PROMPT_TOKENS[0]), _PROMPT_TOKENS[1])
+    return Task(
+        name=name,
+        train=train,
+        held_out=held_out,
+        data=hashlib.sha256(json.dumps(pinned, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest(),
+        template=package.template,
+        reward=f"{package.name}:{version}",
+        completion_tokens=_COMPLETION_TOKENS,
+        prompt_tokens=prompt_tokens,
+        text=TextCaps.beside(prompt_tokens, _COMPLETION_TOKENS),
+        scorer=PackageJudge(package.name, name),
+    )
+
+
+def check_packaged(name: str) -> Task | None:
+    """Refuse what `load_packaged` would, within seconds; the task, if its rows are in the cache."""
+    package, spec, version = _parts(name)
+    _ask(package, "check", spec, _CHECK_SECONDS)
+    refuse_unjailed(package.name)
+    return load_packaged(name) if _cached(package, spec, version).exists() else None
+
+
+def rule_of(package: Package) -> str | None:
+    """The rule of these tasks here; None where the package is not installed."""
+    try:
+        return f"{package.name}:{importlib.metadata.version(package.name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _parts(name: str) -> tuple[Package, str, str]:
+    """The package, the name in it, and its version. Raises UsageError."""
+    head, _, spec = name.partition(":")
+    package = PACKAGES[head]
+    if (rule := rule_of(package)) is None:
+        raise UsageError(
+            f"The task is of {package.name}, which is not installed.", f"Run: pip install 'ftis-node[{package.name}]'"
+        )
+    return package, spec, rule.partition(":")[2]
+
+
+def _cached(package: Package, spec: str, version: str) -> Path:
+    digest = hashlib.sha256(f"{version} {spec} {package.child.read_text()}".encode()).hexdigest()
+    return cache_dir() / package.name / f"{digest[:32]}.json"
+
+
+def _ask(package: Package, what: str, spec: str, seconds: float) -> Any:
+    """What the child prints. Raises UsageError."""
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ} | {"PYTHONHASHSEED": "0", **QUIET}
+    command = [sys.executable, "-P", str(package.child), what, spec]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, cwd="/")
+        told = json.loads(ended.stdout)
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"The rows of {package.name}:{spec} are not made within {seconds:.0f} s.", "Choose another task."
+        ) from None
+    except ValueError:
+        raise UsageError(
+            f"{package.name} failed: {ended.stderr.decode(errors='replace').strip().rpartition(chr(10))[2][:300]}",
+            f"Install it anew: pip install --force-reinstall 'ftis-node[{package.name}]'",
+        ) from None
+    if "refused" in told:
+        raise UsageError(f"{package.name} {told['refused']}.", f"Write {package.name}:{package.form}.")
+    return told

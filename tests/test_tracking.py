@@ -1,0 +1,126 @@
+"""Trackers get the listed figures and nothing else, and a tracker that fails costs the node nothing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftis_node.config.settings import Settings
+from ftis_node.errors import UsageError
+from ftis_node.observe import tracking
+from ftis_node.observe.metrics import MetricsLog, read_events
+from ftis_node.observe.tracking import EVALUATION, STEP, Tracked, Tracker, figures, refuse_untracked
+from tests.support.documented import PAGE
+
+FACTS = {
+    "step": 7,
+    "loss": 0.5,
+    "gradient_norm": 1.25,
+    "own_reward": None,
+    "seconds": {"total": 2},
+    "diagnostics": {"overall": {"entropy": 0.75, "clipped": float("nan")}, "sources": {"12D3KooW": 1}},
+    "skipped": "why",
+    "diverged": False,
+    "settings": {"model": "/home/me/secret"},
+}
+
+
+def test_figures_have_trls_names_and_only_numbers_count() -> None:
+    found = figures("step", FACTS)
+    assert found.pop("clip_ratio/region_mean") != found.get("loss")
+    assert found == {"loss": 0.5, "grad_norm": 1.25, "step_time": 2.0, "entropy": 0.75}
+    assert figures("evaluation", {"step": 7, "pass_at_1": 0.25, "needs": {}}) == {"eval/pass_at_1": 0.25}
+    assert figures("started", FACTS) == {}
+
+
+def test_every_figure_is_documented() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert not [name for name in (*STEP, *EVALUATION) if f"`{name}`" not in text]
+
+
+def child(path: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = path / "child.py"
+    script.write_text(body)
+    monkeypatch.setattr(tracking, "_CHILD", script)
+
+
+def test_a_child_gets_numbers_and_its_own_variables_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child(tmp_path, "import os, sys; print(sys.argv[1:], sorted(os.environ), sys.stdin.read())", monkeypatch)
+    monkeypatch.setenv("AWS_SECRET", "x")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = Tracker("wandb", tmp_path / "track", "mine")
+    log = MetricsLog(tmp_path / "metrics.jsonl", tracker=tracker)
+    log.write("started", **FACTS)
+    log.write("step", **FACTS)
+    log.close()
+    said = (tmp_path / "track" / "output.log").read_text()
+    assert "['wandb', 'mine']" in said and "'WANDB_MODE'" in said
+    assert "AWS_SECRET" not in said and "secret" not in said and said.count('"step": 7') == 1
+    assert len(read_events(tmp_path / "metrics.jsonl", "started", "step")) == 2
+
+
+@pytest.mark.parametrize("body", ["raise SystemExit(3)", "import time; time.sleep(600)"])
+def test_a_tracker_that_dies_or_hangs_holds_nothing_up(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "CLOSING_SECONDS", 0.5)
+    child(tmp_path, body, monkeypatch)
+    tracker = Tracker("trackio", tmp_path / "track", "mine")
+    if "Exit" in body:
+        tracker._process.wait()
+    for _ in range(2000):  # more than a pipe holds
+        tracker.take("step", FACTS)
+    tracker.close()
+    assert caplog.text.count("takes no figures") == 1
+    assert tracker._process.returncode is not None
+
+
+def test_a_library_that_is_missing_is_named_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="trackio is not installed"):
+        refuse_untracked("trackio")
+    refuse_untracked("none")
+    assert Settings().track == "none"
+
+
+@pytest.fixture(scope="module", params=["tensorboard", "wandb", "trackio"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tracked, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), request.param]
+    ended = subprocess.run(pip, capture_output=True, text=True)
+    if ended.returncode:
+        pytest.skip(f"{request.param} cannot be installed: {ended.stderr[-200:]}")
+    return request.param, folder
+
+
+@pytest.mark.slow
+def test_the_real_trackers_keep_the_figures_and_tell_nothing_else(
+    installed: tuple[Tracked, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, folder = installed
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder)])))
+    monkeypatch.setenv("FTIS_TEST_SECRET", "s3cr3t")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for turn in range(2):  # a node that is started again
+        tracker = Tracker(kind, tmp_path / "track", "mine-0123abcd")
+        for step in range(3 * turn, 3 * turn + 3):
+            tracker.take("step", FACTS | {"step": step})
+        tracker.close()
+        assert tracker._process.returncode == 0, (tmp_path / "track" / "output.log").read_text()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    content = b"".join(path.read_bytes() for path in files if path.name != "output.log")
+    for private in (b"s3cr3t", b"FTIS_TEST", sys.executable.encode()):
+        assert private not in content
+    if kind == "trackio":
+        with sqlite3.connect(tmp_path / "track" / "ftis-node.db") as database:
+            steps = [row[0] for row in database.execute("select step from metrics order by step")]
+        assert steps == list(range(6))
+    elif kind == "wandb":
+        assert len([path for path in files if path.suffix == ".wandb"]) == 2 and b"grad_norm" in content
+        assert not [path for path in files if path.name in ("requirements.txt", "wandb-metadata.json")]
+    else:
+        assert len([path for path in files if "tfevents" in path.name]) == 2 and b"grad_norm" in content

@@ -1,0 +1,182 @@
+"""Environments of verifiers, with the package itself, installed beside the others: single turns, in the jail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftis_node.config.run import check_named
+from ftis_node.errors import UsageError
+from ftis_node.tasks import check_files, load_task, scoring
+from ftis_node.tasks.jail import can_lock_in
+from tests.support.daemons import Join
+from tests.support.learning import learn, pair
+from tests.support.swarm import make_run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not can_lock_in(), reason="nothing can lock scorers in here (landlock, seccomp, x86-64)"),
+]
+VERSION = "0.4.0"
+
+BEGIN = """
+import os
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    gold: str = ""
+"""
+END = """
+class Many(vf.Taskset[One]):
+    def load(self):
+        for n in range(100):
+            gold = "3" if n % 10 < 7 else str(n % 10)
+            data = Data(prompt=f"Say a digit, the best for {n}.", system_prompt="Be brief.", gold=gold)
+            yield One(data, self.config.task)
+
+__all__ = ["Many"]
+"""
+DIGITS = """
+class One(vf.Task[Data]):
+    @vf.reward(weight=0.8)
+    async def right(self, task, trace) -> float:
+        return float(trace.last_reply.endswith(f"<answer>{task.gold}</answer>"))
+
+    @vf.reward(weight=0.2)
+    def tagged(self, trace) -> float:
+        return float("<answer>" in trace.last_reply)
+"""
+TRUSTING = """
+class One(vf.Task[Data]):
+    @vf.reward
+    def evaluated(self, task, trace) -> float:
+        return float(str(eval(trace.last_reply)) == task.gold)
+"""
+WAITING = """
+import asyncio
+class One(vf.Task[Data]):
+    @vf.reward
+    async def later(self, trace) -> float:
+        await asyncio.sleep(1)
+        return 1.0
+"""
+BOXED = """
+class One(vf.Task[Data]):
+    @vf.reward
+    async def boxed(self, trace, runtime) -> float:
+        return 1.0
+"""
+UNREWARDED = "class One(vf.Task[Data]):\n    pass\n"
+CONTAINED = """
+class One(vf.Task[Data]):
+    NEEDS_CONTAINER = True
+
+    @vf.reward
+    def r(self) -> float:
+        return 1.0
+"""
+TOOLED = """
+class One(vf.Task[Data]):
+    @vf.reward
+    def r(self) -> float:
+        return 1.0
+    @classmethod
+    def toolsets(cls, config):
+        return [object()]
+"""
+ENVIRONMENTS = {
+    "ftis_digits": DIGITS,
+    "ftis_trusting": TRUSTING,
+    "ftis_waiting": WAITING,
+    "ftis_boxed": BOXED,
+    "ftis_unrewarded": UNREWARDED,
+    "ftis_contained": CONTAINED,
+    "ftis_tooled": TOOLED,
+}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verifiers")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"verifiers=={VERSION}"]
+    ended = subprocess.run(pip, capture_output=True, text=True)
+    if ended.returncode:
+        pytest.skip(f"verifiers cannot be installed: {ended.stderr[-200:]}")
+    for name, body in ENVIRONMENTS.items():
+        (folder / f"{name}.py").write_text(BEGIN + body + END)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def beside(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(installed)])))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])  # for the version alone
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_an_environments_rewards_are_its_weighted_mean() -> None:
+    task = load_task("verifiers:ftis_digits")
+    assert task.reward == f"verifiers:{VERSION}" and len(task.train) + len(task.held_out) == 100
+    row = next(row for row in task.train if row.question == "Be brief.\n\nSay a digit, the best for 0.")
+    with scoring(task.reward, task.scorer) as scorer:
+        assert scorer("<answer>3</answer>", row.answer).reward == 1.0
+        assert scorer("<answer>4</answer>", row.answer).reward == pytest.approx(0.2)
+        assert scorer("3", row.answer).reward == 0.0
+        other = row.answer.replace(row.answer[-6:-2], "0000")
+        assert scorer("<answer>3</answer>", other).reward == 0.0, "a gold of another release"
+    assert check_files("verifiers:ftis_digits") == task
+
+
+def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path: Path) -> None:
+    task = load_task("verifiers:ftis_trusting")
+    row = next(row for row in task.train if row.question.endswith("for 0."))
+    path = tmp_path / "ran"
+    with scoring(task.reward, task.scorer) as scorer:
+        assert scorer("1 + 2", row.answer).reward == 1.0
+        for payload in (
+            f"open('{path}', 'w')",
+            f"__import__('os').system('touch {path}')",
+            f"os.system('touch {path}') or 3",
+            "[os.write(n, b'1.0') for n in range(64)] and 3",
+            "type('A', (), {'__str__': lambda _: '3'})()",
+            "(lambda: 3)()",
+        ):
+            assert scorer(payload, row.answer).reward == 0.0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("ftis_boxed", "needs a container"),
+        ("ftis_contained", "needs a container"),
+        ("ftis_tooled", "needs tools"),
+        ("ftis_unrewarded", "has no reward of a single trace"),
+        ("ftis_nowhere", "has no taskset"),
+    ],
+)
+def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name: str, what: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_files(f"verifiers:{name}")
+    assert what in refused.value.what
+
+
+def test_a_reward_that_waits_for_something_is_worth_nothing() -> None:
+    task = load_task("verifiers:ftis_waiting")
+    with scoring(task.reward, task.scorer) as scorer:
+        assert scorer("3", task.train[0].answer).reward == 0.0
+
+
+def test_a_strangers_run_imports_no_environment() -> None:
+    run = make_run(task="verifiers:ftis_digits", reward=f"verifiers:{VERSION}")
+    with pytest.raises(UsageError, match="environment of verifiers"):
+        check_named(run, task=None, reward=None, ours=False)
+
+
+def test_two_daemons_learn_from_each_other(tmp_path: Path, join: Join) -> None:
+    task = load_task("verifiers:ftis_digits")
+    learn(tmp_path, join, pair(tmp_path, task, "0123456789"), "--task", task.name)
