@@ -61,14 +61,16 @@ def running(hub: Hub) -> Iterator[Hub]:
                     return
                 hub.made[name] = bool(wanted.get("private"))
                 self._send(200, json.dumps({"url": f"{hub.address}/{name}", "name": name, "id": "1"}).encode())
+            elif self.path == "/api/validate-yaml":  # the card's
+                self._send(200, b'{"errors": [], "warnings": []}')
             elif "/preupload/" in self.path:
-                files = [{"path": one["path"], "uploadMode": "regular"} for one in json.loads(sent)["files"]]
+                files = [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(sent)["files"]]
                 self._send(200, json.dumps({"files": files}).encode())
             else:
                 for line in map(json.loads, sent.splitlines()):
                     if line["key"] == "file":
                         hub.uploaded[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                done = {"success": True, "commitOid": REVISION, "commitUrl": f"{hub.address}/commit/{REVISION}"}
+                done = {"success": True, "commitOid": REVISION, "commitUrl": f"{hub.address}/me/it/commit/{REVISION}"}
                 self._send(200, json.dumps(done).encode())
 
         def _body(self) -> bytes:
