@@ -59,12 +59,16 @@ def running(hub: Hub) -> Iterator[Hub]:
                 if "bearer" not in self.headers.get("authorization", "").lower():
                     self._send(401, b"{}")
                     return
-                hub.made[name] = bool(wanted.get("private"))
+                hub.made[name] = "private" in (
+                    wanted.get("visibility"),
+                    *(key for key in wanted if wanted[key] is True),
+                )
                 self._send(200, json.dumps({"url": f"{hub.address}/{name}", "name": name, "id": "1"}).encode())
             elif self.path == "/api/validate-yaml":  # the card's
                 self._send(200, b'{"errors": [], "warnings": []}')
             elif "/preupload/" in self.path:
-                files = [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(sent)["files"]]
+                how = {"uploadMode": "regular", "shouldIgnore": False}
+                files = [{"path": one["path"], **how} for one in json.loads(sent)["files"]]
                 self._send(200, json.dumps({"files": files}).encode())
             else:
                 for line in map(json.loads, sent.splitlines()):
