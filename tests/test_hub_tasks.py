@@ -111,8 +111,13 @@ def test_columns_have_options_and_are_part_of_the_name(offered: Hub) -> None:
 
 def test_a_home_goes_on_with_its_runs_revision(offered: Hub) -> None:
     assert as_in(FULL, "hf:ann/sums:main/train") == FULL
-    assert as_in(FULL, FULL) == FULL
-    for other in ("hf:ann/sums:main/test", f"hf:ann/sums:main/train@{'0' * 40}", "gsm8k"):
+    assert as_in(FULL, FULL) == as_in(FULL, "hf:ann/sums") == FULL
+    for other in (
+        "hf:ann/sums:main/test",
+        "hf:ann/sums:main/train,question,other",
+        f"hf:ann/sums:main/train@{'0' * 40}",
+        "gsm8k",
+    ):
         assert as_in(FULL, other) == other
     assert as_in("gsm8k", "hf:ann/sums") == "hf:ann/sums" and as_in(None, FULL) == FULL
     assert foreseen(FULL, reward="math") == (None, "math")

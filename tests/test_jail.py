@@ -16,6 +16,8 @@ from ftis_node.errors import UsageError
 from ftis_node.tasks import Scorer, code_in, load_task, scoring
 from ftis_node.tasks.jail import ALLOWED, can_lock_in, defined
 from ftis_node.tasks.judge import Judge
+from tests.support.daemons import Join
+from tests.support.learning import learn, pair
 
 pytestmark = pytest.mark.skipif(not can_lock_in(), reason="nothing can lock code in here (landlock, seccomp, x86-64)")
 
@@ -191,3 +193,18 @@ def test_rows_as_mbpp_has_them_are_a_task(tmp_path: Path) -> None:
         file.write_text(json.dumps({"question": "q", "answer": answer}))
         with pytest.raises(UsageError, match="line 1, has an answer that is not Python text with asserts"):
             load_task(str(file), reward="tests")
+
+
+@pytest.mark.slow
+def test_two_daemons_learn_from_each_others_code(tmp_path: Path, join: Join) -> None:
+    """Small models can only learn which of a few functions is asked for most often."""
+    rows = [
+        {"question": f"Write f(x) that adds a number. Case {n}.", "answer": [f"assert f({n}) == {n + added}"]}
+        for n in range(120)
+        for added in [3 if n % 10 < 6 else n % 10]
+    ]
+    path = tmp_path / "code.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = load_task(str(path), reward="tests")
+    models = pair(tmp_path, task, [f"f=lambda x:x+{added}" for added in range(1, 10)])
+    learn(tmp_path, join, models, "--task", str(path), "--reward", "tests")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -151,7 +152,11 @@ def test_a_rule_lasts_as_long_as_its_context() -> None:
 
 def judges() -> set[int]:
     """Processes of this one that judge, also for other tests."""
-    return {child.pid for child in psutil.Process().children() if "judge_child" in " ".join(child.cmdline())}
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found |= {child.pid} if "judge_child" in " ".join(child.cmdline()) else set()
+    return found
 
 
 def test_without_math_verify_a_person_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,21 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)""",
 }
 
 
-def card(checkpoint: Checkpoint, settings: Settings, history: History, *, base: str, kind: str, dtype: str) -> str:
+def card(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    history: History,
+    *,
+    base: str,
+    kind: str,
+    dtype: str,
+    chat: bool = False,
+) -> str:
     """Markdown.
 
     Args:
         settings: what the checkpoint was loaded with; base: the base model's public name; kind: full, merged, adapter.
+        chat: whether questions were messages of a chat.
     """
     task = history.run.task if history.run else checkpoint.task
     rows = dict(_rows(checkpoint, settings, history, base=base, kind=kind, dtype=dtype))
@@ -48,7 +58,7 @@ def card(checkpoint: Checkpoint, settings: Settings, history: History, *, base: 
         "| | |\n|---|---|\n" + "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items()),
         "## Loading it",
         _fenced(load, "python"),
-        *_prompt(history),
+        *_prompt(history, chat=chat),
         "## Licence",
         f"These weights are derived from {_cell(base)}: the licence of that model applies to them too. What its "
         "outputs, or the data of the task, were licensed under may add to that.",
@@ -147,10 +157,10 @@ def _settings(history: History, task: str, *, lora: bool) -> Iterator[tuple[str,
     )
 
 
-def _prompt(history: History) -> list[str]:
+def _prompt(history: History, *, chat: bool) -> list[str]:
     if history.run is None:
         return []
-    if history.run.chat:
+    if chat:
         form = _fenced(message_of(history.run.template, "{question}"))
         return ["The questions were put to it as messages of a user, in its chat template:", form]
     return ["The questions were put to it in this form:", _fenced(history.run.template)]

@@ -19,7 +19,7 @@ from ftis_node.export.history import History, history_of
 from ftis_node.policy.adapters import LoraConfig
 from ftis_node.policy.load import load_tokenizer, unloadable, where_to_look
 from ftis_node.policy.names import public_name, resolve
-from ftis_node.tokenizer.chat import end_ids
+from ftis_node.tokenizer.chat import Chat, end_ids
 from ftis_node.worker.packets import chat_in
 from ftis_node.worker.restore import Checkpoint, gone, load_trained
 
@@ -84,8 +84,10 @@ def export(
             dtype = _write_model(folder, checkpoint, settings, history, shard_bytes)
         tokenizer = load_tokenizer(settings.model)
         tokenizer.save_pretrained(folder)
-        _generation(settings, tokenizer, history).save_pretrained(folder)
-        text = card(checkpoint, settings, history, base=base, kind=kind, dtype=dtype)
+        run, asked = history.run, settings.model_copy(update=history.asked())
+        chat = chat_in(run, tokenizer, run.template, asked) if run is not None else None
+        _generation(settings.model, tokenizer, chat).save_pretrained(folder)
+        text = card(checkpoint, settings, history, base=base, kind=kind, dtype=dtype, chat=chat is not None)
         (folder / "README.md").write_text(text, encoding="utf-8")
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     return Exported(
@@ -185,16 +187,14 @@ def _config(model: str) -> Any:
         raise unloadable(model, source, error) from error
 
 
-def _generation(settings: Settings, tokenizer: PreTrainedTokenizerBase, history: History) -> GenerationConfig:
+def _generation(model: str, tokenizer: PreTrainedTokenizerBase, chat: Chat | None) -> GenerationConfig:
     """The base model's, with every token that ended a completion in training."""
-    model, run = settings.model, history.run
     source = resolve(model)
     try:
         generation = GenerationConfig.from_pretrained(source, **where_to_look(source))
     except OSError:
         generation = GenerationConfig.from_model_config(_config(model))
-    asked = settings.model_copy(update=history.asked())
-    ends = list(end_ids(tokenizer, chat_in(run, tokenizer, run.template, asked) if run is not None else None))
+    ends = list(end_ids(tokenizer, chat))
     generation.eos_token_id = ends[0] if len(ends) == 1 else ends
     try:
         generation.validate(strict=True)

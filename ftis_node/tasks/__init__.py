@@ -14,7 +14,7 @@ from ftis_node.errors import UsageError, did_you_mean
 from ftis_node.tasks.arithmetic import arithmetic
 from ftis_node.tasks.download import sha256_of
 from ftis_node.tasks.gsm8k import TRAIN, check_gsm8k, gsm8k_to_be_tested, load_gsm8k, to_be_downloaded
-from ftis_node.tasks.hub import HF, load_hub, parse, to_be_had, with_columns
+from ftis_node.tasks.hub import HF, covers, load_hub, to_be_had, with_columns
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.judge import Judge, Rule, refuse_unjailed
 from ftis_node.tasks.math500 import load_math500
@@ -153,10 +153,8 @@ def check_files(
 
 
 def as_in(run_task: str | None, task: str) -> str:
-    """The task as the run names it, where `task` names the same dataset of a hub without its revision."""
-    if run_task is not None and task.startswith(HF) and run_task.startswith(HF) and parse(task).covers(parse(run_task)):
-        return run_task
-    return task
+    """The task as the run names it, where `task` names the same dataset of a hub with parts left out."""
+    return run_task if run_task is not None and covers(task, run_task) else task
 
 
 def foreseen(name: str, *, data: Path | None = None, reward: str | None = None) -> tuple[str | None, str | None]:

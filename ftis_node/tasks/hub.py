@@ -56,12 +56,6 @@ class Source:
         pinned = f"@{self.revision}" if self.revision else ""
         return f"{HF}{self.repo}:{self.split}{pinned},{self.question},{self.answer}"
 
-    def covers(self, other: Source) -> bool:
-        """Whether `other` is this, with a revision where this has none."""
-        return replace(other, revision=self.revision or other.revision) == replace(
-            self, revision=self.revision or other.revision
-        ) and self.revision in (None, other.revision)
-
 
 def parse(name: str) -> Source:
     """Read a task's name. Raises UsageError."""
@@ -78,6 +72,15 @@ def parse(name: str) -> Source:
         parts["question"] or "question",
         parts["answer"] or "answer",
     )
+
+
+def covers(task: str, run_task: str) -> bool:
+    """Whether a run's task is the one that a person named, who may have left parts out."""
+    named, whole = _NAME.fullmatch(task), _NAME.fullmatch(run_task)
+    if named is None or whole is None:
+        return False
+    found = whole.groupdict()
+    return all(value in (None, found[part]) for part, value in named.groupdict().items())
 
 
 def with_columns(task: str | None, question: str | None, answer: str | None) -> str | None:

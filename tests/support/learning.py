@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ftis_node.observe.metrics import read_events
@@ -13,7 +14,7 @@ from tests.support.models import random_speaker, taught
 STEPS = 60
 
 
-def pair(path: Path, task: Task, answers: str) -> list[Path]:
+def pair(path: Path, task: Task, answers: Sequence[str]) -> list[Path]:
     """Two models that are asked in a chat, know the format, and guess."""
     questions = [row.question for row in task.train]
     made = []
