@@ -19,13 +19,14 @@ from typing import Literal, Self
 
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.quiet import QUIET
-from ftis_node.tasks.asked import Asked
+from ftis_node.tasks.asked import START_SECONDS, Asked
 from ftis_node.tasks.rewards import TEXT_CHARACTERS
 
 SECONDS: Mapping[str, float] = {"math": 1.0, "regex": 0.5, "tests": 3.0, "reasoning-gym": 3.0, "verifiers": 5.0}
 MEMORY_BYTES = 1 << 30
 _LARGER: Mapping[str, int] = {"verifiers": 4 << 30}  # bytes of address space; it imports much
 ANSWER_CHARACTERS = 300  # of mathematics; the longest gold of MATH-500 has 53
+_STARTING: Mapping[str, float] = {"reasoning-gym": 120.0, "verifiers": 600.0}  # seconds; some load a dataset
 _LONGEST: Mapping[str, int] = {"math": ANSWER_CHARACTERS, "regex": TEXT_CHARACTERS, "tests": TEXT_CHARACTERS}
 Rule = Literal["math", "regex", "tests", "reasoning-gym", "verifiers"]
 
@@ -72,7 +73,8 @@ class Judge(Asked):
             )
         self._kind: Rule = rule
         memory = memory or _LARGER.get(rule, MEMORY_BYTES)
-        super().__init__(task or rule, SECONDS[rule] if seconds is None else seconds, memory=memory)
+        starting = _STARTING.get(rule, START_SECONDS)
+        super().__init__(task or rule, SECONDS[rule] if seconds is None else seconds, starting, memory)
 
     def another(self) -> Self:
         """Make one for another thread."""
@@ -94,12 +96,15 @@ class Judge(Asked):
         return len(answer) <= _LONGEST[self._kind] and self._ask(gold, answer, loose) is True
 
     def _did_not_start(self) -> UserError:
-        if self._kind in JAILED:
-            return _unjailed(self._kind)
-        library = {"math": "math_verify", "regex": "re"}[self._kind]
+        try:
+            refuse_unjailed(self._kind)
+        except UsageError as error:
+            return error
+        library = {"math": "math_verify", "regex": "re", "tests": "ast"}.get(self._kind, self._kind.replace("-", "_"))
         return UserError(
-            f"The process that judges answers by the rule {self._kind} did not start.",
-            f"Try whether Python can `import {library}`, within {self._memory >> 20} MiB of memory.",
+            f"The process that judges answers by {self._rule} did not start.",
+            f"Try whether Python can `import {library}`, within {self._memory >> 20} MiB of memory and "
+            f"{self._start_seconds:.0f} s.",
         )
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:

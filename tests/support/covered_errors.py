@@ -348,7 +348,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "swarm/identity.py": ("The key file … cannot be used: ….",),
     },
     "test_judge.py::test_a_process_that_cannot_start_is_an_error": {
-        "tasks/judge.py": ("The process that judges answers by the rule … did not start.",),
+        "tasks/judge.py": ("The process that judges answers by … did not start.",),
     },
     "test_judge.py::test_rules_that_need_a_process_are_not_scored_without_one": {
         "tasks/rewards.py": ("The reward rule … needs a process of its own.",),
