@@ -273,6 +273,17 @@ _BUILTINS = frozenset(
 )
 
 
+# In what sympy parses: what it makes of numbers and letters, and elementary functions. Not those that solve a task, as
+# `integrate` and `expand` do, nor those that parse another text.
+_MATHEMATICS = _BUILTINS | frozenset(
+    """
+    Integer Float Rational Symbol Function Pow Mul Add Abs factorial exp log ln sqrt cbrt root sign sin cos tan cot sec
+    csc asin acos atan acot asec acsc sinh cosh tanh coth asinh acosh atanh acoth pi oo
+    a b c d e f g h i j k l m n o p q r s t u v w x y z A B C D E F G H I J K L M P R T U V W X Y Z
+    """.split()  # noqa: SIM905
+)
+
+
 def worth(score: Callable[[], float], seconds: float) -> float:
     """What a scorer gives, from 0 to 1, asked in a fork that is locked in; 0 where it fails.
 
@@ -295,21 +306,21 @@ def worth(score: Callable[[], float], seconds: float) -> float:
 
 
 def _only_harmless(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "exec" and isinstance(code := arguments[0], CodeType) and not _harmless(code):
-        os._exit(1)
+    if event == "exec" and isinstance(code := arguments[0], CodeType):
+        caller = sys._getframe(1).f_code.co_filename
+        if not _harmless(code, _MATHEMATICS if "/sympy/parsing/" in caller else _BUILTINS):
+            os._exit(1)
 
 
-def _harmless(code: CodeType) -> bool:
+def _harmless(code: CodeType, names: frozenset[str]) -> bool:
+    """Whether code is a module's, or an expression of these names. Others may be a scorer's own: the right answer."""
     if not code.co_filename.startswith("<") or code.co_filename.startswith("<frozen "):
         return True  # a module
     if code.co_names == ("sympy",) and code.co_consts == (0, ("*",), None):
         return True  # `from sympy import *`, which sympy runs before it parses
     if any(isinstance(constant, CodeType) for constant in code.co_consts):
         return False
-    known = dir(builtins)
-    if any(name.startswith("_") or (name in known and name not in _BUILTINS) for name in code.co_names):
-        return False
-    return all(step.opname in _STEPS for step in dis.get_instructions(code))
+    return names.issuperset(code.co_names) and all(step.opname in _STEPS for step in dis.get_instructions(code))
 
 
 if __name__ == "__main__":
