@@ -48,8 +48,8 @@ def test_the_kept_corpus_is_small_and_of_known_targets() -> None:
 
 
 def test_packets_to_start_from_are_admitted() -> None:
-    vertical, horizontal, *_, text = seeds("admit")
-    for context, data in zip(CONTEXTS, (vertical, horizontal, text), strict=True):
+    vertical, horizontal, *_, text, turns = seeds("admit")
+    for context, data in zip(CONTEXTS, (vertical, horizontal, text, turns), strict=True):
         assert isinstance(admit(context, AUTHOR.author, data), Group)
 
 

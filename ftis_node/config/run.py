@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from ftis_node.errors import UsageError, raise_all
-from ftis_node.packet import MAX_PACKET_BYTES, PIECE_BYTES_MAX
+from ftis_node.packet import MAX_PACKET_BYTES, PIECE_BYTES_MAX, TURNS_MAX
 from ftis_node.text import in_toml
 
 RUN_FILE_CHARACTERS_MAX = 1 << 16
@@ -86,9 +86,10 @@ class Run(BaseModel):
     of the epoch, the same for all authors; epoch: its length in seconds; see `swarm.common_rows`. founder: of a private
     run, the peer id at which the chains of its members' certificates begin; see `swarm.certificates`.
 
-    A token run is for one tokenizer (packet 1). tokenizer: its fingerprint, lower-case hex. eos: ids that end a
-    completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap. chat: of a
-    run whose questions are messages of a chat, the digest of the texts around them; see `tokenizer.chat`.
+    A token run is for one tokenizer (packet 1, or 3 with turns). tokenizer: its fingerprint, lower-case hex. eos: ids
+    that end a completion, ascending. vocabulary: how many token ids are valid, 0 … vocabulary − 1. prompt_tokens: cap.
+    chat: of a run whose questions are messages of a chat, the digest of the texts around them; see `tokenizer.chat`.
+    turns: most answers in an episode; what its environment says between them counts for completion_tokens, too.
 
     A text run is for models of any tokenizer (packet 2): `tokenizer` is ``any``. prompt_bytes, completion_bytes: caps
     in UTF-8. logprob_min: the lowest log-prob that an author may claim, nats.
@@ -96,7 +97,7 @@ class Run(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    packet: Literal[1, 2] = 1
+    packet: Literal[1, 2, 3] = 1
     task: _Task
     data: _Sha256
     template: str = Field(max_length=1 << 14)
@@ -110,6 +111,7 @@ class Run(BaseModel):
     chat: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = ""
     tokenizer: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64}|any)$")]
     vocabulary: int = Field(default=0, ge=2, le=1 << 32)
+    turns: int = Field(default=1, ge=1, le=TURNS_MAX)
     prompt_bytes: int = Field(default=0, ge=1, le=BYTES_MAX)
     completion_bytes: int = Field(default=0, ge=1, le=BYTES_MAX)
     logprob_min: float = Field(default=-32.0, ge=-1000.0, le=-1.0, allow_inf_nan=False)
@@ -157,14 +159,16 @@ class Run(BaseModel):
                 raise ValueError(f"{name} does not belong in a run {kind}")
         if self.text and self.chat:
             raise ValueError("chat does not belong in a run of any tokenizer, where each model is asked in its own way")
-        if self.text and self.parts > 1:
-            raise ValueError("a run of any tokenizer is vertical")
+        if (self.packet == 3) != (self.turns > 1):
+            raise ValueError("packet is 3 exactly if a run has 2 turns or more")
+        if self.packet != 1 and self.parts > 1:
+            raise ValueError("a run of any tokenizer, or of several turns, is vertical")
 
     @model_serializer(mode="wrap")
     def _fields_that_it_has(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what this run does not have, so that ids of runs from before these fields stand."""
         other = [*(_ONLY_TOKENS if self.text else _ONLY_TEXT)]
-        other += ["parts"] if self.parts == 1 else []
+        other += [name for name in ("parts", "turns") if getattr(self, name) == 1]
         other += [] if self.common else _ONLY_COMMON
         other += [name for name in ("founder", "chat") if not getattr(self, name)]
         return {name: value for name, value in write(self).items() if name not in other}
@@ -172,10 +176,10 @@ class Run(BaseModel):
     def canonical_json(self) -> bytes:
         """UTF-8 JSON of all fields, defaults included: sorted keys, no spaces, no ASCII escapes.
 
-        A vertical run has no field `parts`, one without common rows neither `common` nor `epoch`, an open one no
-        `founder`, one of plain text no `chat`, and neither kind has the fields that only the other needs. The
-        temperature is written as Python's repr: the shortest digits that read back to the same double, with ``.0`` if
-        integral.
+        A vertical run has no field `parts`, one of single answers no `turns`, one without common rows neither `common`
+        nor `epoch`, an open one no `founder`, one of plain text no `chat`, and neither kind has the fields that only
+        the other needs. The temperature is written as Python's repr: the shortest digits that read back to the same
+        double, with ``.0`` if integral.
         """
         fields = self.model_dump(mode="json")
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -214,13 +218,15 @@ class Run(BaseModel):
     def packet_bytes_max(self) -> int:
         """No packet of this run is larger.
 
-        A token run: 80 bytes, 6 a completion (its length, its finished bit) and 8 a token. A text run: 100 bytes, 10 a
+        A token run: 80 bytes, 6 a completion (its length, its finished bit) and 8 a token; with turns 20 more, and 8 a
+        turn of each completion. A text run: 100 bytes, 10 a
         completion (its end has a log-prob), 5 a piece, and the text, whose last piece may pass the cap.
         """
         if self.text:
             text = self.completion_bytes + PIECE_BYTES_MAX
             return 100 + self.completions * (10 + 5 * self.completion_tokens + text)
-        return 80 + 6 * self.completions + 8 * self.completions * self.completion_tokens
+        turns = 20 + 8 * self.completions * self.turns if self.turns > 1 else 0
+        return 80 + 6 * self.completions + 8 * self.completions * self.completion_tokens + turns
 
 
 def in_short(run: Run) -> str:
@@ -230,6 +236,8 @@ def in_short(run: Run) -> str:
         models += f"; {run.common} rows common to all every {run.epoch} s"
     if run.chat:
         models += "; asked in a chat"
+    if run.turns > 1:
+        models += f"; episodes of up to {run.turns} answers"
     if run.founder:
         models += f"; private, founded by {run.founder}"
     return (

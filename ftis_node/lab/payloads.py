@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ftis_node.config.run import Run
-from ftis_node.packet import Packet, TextPacket
+from ftis_node.packet import AnyPacket, TextPacket
 from ftis_node.tasks import Example
 from ftis_node.tasks.arithmetic import apply
 from ftis_node.tasks.rewards import TAGS
@@ -123,7 +123,7 @@ class Watch:
         self._seen: Counter[str] = Counter()
         self._completions = self._tokens = 0
 
-    def see(self, rows: Sequence[int], packets: Sequence[Packet | TextPacket]) -> None:
+    def see(self, rows: Sequence[int], packets: Sequence[AnyPacket]) -> None:
         """Counts the payloads of what was sampled for these rows."""
         for row, packet in zip(rows, packets, strict=True):
             for text, size, tokens in self._read(packet):
@@ -131,7 +131,7 @@ class Watch:
                 self._completions += 1
                 self._tokens += tokens
 
-    def _read(self, packet: Packet | TextPacket) -> Iterator[tuple[str, int, int]]:
+    def _read(self, packet: AnyPacket) -> Iterator[tuple[str, int, int]]:
         """Text, size in the cap's unit, and tokens of each completion."""
         if isinstance(packet, TextPacket):
             for written in packet.completions():

@@ -1,8 +1,8 @@
-"""A group of completions as bytes, and back: version 1 holds token ids, version 2 text.
+"""A group of completions as bytes, and back: version 1 holds token ids, 2 text, 3 token ids of several turns.
 
 `decode` is the one place where bytes from strangers become values. So it allocates nothing that its input has not paid
 for, accepts exactly one spelling of every packet, and raises nothing but `PacketError`. Checks that need the run (ids,
-caps, EOS, log-probs) are in `ftis_node.swarm.admission`. proto/PACKET.md specifies both layouts byte by byte.
+caps, EOS, log-probs) are in `ftis_node.swarm.admission`. proto/PACKET.md specifies the layouts byte by byte.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ from ftis_node.packet.tokens import (
     encode_tokens,
     pack_group,
 )
+from ftis_node.packet.turns import (
+    TURN_PACKET_VERSION,
+    TURNS_MAX,
+    TurnPacket,
+    decode_turns,
+    encode_turns,
+    pack_turn_group,
+)
 
 __all__ = [
     "MAX_GROUP",
@@ -53,21 +61,28 @@ __all__ = [
     "RUN_ID_BYTES",
     "SHORT_DIGEST_BYTES",
     "TEXT_PACKET_VERSION",
+    "TURNS_MAX",
+    "AnyPacket",
     "Completion",
     "Group",
     "Packet",
     "PacketError",
     "TextCompletion",
     "TextPacket",
+    "TurnPacket",
     "author_digest",
     "decode",
     "encode",
     "pack_group",
     "pack_text_group",
+    "pack_turn_group",
     "packet_digest",
     "prompt_digest",
     "prompt_digests",
 ]
+
+
+AnyPacket = Packet | TextPacket | TurnPacket
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -78,7 +93,7 @@ class Group:
 
     author: bytes
     row: int
-    packet: Packet | TextPacket
+    packet: AnyPacket
     digest: bytes
     data: bytes
 
@@ -88,12 +103,17 @@ class Group:
         return (self.author, self.packet.round, self.packet.slot)
 
 
-def encode(packet: Packet | TextPacket) -> bytes:
+def encode(packet: AnyPacket) -> bytes:
     """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
-    return encode_text(packet) if isinstance(packet, TextPacket) else encode_tokens(packet)
+    match packet:
+        case TextPacket():
+            return encode_text(packet)
+        case TurnPacket():
+            return encode_turns(packet)
+    return encode_tokens(packet)
 
 
-def decode(data: bytes) -> Packet | TextPacket:
+def decode(data: bytes) -> AnyPacket:
     """Read a packet from bytes that anybody may have sent.
 
     Raises PacketError, and nothing else, unless `encode(decode(data)) == data`.
@@ -106,4 +126,8 @@ def decode(data: bytes) -> Packet | TextPacket:
             return decode_tokens(data, fields)
         case (int() as version, 3) if type(version) is int and version == TEXT_PACKET_VERSION:
             return decode_text(data, fields)
-    raise PacketError(f"only packet versions {PACKET_VERSION} and {TEXT_PACKET_VERSION} are understood here")
+        case (int() as version, 4) if type(version) is int and version == TURN_PACKET_VERSION:
+            return decode_turns(data, fields)
+    raise PacketError(
+        f"only packet versions {PACKET_VERSION}, {TEXT_PACKET_VERSION} and {TURN_PACKET_VERSION} are understood here"
+    )

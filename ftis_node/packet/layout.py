@@ -1,4 +1,4 @@
-"""What both versions of a packet share: the header, the limits, the digests, and the `Group` of an admitted one."""
+"""What all versions of a packet share: the header, the limits, the digests, and the `Group` of an admitted one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PacketError(FtisError):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Header:
-    """The fields that both versions have.
+    """The fields that all versions have.
 
     run_id: 16 bytes. author_digest, prompt_digest: 8 bytes. round, slot, policy_step: u64. finished: bool [G].
     lengths: tokens, or pieces, of each completion [G].
@@ -144,6 +144,19 @@ def spelled(fields: Sequence[Any], raw: int) -> bytes:
         raise PacketError(f"the finished mask must hold {len(lengths)} bits")
     packed: bytes = msgpack.packb(list(fields), use_bin_type=True)
     return bytes((0x90 + _FIELDS + raw,)) + packed[1:]
+
+
+def raw_part(data: bytes, at: int, before: bytes, size: int) -> tuple[memoryview, int]:
+    """The `size` raw bytes that follow `before` at a place in `data`, and the place after them. Raises PacketError."""
+    if len(data) < at + size:
+        raise PacketError(f"{len(data)} bytes are too few for what the packet counts")
+    prefix = before + bin_prefix(size)
+    begin = at + len(prefix)
+    if data[at:begin] != prefix:
+        raise PacketError("the packet is not in canonical form")
+    if len(data) < begin + size:
+        raise PacketError(f"{len(data)} bytes are too few for what the packet counts")
+    return memoryview(data)[begin : begin + size], begin + size
 
 
 def bin_prefix(size: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,9 @@ from ftis_node.packet.layout import (
     Header,
     PacketError,
     author_digest,
-    bin_prefix,
     header_of,
     prompt_digest,
+    raw_part,
     spelled,
 )
 
@@ -58,6 +58,7 @@ class TextPacket(Header):
     finished], nats, completion by completion, an end's after its last piece's. After `decode` all are views.
     """
 
+    version: ClassVar[int] = TEXT_PACKET_VERSION
     pieces: npt.NDArray[np.uint8]
     text: bytes
     logprobs: npt.NDArray[np.float32]
@@ -135,25 +136,14 @@ def decode_text(data: bytes, fields: Sequence[Any]) -> TextPacket:
     _check_lengths(header.lengths, header.finished)
     count = sum(header.lengths)
     claims = count + sum(header.finished)
-    pieces, at = _raw(data, 0, start, count)
+    pieces, at = raw_part(data, 0, start, count)
     sizes = np.frombuffer(pieces, np.uint8)
-    text, at = _raw(data, at, b"", int(sizes.sum(dtype=np.int64)))
-    logprobs, at = _raw(data, at, b"", 4 * claims)
+    text, at = raw_part(data, at, b"", int(sizes.sum(dtype=np.int64)))
+    logprobs, at = raw_part(data, at, b"", 4 * claims)
     if at != len(data):
         raise PacketError(f"{len(data) - at} bytes follow the packet")
     claimed = np.frombuffer(logprobs, np.dtype("<f4"))
     return TextPacket(*header.fields(), sizes, bytes(text), claimed)  # type: ignore[call-arg]
-
-
-def _raw(data: bytes, at: int, before: bytes, size: int) -> tuple[memoryview, int]:
-    """The `size` raw bytes that follow `before` at a place in `data`, and the place after them."""
-    prefix = before + bin_prefix(size)
-    begin = at + len(prefix)
-    if data[at:begin] != prefix:
-        raise PacketError("the packet is not in canonical form")
-    if len(data) < begin + size:
-        raise PacketError(f"{len(data)} bytes are too few for what the header counts")
-    return memoryview(data)[begin : begin + size], begin + size
 
 
 def _check_lengths(lengths: Sequence[int], finished: Sequence[bool]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ PACKET_VERSION = 1
 RECORD_BYTES = 8
 MAX_TOKENS = MAX_PACKET_BYTES // RECORD_BYTES
 
-_RECORD = np.dtype([("id", "<u4"), ("logprob", "<f4")])
+RECORD = np.dtype([("id", "<u4"), ("logprob", "<f4")])
 _U32 = 1 << 32
 
 
@@ -34,7 +34,8 @@ class Completion:
 
     token_ids: uint32 [T], a sampled EOS included. finished: the last id is an EOS. logprobs: float32 [C], nats, of each
     chunk under the policy that sampled it. chunks: int64 [T], the chunk of each token, ascending from 0 to C − 1; None:
-    each token is a chunk, and C = T. counts: int64 [C], the author's tokens in each chunk; None: one.
+    each sampled token is a chunk. counts: int64 [C], the author's tokens in each chunk; None: one. given: bool [T],
+    which tokens an environment put between sampled ones; None: none.
     """
 
     token_ids: npt.NDArray[np.uint32]
@@ -42,9 +43,15 @@ class Completion:
     finished: bool
     chunks: npt.NDArray[np.int64] | None = None
     counts: npt.NDArray[np.int64] | None = None
+    given: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that are not given."""
+        return len(self) - (0 if self.given is None else int(np.count_nonzero(self.given)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -55,6 +62,7 @@ class Packet(Header):
     into the received bytes.
     """
 
+    version: ClassVar[int] = PACKET_VERSION
     token_ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32]
 
@@ -81,56 +89,84 @@ def pack_group(
 
     Raises PacketError if an id is not a u32, or ids and log-probs differ in number, or there are no completions.
     """
-    if not completions:
-        raise PacketError("a group needs at least one completion")
     for completion in completions:
         if np.shape(completion.token_ids) != np.shape(completion.logprobs) or np.ndim(completion.token_ids) != 1:
             raise PacketError("every token of a completion needs one id and one log-prob")
-    ids = np.concatenate([np.asarray(completion.token_ids) for completion in completions])
-    if ids.size and (ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >= _U32):
-        raise PacketError("token ids must be integers from 0 to 2^32 − 1")
-    return Packet(
+    finished, lengths = [one.finished for one in completions], [len(one) for one in completions]
+    return Packet(  # type: ignore[call-arg]
+        *header_for(run_id, author, round, slot, policy_step, prompt_ids, finished, lengths).fields(),
+        ids_of([np.asarray(completion.token_ids) for completion in completions]),
+        np.concatenate([np.asarray(completion.logprobs, np.float32) for completion in completions]),
+    )
+
+
+def header_for(
+    run_id: bytes,
+    author: bytes,
+    round: int,
+    slot: int,
+    policy_step: int,
+    prompt_ids: Sequence[int],
+    finished: Sequence[bool],
+    lengths: Sequence[int],
+) -> Header:
+    """The header of a group of this author. Raises PacketError if there are no completions."""
+    if not lengths:
+        raise PacketError("a group needs at least one completion")
+    return Header(
         run_id=run_id,
         author_digest=author_digest(author),
         round=round,
         slot=slot,
         policy_step=policy_step,
         prompt_digest=prompt_digest(prompt_ids),
-        finished=tuple(bool(completion.finished) for completion in completions),
-        lengths=tuple(len(completion) for completion in completions),
-        token_ids=ids.astype(np.uint32),
-        logprobs=np.concatenate([np.asarray(completion.logprobs, np.float32) for completion in completions]),
+        finished=tuple(bool(flag) for flag in finished),
+        lengths=tuple(lengths),
     )
+
+
+def ids_of(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
+    """The token ids in all parts. Raises PacketError if one is not a u32."""
+    ids = np.concatenate(parts)
+    if ids.size and (ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >= _U32):
+        raise PacketError("token ids must be integers from 0 to 2^32 − 1")
+    return ids.astype(np.uint32)
+
+
+def records_of(token_ids: npt.NDArray[Any], logprobs: npt.NDArray[Any], lengths: Sequence[int]) -> bytes:
+    """8 bytes a token. Raises PacketError unless the arrays are of these lengths, and of the types of a packet."""
+    tokens = sum(lengths)
+    check_lengths(lengths)
+    for name, array, kind in (("token_ids", token_ids, "u"), ("logprobs", logprobs, "f")):
+        if array.dtype.kind != kind or array.dtype.itemsize != 4 or array.shape != (tokens,):
+            raise PacketError(f"{name} must be {kind}4 [{tokens}], not {array.dtype} {list(array.shape)}")
+    records = np.empty(tokens, RECORD)
+    records["id"] = token_ids
+    records["logprob"] = logprobs
+    return records.tobytes()
 
 
 def encode_tokens(packet: Packet) -> bytes:
     """The one spelling of a packet. Raises PacketError if its parts do not fit together or the layout."""
-    tokens = sum(packet.lengths)
-    _check_lengths(packet.lengths)
-    for name, array, kind in (("token_ids", packet.token_ids, "u"), ("logprobs", packet.logprobs, "f")):
-        if array.dtype.kind != kind or array.dtype.itemsize != 4 or array.shape != (tokens,):
-            raise PacketError(f"{name} must be {kind}4 [{tokens}], not {array.dtype} {list(array.shape)}")
-    records = np.empty(tokens, _RECORD)
-    records["id"] = packet.token_ids
-    records["logprob"] = packet.logprobs
-    return packet.encoded(PACKET_VERSION, [records.tobytes()])
+    return packet.encoded(PACKET_VERSION, [records_of(packet.token_ids, packet.logprobs, packet.lengths)])
 
 
 def decode_tokens(data: bytes, fields: Sequence[Any]) -> Packet:
     """The packet in these bytes, whose header has these fields. Raises PacketError."""
     # Writing the header again and comparing settles canonical form and the records' size at once.
     header, lengths = spelled(fields, 1), fields[-1]
-    _check_lengths(lengths)
+    check_lengths(lengths)
     tokens = sum(lengths)
     header += bin_prefix(tokens * RECORD_BYTES)
     if len(data) != len(header) + tokens * RECORD_BYTES:
         raise PacketError(f"{len(data)} bytes do not fit {tokens} tokens after a header of {len(header)} bytes")
     if not data.startswith(header):
         raise PacketError("the header is not in canonical form")
-    records = np.frombuffer(data, _RECORD, count=tokens, offset=len(header))
+    records = np.frombuffer(data, RECORD, count=tokens, offset=len(header))
     return Packet(*header_of(fields).fields(), records["id"], records["logprob"])  # type: ignore[call-arg]
 
 
-def _check_lengths(lengths: Sequence[int]) -> None:
+def check_lengths(lengths: Sequence[int]) -> None:
+    """Raises PacketError unless each completion has tokens, and not too many."""
     if not all(1 <= length <= MAX_TOKENS for length in lengths):
         raise PacketError(f"a length must be an integer from 1 to {MAX_TOKENS}")

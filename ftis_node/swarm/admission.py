@@ -7,6 +7,7 @@ check trusts a claim or uses a foreign id as an index.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -19,10 +20,12 @@ from ftis_node.draw import draw
 from ftis_node.packet import (
     MAX_PACKET_BYTES,
     SHORT_DIGEST_BYTES,
+    AnyPacket,
     Group,
     Packet,
     PacketError,
     TextPacket,
+    TurnPacket,
     author_digest,
     decode,
     packet_digest,
@@ -157,11 +160,11 @@ def _refuse(reason: Reason, detail: str) -> Rejection:
 
 
 def _check_origin(
-    context: AdmissionContext, author: bytes, packet: Packet | TextPacket, announced: tuple[int, int] | None
+    context: AdmissionContext, author: bytes, packet: AnyPacket, announced: tuple[int, int] | None
 ) -> Rejection | None:
     if packet.run_id != context.run_id:
         return _refuse(Reason.OTHER_RUN, f"it belongs to run {packet.run_id.hex()}")
-    if isinstance(packet, TextPacket) != context.run.text:
+    if packet.version != context.run.packet:
         return _refuse(Reason.OTHER_VERSION, f"this run has packets of version {context.run.packet}")
     if packet.author_digest != author_digest(author):
         return _refuse(Reason.OTHER_AUTHOR, "it names another author than the one who announced it")
@@ -173,7 +176,7 @@ def _check_origin(
     return None
 
 
-def _check_prompt(context: AdmissionContext, packet: Packet | TextPacket, row: int) -> Rejection | None:
+def _check_prompt(context: AdmissionContext, packet: AnyPacket, row: int) -> Rejection | None:
     if len(packet.lengths) != context.run.completions:
         expected = context.run.completions
         return _refuse(Reason.WRONG_GROUP_SIZE, f"{len(packet.lengths)} completions instead of {expected}")
@@ -182,15 +185,18 @@ def _check_prompt(context: AdmissionContext, packet: Packet | TextPacket, row: i
     return None
 
 
-def _check_content(run: Run, packet: Packet | TextPacket) -> Rejection | None:
-    if isinstance(packet, TextPacket):
-        return _check_pieces(run, packet)
-    return _check_lengths(run, packet) or _check_tokens(run, packet)
+def _check_content(run: Run, packet: AnyPacket) -> Rejection | None:
+    match packet:
+        case TextPacket():
+            return _check_pieces(run, packet)
+        case TurnPacket():
+            return _check_lengths(run, packet, packet.totals) or _check_turns(run, packet)
+    return _check_lengths(run, packet, packet.lengths) or _check_tokens(run, packet, _last(packet))
 
 
-def _check_lengths(run: Run, packet: Packet) -> Rejection | None:
+def _check_lengths(run: Run, packet: Packet | TurnPacket, lengths: Sequence[int]) -> Rejection | None:
     cap = run.completion_tokens
-    for length, finished in zip(packet.lengths, packet.finished, strict=True):
+    for length, finished in zip(lengths, packet.finished, strict=True):
         if length > cap:
             return _refuse(Reason.TOO_LONG, f"a completion of {length} tokens; the cap is {cap}")
         if not finished and length != cap:
@@ -215,7 +221,7 @@ def _check_pieces(run: Run, packet: TextPacket) -> Rejection | None:
     return None
 
 
-def _check_logprobs(context: AdmissionContext, packet: Packet | TextPacket) -> Rejection | None:
+def _check_logprobs(context: AdmissionContext, packet: AnyPacket) -> Rejection | None:
     # A NaN is its own minimum and maximum, and fails both comparisons. The bounds are doubles, so compare as doubles.
     low, high = float(packet.logprobs.min()), float(packet.logprobs.max())
     if not (low >= context.logprob_min and high <= LOGPROB_MAX):
@@ -224,12 +230,30 @@ def _check_logprobs(context: AdmissionContext, packet: Packet | TextPacket) -> R
     return None
 
 
-def _check_tokens(run: Run, packet: Packet) -> Rejection | None:
-    ids = packet.token_ids
-    highest = int(ids.max())
+def _check_turns(run: Run, packet: TurnPacket) -> Rejection | None:
+    most = 1 + int(packet.turns.max())
+    if most > run.turns:
+        return _refuse(Reason.TOO_LONG, f"a completion of {most} turns; the run has at most {run.turns}")
+    ends = np.concatenate([packet.interior_ends, _last(packet)])
+    return _check_ids(run, packet.given) or _check_tokens(run, packet, ends)
+
+
+def _last(packet: Packet | TurnPacket) -> npt.NDArray[np.int64]:
+    """Where in `token_ids` each completion's last token is."""
+    return np.cumsum(packet.lengths) - 1
+
+
+def _check_ids(run: Run, ids: npt.NDArray[np.uint32]) -> Rejection | None:
+    highest = int(ids.max(initial=0))
     if highest >= run.vocabulary:
         return _refuse(Reason.UNKNOWN_TOKEN, f"token id {highest}; the vocabulary has {run.vocabulary}")
-    return _check_eos(_is_eos(ids, run.eos), packet)
+    return None
+
+
+def _check_tokens(run: Run, packet: Packet | TurnPacket, ends: npt.NDArray[np.int64]) -> Rejection | None:
+    """ends: where in `token_ids` an EOS belongs, interior ones first; the completions' own are last."""
+    ids = packet.token_ids
+    return _check_ids(run, ids) or _check_eos(_is_eos(ids, run.eos), ends, packet.finished)
 
 
 def _is_eos(ids: npt.NDArray[np.uint32], eos: tuple[int, ...]) -> npt.NDArray[np.bool_]:
@@ -240,12 +264,15 @@ def _is_eos(ids: npt.NDArray[np.uint32], eos: tuple[int, ...]) -> npt.NDArray[np
     return found
 
 
-def _check_eos(is_eos: npt.NDArray[np.bool_], packet: Packet) -> Rejection | None:
-    ends_in_eos = is_eos[np.cumsum(packet.lengths) - 1]
-    finished = np.array(packet.finished)
-    if (finished & ~ends_in_eos).any():
-        return _refuse(Reason.EOS_MISSING, "a completion is called finished and does not end in an EOS")
-    if (ends_in_eos & ~finished).any():
+def _check_eos(
+    is_eos: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64], finished: Sequence[bool]
+) -> Rejection | None:
+    ends_in_eos = is_eos[ends]
+    wanted = np.ones(len(ends), np.bool_)
+    wanted[len(ends) - len(finished) :] = finished
+    if (wanted & ~ends_in_eos).any():
+        return _refuse(Reason.EOS_MISSING, "a completion or a turn is called finished and does not end in an EOS")
+    if (ends_in_eos & ~wanted).any():
         return _refuse(Reason.EOS_UNDECLARED, "a completion ends in an EOS and is called unfinished")
     if np.count_nonzero(is_eos) != np.count_nonzero(ends_in_eos):
         return _refuse(Reason.EOS_INTERIOR, "a completion goes on after an EOS")

@@ -13,7 +13,7 @@ from ftis_node.config.run import Run
 from ftis_node.packet import MSGPACK_ERRORS, author_digest
 from ftis_node.swarm.announcement import AnnouncementError, decode_announcement
 from tests.fuzz.changes import LOGPROBS, any_integer, raw
-from tests.fuzz.world import AUTHOR, CONTEXTS, IDENTITIES, NOW, PEERS, TEXT, drawn_digest
+from tests.fuzz.world import AUTHOR, CONTEXTS, IDENTITIES, NOW, PEERS, TEXT, TURNS, drawn_digest
 
 
 def other(value: Any, rng: random.Random) -> Any:
@@ -75,6 +75,8 @@ def packet(data: bytes, rng: random.Random) -> bytes:
     """A packet with some field changed, and most of what follows from the others put right again."""
     if (text := _fields(data, 12)) is not None:
         return _text_packet(data, text, rng)
+    if (turns := _fields(data, 13)) is not None:
+        return _turn_packet(data, turns, rng)
     fields = _fields(data, 10)
     if fields is None or rng.random() < 0.1:
         return raw(data, rng)
@@ -104,6 +106,28 @@ def _text_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
         _add_up(fields, rng)
     try:
         return b"\x9c" + b"".join(_spelled(field, rng) for field in fields)
+    except MSGPACK_ERRORS:
+        return raw(data, rng)
+
+
+def _turn_packet(data: bytes, fields: list[Any], rng: random.Random) -> bytes:
+    """The same for a packet of turns, whose runs, records and given ids mostly add up again."""
+    if rng.random() < 0.1:
+        return raw(data, rng)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        place = rng.choice((3, 4, 5, 7, 8, 8, 9, 9, 10, 10, 10, 11, 11, 12, 12))
+        fields[place] = _records(fields[place], rng) if place == 11 else other(fields[place], rng)
+    lengths, turns, runs, records, given = fields[8:]
+    whole = isinstance(lengths, list) and all(type(length) is int and 0 < length <= 512 for length in lengths)
+    if rng.random() < 0.85 and whole and all(isinstance(part, bytes) for part in (turns, runs, records, given)):
+        _put_right(fields, TURNS, rng)
+        fields[9] = turns = bytes(count % 4 for count in (turns + bytes(len(lengths)))[: len(lengths)])
+        fields[10] = runs = (runs + struct.pack("<II", 1, 1) * sum(turns))[: 8 * sum(turns)]
+        fields[11] = (records + bytes(8) * sum(lengths))[: 8 * sum(lengths)]
+        count = sum(more for _, more in struct.iter_unpack("<II", runs))
+        fields[12] = (given + bytes(4) * min(count, 512))[: 4 * count]
+    try:
+        return b"\x9d" + b"".join(_spelled(field, rng) for field in fields)
     except MSGPACK_ERRORS:
         return raw(data, rng)
 

@@ -14,7 +14,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from ftis_node.config.run import Hints, Run, RunFile, run_file_as_json
-from ftis_node.packet import Completion, TextCompletion, encode, pack_text_group
+from ftis_node.packet import Completion, TextCompletion, encode, pack_text_group, pack_turn_group
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.handshake import greeting
@@ -24,7 +24,7 @@ from ftis_node.swarm.table import announcement_id
 from ftis_node.swarm.wire.records import OwnerSigned, pack_addresses, record_key
 from tests.fuzz.frames import Frame, join
 from tests.fuzz.messages import ADDRESSES, BODIES, HELD
-from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, drawn_digest, stopped_clock
+from tests.fuzz.world import AUTHOR, EOS, HORIZONTAL, NOW, PEERS, RUN, TEXT, TURNS, drawn_digest, stopped_clock
 from tests.support.swarm import CAP, content
 
 
@@ -54,6 +54,29 @@ def text_packet(round: int = 7, slot: int = 3) -> bytes:
         run_id=TEXT.id, author=AUTHOR.author, round=round, slot=slot, policy_step=40, prompt="", completions=completions
     )
     return encode(replace(made, prompt_digest=drawn_digest(TEXT, AUTHOR.author, round, slot)))
+
+
+def turn_packet(round: int = 7, slot: int = 3) -> bytes:
+    """A packet of episodes that is admitted: of one, two and three answers, and one that was cut off."""
+    completions = []
+    for runs in ([[1, 998]], [[2, 999], [998, 3], [998]], [[999], [4], [5, 998], [6], [7, 999]], [[8] * CAP]):
+        where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
+        claims = np.full(int((~where).sum()), -0.5, np.float32)
+        completions.append(
+            Completion(
+                np.array([token for run in runs for token in run], np.uint32), claims, len(runs[0]) < CAP, given=where
+            )
+        )
+    made = pack_turn_group(
+        run_id=TURNS.id,
+        author=AUTHOR.author,
+        round=round,
+        slot=slot,
+        policy_step=40,
+        prompt_ids=[],
+        completions=completions,
+    )
+    return encode(replace(made, prompt_digest=drawn_digest(TURNS, AUTHOR.author, round, slot)))
 
 
 def announcement(who: Identity = AUTHOR, round: int = 1, packets: int = 3) -> Announcement:
@@ -135,6 +158,7 @@ def _run_files() -> list[bytes]:
     files = [
         RunFile(run=RUN),
         RunFile(run=TEXT),
+        RunFile(run=TURNS),
         RunFile(run=HORIZONTAL, hints=hints),
         RunFile(run=several_lines, hints=hints),
     ]
@@ -168,7 +192,7 @@ def _requests() -> list[bytes]:
 def seeds(target: str) -> list[bytes]:
     """Inputs of a target that each reach far."""
     made: dict[str, list[bytes]] = {
-        "admit": [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60), text_packet()],
+        "admit": [packet(), packet(HORIZONTAL), packet(slot=5), packet(round=1 << 60), text_packet(), turn_packet()],
         "announcement": [announcement().encode(), announcement(packets=1).encode(), announcement(packets=12).encode()],
         "handshake": _handshakes(),
         "exchange": _conversations(),

@@ -21,7 +21,17 @@ from hivemind.proto import dht_pb2
 
 from ftis_node.config.run import RUN_FILE_CHARACTERS_MAX, Run, run_file_as_json, run_file_from_json
 from ftis_node.errors import UsageError
-from ftis_node.packet import MAX_PACKET_BYTES, Group, Packet, PacketError, TextPacket, decode, encode, packet_digest
+from ftis_node.packet import (
+    MAX_PACKET_BYTES,
+    Group,
+    Packet,
+    PacketError,
+    TextPacket,
+    TurnPacket,
+    decode,
+    encode,
+    packet_digest,
+)
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address, ranked
 from ftis_node.swarm.admission import LOGPROB_MAX, AdmissionContext, Blame, Reason, Rejection, admit
@@ -68,8 +78,10 @@ def _check_admitted(context: AdmissionContext, data: bytes, group: Group) -> Non
     require(encode(packet) == data and group.digest == packet_digest(data), "it does not read back")
     require(packet.run_id == run.id and packet.slot < run.slots, "it is of another run")
     require(len(packet.lengths) == len(packet.finished) == run.completions, "a wrong number of completions")
-    require(isinstance(packet, TextPacket) == run.text, "it is of the other version")
-    (_check_text if run.text else _check_records)(run, packet, data)
+    checks = {1: (Packet, _check_records), 2: (TextPacket, _check_text), 3: (TurnPacket, _check_turns)}
+    kind, check = checks[run.packet]
+    require(isinstance(packet, kind), "it is of another version")
+    check(run, packet, data)
     told = (packet.round, packet.slot)
     same = admit(context, AUTHOR.author, data, announced=told, digest=group.digest)
     require(isinstance(same, Group) and same.key == (AUTHOR.author, *told), "it is not admitted as announced")
@@ -109,6 +121,27 @@ def _check_records(run: Run, packet: Packet, data: bytes) -> None:
         require(all(lowest <= logprob <= LOGPROB_MAX for _, logprob in completion), "an impossible log-prob")
         ends = [id in run.eos for id, _ in completion]
         require(not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
+
+
+def _check_turns(run: Run, packet: TurnPacket, data: bytes) -> None:
+    *_, turns, runs, records, given = msgpack.unpackb(data)
+    pairs, tokens = list(struct.iter_unpack("<II", runs)), list(struct.iter_unpack("<If", records))
+    lowest = -(math.log(run.vocabulary) + 18)
+    require(all(id < run.vocabulary for (id,) in struct.iter_unpack("<I", given)), "a given id is no token")
+    require(len(given) == 4 * sum(more for _, more in pairs), "given ids of no run")
+    for length, finished, count in zip(packet.lengths, packet.finished, turns, strict=True):
+        own, pairs = pairs[:count], pairs[count:]
+        sampled, tokens = tokens[:length], tokens[length:]
+        whole = length + sum(more for _, more in own)
+        require(count < run.turns and whole <= run.completion_tokens, "too long")
+        require(finished or whole == run.completion_tokens, "cut short")
+        require(all(some and more for some, more in own), "an empty run")
+        require(all(0 <= id < run.vocabulary and lowest <= claim <= LOGPROB_MAX for id, claim in sampled), "no token")
+        for some, _ in own:
+            ends, sampled = [id in run.eos for id, _ in sampled[:some]], sampled[some:]
+            require(ends[-1] and not any(ends[:-1]), "a turn does not end in its EOS")
+        ends = [id in run.eos for id, _ in sampled]
+        require(bool(ends) and not any(ends[:-1]) and ends[-1] == finished, "the EOS rule is broken")
 
 
 # --- announcements ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The small world in which every input is judged: three runs, a few nodes, a clock that stands still."""
+"""The small world in which every input is judged: four runs, a few nodes, a clock that stands still."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ EOS = (998, 999)
 RUN = make_run(group=4, eos=EOS)
 HORIZONTAL = make_run(group=8, eos=EOS, collaboration="horizontal", parts=2)
 TEXT = make_text_run(group=4)
-CONTEXTS = tuple(AdmissionContext(run, prompt_digests(PROMPTS)) for run in (RUN, HORIZONTAL, TEXT))
+TURNS = make_run(group=4, eos=EOS, packet=3, turns=3)
+CONTEXTS = tuple(AdmissionContext(run, prompt_digests(PROMPTS)) for run in (RUN, HORIZONTAL, TEXT, TURNS))
 
 Result = TypeVar("Result")
 

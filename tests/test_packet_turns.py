@@ -1,0 +1,222 @@
+"""Packet version 3: an episode of several turns has one spelling, and only what an honest author could make enters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.packet import (
+    Completion,
+    Group,
+    PacketError,
+    TurnPacket,
+    author_digest,
+    decode,
+    encode,
+    pack_turn_group,
+    packet_digest,
+    prompt_digest,
+    prompt_digests,
+)
+from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
+from ftis_node.swarm.identity import Identity
+from tests.support.swarm import PROMPTS, VOCABULARY, make_run
+
+VECTORS = json.loads((Path(__file__).parent.parent / "proto" / "vectors" / "turn_packets.json").read_text())
+SPECIFICATION = Path(__file__).parent.parent / "proto" / "PACKET.md"
+END, CAP = 999, 12
+RUN = make_run(packet=3, turns=3, group=2, completion_tokens=CAP, eos=(998, END))
+CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
+AUTHOR = Identity(bytes(32)).author
+
+
+def episode(*runs: Sequence[int], finished: bool = True, logprob: float = -0.5) -> Completion:
+    """Runs of ids: sampled, given, sampled, …"""
+    where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
+    ids = np.array([token for run in runs for token in run], np.uint32)
+    return Completion(ids, np.full(np.count_nonzero(~where), logprob, np.float32), finished, given=where)
+
+
+def packet(*completions: Completion, prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> TurnPacket:
+    header = {"run_id": bytes(range(16)), "author": AUTHOR, "round": 7, "slot": 1, "policy_step": 3} | fields
+    return pack_turn_group(**header, prompt_ids=prompt, completions=completions)
+
+
+EPISODES = (episode([5, END], [6, 7, END], [8, 9, END]), episode([1, 2, 3, END]), episode([4, END], [7], [3] * 9))
+DATA = encode(packet(*EPISODES))
+
+
+def same(one: Completion, other: Completion) -> bool:
+    one_given, other_given = (np.zeros(len(c), bool) if c.given is None else c.given for c in (one, other))
+    arrays = ((one.token_ids, other.token_ids), (one.logprobs, other.logprobs), (one_given, other_given))
+    return all(np.array_equal(*pair) for pair in arrays) and one.finished == other.finished
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_packet_reads_back_as_it_was_written() -> None:
+    found = decode(DATA)
+    assert isinstance(found, TurnPacket)
+    assert (found.lengths, found.totals, found.turns.tolist()) == ((5, 4, 11), [8, 4, 12], [1, 0, 1])
+    assert all(same(one, other) for one, other in zip(found.completions(), EPISODES, strict=True))
+    assert [completion.sampled for completion in found.completions()] == [5, 4, 11]
+    assert not any(array.flags.writeable for array in (found.token_ids, found.logprobs, found.given, found.runs))
+
+
+def test_the_vector_of_the_specification() -> None:
+    small = encode(packet(episode([5, 9], [6, 7], [9]), author=bytes(range(38))))
+    spelled = SPECIFICATION.read_text().replace("\n    ", " ").replace(" ", "")
+    assert small.hex() in spelled
+
+
+@pytest.mark.parametrize("vector", VECTORS["accepted"], ids=lambda vector: vector["name"])
+def test_the_code_agrees_with_the_test_vectors(vector: dict[str, Any]) -> None:
+    data = bytes.fromhex(vector["packet"])
+    found = decode(data)
+    assert isinstance(found, TurnPacket)
+    for name in ("round", "slot", "policy_step"):
+        assert getattr(found, name) == vector[name]
+    assert found.author_digest == author_digest(bytes.fromhex(vector["author"]))
+    assert found.prompt_digest == prompt_digest(vector["prompt_ids"])
+    assert [list(found.finished), list(found.lengths)] == [vector["finished"], vector["lengths"]]
+    for name in ("turns", "runs", "token_ids", "given"):
+        assert getattr(found, name).tolist() == vector[name]
+    assert [f"{bits:08x}" for bits in found.logprobs.copy().view(np.uint32).tolist()] == vector["logprob_bits"]
+    assert encode(found) == data and packet_digest(data).hex() == vector["sha256"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["name"])
+def test_the_refused_test_vectors_are_refused(vector: dict[str, str]) -> None:
+    with pytest.raises(PacketError):
+        decode(bytes.fromhex(vector["packet"]))
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Completion:
+    count = 2 * draw(st.integers(0, 3)) + 1
+    runs = [draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5)) for _ in range(count)]
+    return episode(*runs, finished=draw(st.booleans()), logprob=draw(st.floats(-30, 0, width=32)))
+
+
+@given(st.lists(episodes(), min_size=1, max_size=9))
+def test_every_group_comes_back(group: list[Completion]) -> None:
+    data = encode(packet(*group))
+    found = decode(data)
+    assert isinstance(found, TurnPacket) and encode(found) == data
+    assert all(same(one, other) for one, other in zip(found.completions(), group, strict=True))
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_damaged_bytes_are_refused_or_are_another_packet_with_one_spelling(data: st.DataObject) -> None:
+    damaged = bytearray(DATA)
+    for place in data.draw(st.lists(st.integers(0, len(DATA) - 1), min_size=1, max_size=3)):
+        damaged[place] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))] if data.draw(st.booleans()) else damaged
+    try:
+        found = decode(bytes(damaged))
+    except PacketError:
+        return
+    assert encode(found) == damaged
+    assert len(list(found.completions())) == len(found.lengths)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        replace(EPISODES[0], given=np.array([True] + [False] * 7)),
+        replace(EPISODES[0], given=np.array([False] * 7 + [True])),
+        replace(EPISODES[0], given=np.array([False] * 3)),
+        replace(EPISODES[0], logprobs=np.zeros(8, np.float32)),
+        Completion(np.zeros(0, np.uint32), np.zeros(0, np.float32), True),
+        episode(*[[1]] * 513),
+    ],
+)
+def test_episodes_that_make_no_sense_are_not_packed(completion: Completion) -> None:
+    with pytest.raises(PacketError):
+        packet(completion)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"turns": np.array([1, 1, 1], np.uint8)},
+        {"turns": np.array([1, 0, 1], np.uint32)},
+        {"runs": np.array([[2, 3], [2, 0]], np.uint32)},
+        {"runs": np.array([[5, 3], [2, 1]], np.uint32)},
+        {"given": np.zeros(3, np.uint32)},
+        {"token_ids": np.zeros(19, np.uint32)},
+    ],
+)
+def test_an_impossible_packet_is_not_encoded(changes: dict[str, Any]) -> None:
+    with pytest.raises(PacketError):
+        encode(replace(packet(*EPISODES), **changes))
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+def outcome(*completions: Completion, context: AdmissionContext = CONTEXT) -> Group | Reason:
+    row = context.row_of(AUTHOR, 4, 5)
+    made = packet(*completions, prompt=PROMPTS[row], run_id=context.run.id, round=4, slot=5)
+    found = admit(context, AUTHOR, encode(made))
+    return found.reason if isinstance(found, Rejection) else found
+
+
+WHOLE = episode([5, END], [END, 7], [8, 998])
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        WHOLE,
+        episode([5, END]),
+        episode([1] * CAP, finished=False),
+        episode([5, END], [6] * 3, [7] * 7, finished=False),
+        episode([5, END], [6], [5, END], [6], [5, END]),
+    ],
+)
+def test_everything_honest_is_admitted(completion: Completion) -> None:
+    found = outcome(WHOLE, completion)
+    assert isinstance(found, Group) and same(list(found.packet.completions())[1], completion)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        (episode([5, END], [6] * 9, [7, END]), Reason.TOO_LONG),
+        (episode([1, END], [6] * 2, [1] * 9, finished=False), Reason.TOO_LONG),
+        (episode([5, END], [6], [7, 7], finished=False), Reason.CUT_SHORT),
+        (episode([END], [6], [END], [6], [END], [6], [END]), Reason.TOO_LONG),
+        (episode([5, END], [VOCABULARY], [END]), Reason.UNKNOWN_TOKEN),
+        (episode([VOCABULARY, END], [6], [END]), Reason.UNKNOWN_TOKEN),
+        (episode([5, 5], [6], [END]), Reason.EOS_MISSING),
+        (episode([5, END], [6], [5]), Reason.EOS_MISSING),
+        (episode([5, END, 5, END], [6], [END]), Reason.EOS_INTERIOR),
+        (episode([5, END], [6], [END, END]), Reason.EOS_INTERIOR),
+        (episode([5, END], [6] * 3, [7] * 6 + [END], finished=False), Reason.EOS_UNDECLARED),
+        (episode([5, END], [6], [END], logprob=0.1), Reason.LOGPROB_OUT_OF_RANGE),
+    ],
+)
+def test_what_no_honest_author_of_the_run_makes_is_refused(completion: Completion, reason: Reason) -> None:
+    assert outcome(completion, WHOLE) is reason
+
+
+def test_versions_do_not_mix() -> None:
+    single = AdmissionContext(make_run(group=2, completion_tokens=CAP, eos=(998, END)), prompt_digests(PROMPTS))
+    assert outcome(WHOLE, WHOLE, context=single) in {Reason.OTHER_VERSION, Reason.TOO_LARGE}
+
+
+def test_the_largest_packet_of_a_run_is_within_its_bound() -> None:
+    most = episode([5, END], [6], [5, END], [6], [7] * 6, finished=False)
+    made = packet(most, most, round=2**64 - 1, policy_step=2**64 - 1, slot=2**64 - 1)
+    assert len(encode(made)) <= RUN.packet_bytes_max
