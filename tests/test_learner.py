@@ -25,6 +25,7 @@ from tests.support.learners import (
     changed,
     decoder_sizes,
     gradient_of,
+    in_turns,
     learner,
     weights_of,
     with_claims,
@@ -48,12 +49,13 @@ def hand_loss(policy: Policy, groups: Sequence[TrainingGroup], objective: str, t
         for completion, reward in zip(part.completions, rewards, strict=True):
             advantage = (reward - mean) / deviation
             new = plain_logprobs(policy, [group.prompt_ids], [completion.token_ids], TEMPERATURE)
+            new = new if completion.given is None else new[torch.from_numpy(~completion.given)]
             start = new.detach()
             divergence = 0.0
             terms = torch.zeros(())
             for place, claimed in enumerate(completion.logprobs.tolist()):
                 log_ratio = min(max(float(start[place]) - claimed, -20), 20)
-                divergence += (math.exp(-log_ratio) - 1 + log_ratio) / len(completion)
+                divergence += (math.exp(-log_ratio) - 1 + log_ratio) / completion.sampled
                 if objective == "grpo":
                     ratio, weight = torch.exp(new[place] - claimed), 1.0
                 else:
@@ -63,14 +65,16 @@ def hand_loss(policy: Policy, groups: Sequence[TrainingGroup], objective: str, t
                 terms = terms + weight * torch.minimum(ratio * advantage, clipped)
             if objective == "ftis" and advantage <= 0 and divergence >= threshold:
                 continue
-            total = total + part.weight * terms / len(completion) / len(part.completions)
+            total = total + part.weight * terms / completion.sampled / len(part.completions)
     return -total / len(used)
 
 
+@pytest.mark.parametrize("turns", [False, True], ids=["answers", "episodes"])
 @pytest.mark.parametrize("policy", [POLICY, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("objective", ["grpo", "nois", "ftis"])
-def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy) -> None:
+def test_a_step_is_the_one_written_out_by_hand(objective: str, policy: Policy, turns: bool) -> None:
     batch = [*OWN, *(changed(group, weight=0.7) for group in FOREIGN)]
+    batch = [in_turns(group) for group in batch] if turns else batch
     clip, rate, betas, decay, threshold = 0.05, 1e-3, (0.9, 0.95), 0.1, 1.0
     parts = {"threshold": threshold} if objective == "ftis" else {}
     settings = {"gradient_clip": clip, "learning_rate": rate, "betas": betas, "weight_decay": decay}
@@ -122,7 +126,8 @@ def test_with_lora_only_the_lora_weights_move() -> None:
 def test_the_size_of_micro_batches_does_not_change_the_step(tokens: int, objective: str) -> None:
     one, other = learner(objective=objective), learner(objective=objective)
     one.micro_batch_tokens, other.micro_batch_tokens = 10**6, tokens
-    expected, report = one.step(BATCH), other.step(BATCH)
+    batch = [*BATCH, *map(in_turns, BATCH)]
+    expected, report = one.step(batch), other.step(batch)
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
     assert report.tokens == expected.tokens
     assert_close(gradient_of(other), gradient_of(one), atol=2e-6)

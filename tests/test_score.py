@@ -106,6 +106,21 @@ def test_a_prompt_shared_by_its_group_gives_what_copies_of_it_give(kind: str, te
     assert_gradients_close(gradients(shared, ours), gradients(apart, plain))
 
 
+@pytest.mark.parametrize("kind", POLICIES)
+def test_given_tokens_are_read_and_not_predicted(kind: str) -> None:
+    packed, padded = POLICIES[kind], replace(twin(POLICIES[kind]), packed=False)
+    where = [np.isin(np.arange(size), [1, 2, 4]) for size in (5, 7)]
+    ids = [np.array([4, 4, 9, 22, 1, 8, 3][: len(given)]) for given in where]
+    groups = [Prefixed([5, 9], [ids[0], np.array([3, 2])], [where[0], None]), Prefixed([7], [ids[1]], [where[1]])]
+    plain = plain_logprobs(padded, [[5, 9], [5, 9], [7]], [ids[0], np.array([3, 2]), ids[1]], 0.7)
+    plain = plain[torch.from_numpy(np.concatenate([~where[0], [True, True], ~where[1]]))]
+    ours, _ = completion_logprobs(packed, groups, 0.7)
+    assert ours.shape == (2 + 2 + 4,)
+    torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(completion_logprobs(padded, groups, 0.7)[0], plain, atol=2e-5, rtol=1e-5)
+    assert_gradients_close(gradients(packed, ours), gradients(padded, plain))
+
+
 def test_groups_of_one_token_completions_only_can_be_scored() -> None:
     policy = POLICIES["full"]
     only = [Prefixed([5, 9], [np.array([1]), np.array([3])]), Prefixed([4], [np.array([2])])]

@@ -50,7 +50,13 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        return len(self.completion.token_ids)
+        """What goes through the model, given tokens included."""
+        return len(self.completion)
+
+    @property
+    def sampled(self) -> int:
+        """What is trained on."""
+        return self.completion.sampled
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +68,8 @@ class Prompted:
 
     @property
     def prefixed(self) -> Prefixed:
-        return Prefixed(self.prompt_ids, [sample.completion.token_ids for sample in self.samples])
+        completions = [sample.completion for sample in self.samples]
+        return Prefixed(self.prompt_ids, [one.token_ids for one in completions], [one.given for one in completions])
 
     def cost(self) -> int:
         return self.prefixed.tokens
@@ -152,8 +159,8 @@ def imitated(rewards: Sequence[float], weight: float) -> list[float]:
 
 
 def counted(completion: Completion, objective: Objective) -> int:
-    """Tokens of a completion that count in the loss: all, or all but a sampled EOS."""
-    return len(completion.token_ids) - (completion.finished and not objective.count_end)
+    """Tokens of a completion that count in the loss: all sampled ones, or all but the EOS at its end."""
+    return completion.sampled - (completion.finished and not objective.count_end)
 
 
 def micro_batches(prompted: Sequence[Prompted], budget: int) -> Iterator[list[Prompted]]:

@@ -113,7 +113,7 @@ class Learner:
                 break
             if inner == 0:
                 gate, start = self.next_gate(computed), _by_sample(computed)
-                successes = [s.tokens for s in batch.computed if s.source == self.own and s.advantage > 0]
+                successes = [s.sampled for s in batch.computed if s.source == self.own and s.advantage > 0]
                 usual_length = next_length(self.usual_length, successes)
         self.gate, self.usual_length = gate, usual_length  # only now: all inner steps are gated alike
         self.steps += 1
@@ -127,7 +127,7 @@ class Learner:
         return StepReport(
             loss=loss,
             gradient_norm=norm,
-            tokens=sum(sample.tokens for sample in batch.computed),
+            tokens=sum(sample.sampled for sample in batch.computed),
             seconds=time.perf_counter() - began,
             skipped=skipped,
             bad_steps=self._bad_steps,
@@ -182,7 +182,7 @@ class Learner:
             check()
         device = self.policy.device
         samples = [sample for prompted in part for sample in prompted.samples]
-        lengths = torch.tensor([sample.tokens for sample in samples], device=device)
+        lengths = torch.tensor([sample.sampled for sample in samples], device=device)
         advantages = _column([sample.advantage for sample in samples], device)
         own = torch.tensor([sample.source == self.own for sample in samples], device=device)
         new, entropy = completion_logprobs(self.policy, [prompted.prefixed for prompted in part], self.temperature)
@@ -248,7 +248,7 @@ class Learner:
     def _tell(self, diagnostics: Diagnostics, computed: Sequence[Computed], inner: int) -> None:
         for part in computed:
             sources = [sample.source for sample in part.samples]
-            lengths = torch.tensor([sample.tokens for sample in part.samples])
+            lengths = torch.tensor([sample.sampled for sample in part.samples])
             if inner:
                 diagnostics.add_inner(part.terms, lengths=lengths, sources=sources)
                 continue
@@ -314,7 +314,7 @@ def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
     """Log-probs at the start of the step, by a sample's index."""
     found: dict[int, Tensor] = {}
     for part in computed:
-        pieces = torch.split(part.logprobs, [sample.tokens for sample in part.samples])
+        pieces = torch.split(part.logprobs, [sample.sampled for sample in part.samples])
         found |= {sample.index: piece for sample, piece in zip(part.samples, pieces, strict=True)}
     return [found[index] for index in range(len(found))]
 
@@ -326,7 +326,7 @@ def _column(values: Sequence[float], device: torch.device) -> Tensor:
 def _written(sample: Sample) -> int:
     """The tokens in which its author wrote a sample."""
     counts = sample.completion.counts
-    return sample.tokens if counts is None else int(counts.sum())
+    return sample.sampled if counts is None else int(counts.sum())
 
 
 def _chunks(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
@@ -335,7 +335,7 @@ def _chunks(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
         return None
     pieces, begin = [], 0
     for completion in (sample.completion for sample in samples):
-        chunks = np.arange(len(completion)) if completion.chunks is None else completion.chunks
+        chunks = np.arange(completion.sampled) if completion.chunks is None else completion.chunks
         pieces.append(chunks + begin)
         begin += len(completion.logprobs)
     return torch.from_numpy(np.concatenate(pieces)).to(device)

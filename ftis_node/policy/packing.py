@@ -30,10 +30,21 @@ _Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class Prefixed:
-    """A prompt and the completions that follow it; ids are integers, no completion is empty."""
+    """A prompt and the completions that follow it; ids are integers, no completion is empty.
+
+    given: bool `[T]` for each completion, the tokens of it that nobody sampled and that are not predicted; None or no
+    entry: there are none.
+    """
 
     prompt: Sequence[int]
     completions: Sequence[np.ndarray[Any, Any]]
+    given: Sequence[np.ndarray[Any, Any] | None] = ()
+
+    @property
+    def sampled(self) -> list[slice | np.ndarray[Any, Any]]:
+        """Which tokens of each completion were sampled."""
+        given = self.given or [None] * len(self.completions)
+        return [slice(None) if one is None else ~one for one in given]
 
     @property
     def tokens(self) -> int:
@@ -96,8 +107,8 @@ class Packing:
     """Where everything lies in one packed row of T tokens.
 
     ids, positions  int64 `[T]`  what the model is given
-    where           int64 `[targets]`  the token whose hidden state predicts each completion token
-    targets         int64 `[targets]`  the completion tokens, completion by completion
+    where           int64 `[targets]`  the token whose hidden state predicts each sampled token
+    targets         int64 `[targets]`  the sampled tokens, completion by completion
     """
 
     ids: Tensor
@@ -154,9 +165,10 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
     lengths = np.asarray([len(prompt) for prompt in prompts])
     positions = [np.arange(len(prompt)) for prompt in prompts]
     positions += [lengths[group] + np.arange(len(c) - 1) for group, c in zip(owner, completions, strict=True)]
+    sampled = [which for group in groups for which in group.sampled]
     where = [
-        np.concatenate([[ends[group] - 1], np.arange(begin, begin + len(c) - 1)])
-        for group, begin, c in zip(owner, begins, completions, strict=False)
+        np.concatenate([[ends[group] - 1], np.arange(begin, begin + len(c) - 1)])[which]
+        for group, begin, c, which in zip(owner, begins, completions, sampled, strict=False)
     ]
 
     def tensor(parts: Sequence[_Ids]) -> Tensor:
@@ -166,7 +178,7 @@ def pack(groups: Sequence[Prefixed], device: torch.device) -> Packing:
         ids=tensor([*prompts, *(c[:-1] for c in completions)]),
         positions=tensor(positions),
         where=tensor(where),
-        targets=tensor(completions),
+        targets=tensor([c[which] for c, which in zip(completions, sampled, strict=True)]),
         prompts=_rows([len(prompt) for prompt in prompts], device),
         completions=_rows([len(c) - 1 for c in completions], device),
         owner=torch.from_numpy(owner).to(device),
@@ -194,16 +206,19 @@ class Padded:
 
 def pad(groups: Sequence[Prefixed], device: torch.device) -> Padded:
     """Lay out every completion after a copy of its prompt."""
-    pairs = [(list(group.prompt), c) for group in groups for c in group.completions]
-    lengths = np.asarray([len(prompt) + len(completion) for prompt, completion in pairs])
+    rows = [
+        (list(group.prompt), *row) for group in groups for row in zip(group.completions, group.sampled, strict=True)
+    ]
+    lengths = np.asarray([len(prompt) + len(completion) for prompt, completion, _ in rows])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     ids = np.zeros_like(mask)
     where = []
-    for row, (prompt, completion) in enumerate(pairs):
+    for row, (prompt, completion, sampled) in enumerate(rows):
         ids[row, : lengths[row]] = np.concatenate([prompt, completion])
         first = row * ids.shape[1] + len(prompt) - 1  # the prompt's last position predicts the first completion token
-        where.append(np.arange(first, first + len(completion)))
-    arrays = (ids, mask, np.concatenate(where), np.concatenate([c for _, c in pairs]).astype(np.int64))
+        where.append(np.arange(first, first + len(completion))[sampled])
+    targets = np.concatenate([completion[sampled] for _, completion, sampled in rows]).astype(np.int64)
+    arrays = (ids, mask, np.concatenate(where), targets)
     return Padded(*(torch.from_numpy(array).to(device) for array in arrays))
 
 

@@ -15,14 +15,14 @@ from ftis_node.policy.policy import Policy
 
 
 def completion_logprobs(policy: Policy, groups: Sequence[Prefixed], temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs of every completion token under the policy, and the entropy of what it was drawn from.
+    """Log-probs of every sampled token under the policy, and the entropy of what it was drawn from.
 
     Args:
         groups: prompts, each with the completions that follow it; a prompt is computed once.
         temperature: the run's; log-probs are of the tempered distribution over the valid vocabulary.
 
     Returns:
-        Log-probs, fp32 `[Σ lengths]`, completion by completion, with gradient where the policy's weights have one; and
+        Log-probs, fp32 `[Σ sampled]`, completion by completion, with gradient where the policy's weights have one; and
         entropies in nats, of the same shape, without.
     """
     layout = (pack if policy.packed else pad)(groups, policy.device)

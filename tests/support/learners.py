@@ -35,6 +35,19 @@ def vertical(
     return TrainingGroup(prompt, [Part(source, completions, rewards, weight)])
 
 
+def in_turns(group: TrainingGroup) -> TrainingGroup:
+    """The same sampled tokens and claims, with given ones after the first of each completion that has more."""
+    completions: list[Completion | None] = []
+    for place, completion in enumerate(group.parts[0].completions):
+        assert completion is not None
+        if len(completion) > 1:
+            ids, more = completion.token_ids, np.arange(6, 9 + place, dtype=np.uint32)
+            given = np.repeat([False, True, False], [1, len(more), len(ids) - 1])
+            completion = replace(completion, token_ids=np.concatenate([ids[:1], more, ids[1:]]), given=given)
+        completions.append(completion)
+    return changed(group, completions=completions)
+
+
 def changed(group: TrainingGroup, **changes: Any) -> TrainingGroup:
     """The same group with another source, weight, … of its one part."""
     return replace(group, parts=[replace(group.parts[0], **changes)])
