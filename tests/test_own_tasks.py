@@ -368,7 +368,7 @@ def run_of(**changes: Any) -> Any:
 
 
 def facts_of(run: Any) -> dict[str, Any]:
-    return {key: getattr(run, key) for key in ("task", "data", "reward", "tokenizer", "vocabulary")}
+    return {key: getattr(run, key) for key in ("task", "data", "reward", "turns", "tokenizer", "vocabulary")}
 
 
 def test_nodes_whose_code_differs_are_told(folder: Path) -> None:

@@ -233,6 +233,7 @@ def _other(
 
 def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], None]) -> _Result:
     """The model is gone again afterwards: two may be too many for the memory."""
+    from ftis_node.evaluate.episodes import Episodes
     from ftis_node.evaluate.greedy import batch_that_fits, evaluate, tokenised
     from ftis_node.policy.generate.stream import Sampling
     from ftis_node.tokenizer.chat import end_ids
@@ -253,7 +254,8 @@ def _measure(chosen: _Chosen, exam: _Exam, tell: Callable[[Sequence[Judged]], No
         tell(some)
 
     sampling = Sampling(exam.cap, 1.0, end_ids(policy.tokenizer, chat), greedy=True)
-    outcome = evaluate(policy, ids, exam.examples, exam.scorer, sampling, batch=batch, tell=told)
+    episodes = Episodes.of(policy.tokenizer, exam.task.template, chat, exam.task.turns)
+    outcome = evaluate(policy, ids, exam.examples, exam.scorer, sampling, episodes=episodes, batch=batch, tell=told)
     trained, dtype = policy.kind if chosen.found else None, str(policy.dtype).removeprefix("torch.")
     return _Result(outcome.figures(), judged, trained, str(policy.device), dtype)
 

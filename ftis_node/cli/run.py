@@ -89,12 +89,12 @@ def new(
             "A run is for one tokenizer, and no --model says which.",
             "Name a model of the family that is to take part: --model qwen2.5-1.5b; or take --any-tokenizer.",
         )
-    names = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "text")
+    names = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
     facts = {"task": chosen.name} | {name: getattr(chosen, name) for name in names}
     if not any_tokenizer:
         tokenizer = load_tokenizer(model or "tiny-a")
         asked = chat_wanted(tokenizer, chosen.template, chat, thinking=thinking)
-        facts |= {"eos": end_ids(tokenizer, asked), "chat": asked.digest if asked is not None else ""}
+        facts |= {"eos": end_ids(tokenizer, asked), "chat": asked.digest(chosen.turns) if asked is not None else ""}
         facts |= {"tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared = {"common": common, "epoch": epoch} if common else {}

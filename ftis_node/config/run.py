@@ -295,15 +295,23 @@ def run_for(facts: Mapping[str, Any], *, any_tokenizer: bool = False, **fields: 
     Raises:
         UsageError: the fields make no run.
     """
-    shared = ("task", "data", "template", "reward")
+    shared = ("task", "data", "template", "reward", "turns")
     known = {key: facts[key] for key in shared}
     if any_tokenizer:
+        if facts["turns"] > 1:
+            raise UsageError(
+                f"Episodes of {facts['task']} have up to {facts['turns']} turns, and such a run is for one tokenizer.",
+                "Leave out --any-tokenizer, and name a --model of the family that is to take part.",
+            )
         caps = facts["text"]
         known |= {"packet": 2, "tokenizer": ANY, "completion_tokens": caps.completion_tokens}
         known |= {"prompt_bytes": caps.prompt_bytes, "completion_bytes": caps.completion_bytes}
     else:
         own = ("prompt_tokens", "completion_tokens", "tokenizer", "vocabulary", "chat")
-        known |= {key: facts[key] for key in own} | {"eos": tuple(facts["eos"])}
+        known |= {key: facts[key] for key in own} | {
+            "eos": tuple(facts["eos"]),
+            "packet": 3 if facts["turns"] > 1 else 1,
+        }
     return make_run(**{**known, **RUN_DEFAULTS, **fields})
 
 
@@ -311,7 +319,7 @@ def check_fit(run: Run, facts: Mapping[str, Any], model: str) -> None:
     """Refuse a model or data that would misread the run's tokens, before anything is sent.
 
     Args:
-        facts: tokenizer, vocabulary, and what `check_task` takes.
+        facts: tokenizer, vocabulary, text_refusal, and what `check_task` takes.
 
     Raises:
         UsageError: they are not the run's, in whichever way; all of it.
@@ -335,8 +343,13 @@ def check_task(run: Run, facts: Mapping[str, Any]) -> Iterator[UsageError]:
     """The parts of a task that are not the run's.
 
     Args:
-        facts: task, data and reward as a run has them; of data and reward None: not known.
+        facts: task, data, reward and turns as a run has them; of data, reward and turns None: not known.
     """
+    if facts["turns"] is not None and run.turns != facts["turns"]:
+        yield UsageError(
+            f"An episode of {facts['task']} has up to {facts['turns']} turns, and one of the run {run.turns}.",
+            f"Use the very same task as the others in the run. {_ANOTHER_TASK}",
+        )
     if facts["data"] is not None and run.data != facts["data"]:
         yield UsageError(
             f"The data of {facts['task']} is not the run's, which is of {run.task}: sha256 {facts['data'][:16]}…, "

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation, PairedFigures
 from ftis_node.fit.context import context_of, refuse_prompts
 from ftis_node.fit.memory import FRAGMENTATION, Device, Setup, Workload, estimate
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.generate.turns import go_on
 from ftis_node.policy.measure import geometry_of
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting
@@ -25,7 +28,7 @@ LARGEST_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One question, what the policy said, and the verdict on it. `tokens` counts a sampled end token too."""
+    """One question, what came of it, and the verdict on it. `tokens` counts sampled ones, an end token too."""
 
     example: Example
     text: str
@@ -125,6 +128,7 @@ def evaluate(
     scorer: Scorer,
     sampling: Sampling,
     *,
+    episodes: Episodes | None = None,
     batch: int = LARGEST_BATCH,
     room: Room | None = None,
     tell: Callable[[Sequence[Judged]], None] | None = None,
@@ -135,6 +139,7 @@ def evaluate(
 
     Args:
         prompts: token ids, none empty.
+        episodes: how they go on where a completion has several answers.
         batch: how many are generated side by side, fewer when they do not fit into memory; `room` takes its place, and
             remembers what fitted.
         tell: called with what became of each batch.
@@ -147,8 +152,13 @@ def evaluate(
     correct = formatted = lenient = finished = tokens = start = 0
     while start < len(prompts):
         completions = _sample(policy, prompts[start:], sampling, room)
+        if episodes is not None:
+            first = [[completion] for completion in completions]
+            some = slice(start, start + len(first))
+            played = play(policy, episodes, prompts[some], first, examples[some], scorer, sampling, room=room)
+            completions = [group[0] for group in played]
         judged = [
-            judge(policy.tokenizer, completion, example, scorer)
+            judge(policy.tokenizer, completion, example, scorer, episodes)
             for completion, example in zip(completions, examples[start:], strict=False)
         ]
         start += len(judged)
@@ -163,11 +173,58 @@ def evaluate(
     return Outcome(len(prompts), correct, formatted, lenient, finished, tokens, seconds, room.size)
 
 
-def judge(tokenizer: PreTrainedTokenizerBase, completion: Completion, example: Example, scorer: Scorer) -> Judged:
+def play(
+    policy: Policy,
+    episodes: Episodes,
+    prompts: Sequence[Sequence[int]],
+    first: Sequence[Sequence[Completion]],
+    examples: Sequence[Example],
+    scorer: Scorer,
+    sampling: Sampling,
+    *,
+    room: Room,
+    generator: torch.Generator | None = None,
+) -> list[list[Completion]]:
+    """The episodes that begin with these first answers to each prompt, which is of one example.
+
+    Raises:
+        FtisError: a single context does not fit into memory, or the weights have diverged.
+    """
+
+    def answering(contexts: Sequence[Sequence[int]], cap: int) -> list[Completion]:
+        capped = replace(sampling, max_new_tokens=cap)
+        groups = fitting(
+            lambda some: generate(policy, contexts, group=1, sampling=capped, generator=generator, batch=some),
+            room,
+            there=len(contexts),
+            least=1,
+        )
+        return [group[0] for group in groups]
+
+    return go_on(
+        prompts,
+        first,
+        answering=answering,
+        following=lambda number, episode: episodes.following(episode, examples[number], scorer),
+        turns=episodes.turns,
+        cap=sampling.max_new_tokens,
+    )
+
+
+def judge(
+    tokenizer: PreTrainedTokenizerBase,
+    completion: Completion,
+    example: Example,
+    scorer: Scorer,
+    episodes: Episodes | None = None,
+) -> Judged:
     """The verdict on one completion."""
     text = str(tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
-    score = verdict(text, completion.finished, example, scorer)
-    return Judged(example, text, len(completion.token_ids), completion.finished, score)
+    if episodes is not None:
+        score = episodes.score(completion, example, scorer) or Score(0.0, formatted=False, lenient=False)
+    else:
+        score = verdict(text, completion.finished, example, scorer)
+    return Judged(example, text, completion.sampled, completion.finished, score)
 
 
 def verdict(text: str, finished: bool, example: Example, scorer: Scorer) -> Score:

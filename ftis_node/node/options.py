@@ -94,4 +94,4 @@ def check_foreseen(found: RunFile, options: JoinOptions) -> None:
     """
     task = options.task_of(found)
     data, reward = foreseen(task, data=options.data, reward=options.reward_of(found))
-    raise_all(check_task(found.run, {"task": task, "data": data, "reward": reward}))
+    raise_all(check_task(found.run, {"task": task, "data": data, "reward": reward, "turns": None}))

@@ -156,7 +156,8 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         words = load_tokenizer(folder)
     mark, task = fingerprint(words), case.task
     chat = chat_in(None, words, task.template if task is not None else "", case.settings)
-    facts = {"tokenizer": mark, "vocabulary": len(words), "chat": chat.digest if chat is not None else ""}
+    facts = {"tokenizer": mark, "vocabulary": len(words), "turns": task.turns if task is not None else None}
+    facts["chat"] = chat.digest(task.turns if task is not None else 1) if chat is not None else ""
     facts["eos"] = end_ids(words, chat)  # raises if no completion could end
     prompts = [task.prompt(example) for example in task.train] if task is not None else []
     facts["text_refusal"] = text_refusal(words, prompts, "".join(TAGS))
@@ -164,7 +165,7 @@ def tokenizer(case: Case) -> Iterator[Finding]:
         why = facts["text_refusal"] or "It can also take part in runs for models of any tokenizer."
         yield Finding("tokenizer", "ok", f"Its fingerprint is {mark[:16]}…; there is no run to compare it with. {why}")
         if task is not None:
-            shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "text")
+            shared = ("data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
             case.to_start = run_for(facts | {"task": task.name} | {name: getattr(task, name) for name in shared})
     ids = {}
     for origin, run_file in case.runs:

@@ -32,13 +32,15 @@ from ftis_node.tasks.rewards import (
     score,
     score_text,
 )
-from ftis_node.tasks.task import Example, Task, TextCaps
+from ftis_node.tasks.task import Environment, Example, Replay, Task, TextCaps
 
 __all__ = [
     "JUDGED_RULES",
     "PURE_RULES",
     "RULES",
+    "Environment",
     "Example",
+    "Replay",
     "Score",
     "Scorer",
     "Task",

@@ -29,6 +29,7 @@ from types import CodeType
 from typing import Any
 
 REPLY_BYTES = 1 << 16  # of an argument list or a result
+SAID_BYTES = 1 << 15  # less than a pipe holds: nobody reads before the fork has ended
 _CHILDREN_CPU_SECONDS = 10
 
 # System calls by their numbers on x86-64 (linux/arch/x86/entry/syscalls/syscall_64.tbl).
@@ -285,7 +286,15 @@ _MATHEMATICS = _BUILTINS | frozenset(
 
 
 def worth(score: Callable[[], float], seconds: float) -> float:
-    """What a scorer gives, from 0 to 1, asked in a fork that is locked in; 0 where it fails.
+    """What a scorer gives, from 0 to 1, asked in a fork that is locked in; 0 where it fails."""
+    try:
+        return min(1.0, max(0.0, float(said(lambda: repr(float(score())), seconds))))
+    except ValueError:
+        return 0.0
+
+
+def said(speak: Callable[[], str], seconds: float) -> str:
+    """The text that `speak` gives in a fork that is locked in; empty where it fails, or is longer than `SAID_BYTES`.
 
     In the fork, code that is made of a text must be a harmless expression, or the fork ends.
     """
@@ -293,16 +302,16 @@ def worth(score: Callable[[], float], seconds: float) -> float:
 
     def work() -> None:
         sys.addaudithook(_only_harmless)
-        os.write(theirs, repr(float(score())).encode())
+        text = speak().encode()
+        if len(text) > SAID_BYTES:
+            raise ValueError("too long")
+        os.write(theirs, text)
 
     pid = locked_in(work, {theirs}, seconds)
     os.close(theirs)
-    told = os.read(ours, 64) if ended_well(pid) else b""
+    text = os.read(ours, SAID_BYTES) if ended_well(pid) else b""
     os.close(ours)
-    try:
-        return min(1.0, max(0.0, float(told)))
-    except ValueError:
-        return 0.0
+    return text.decode(errors="replace")
 
 
 def _only_harmless(event: str, arguments: tuple[Any, ...]) -> None:

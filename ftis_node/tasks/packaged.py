@@ -14,7 +14,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ftis_node.tasks.jsonl import split
 from ftis_node.tasks.judge import KEPT, Judge, refuse_unjailed
 from ftis_node.tasks.judge import Rule as Kind
 from ftis_node.tasks.rewards import Score, score_text
-from ftis_node.tasks.task import ANSWERED, ASKED, Example, Task, TextCaps
+from ftis_node.tasks.task import ANSWERED, ASKED, Example, Replay, Task, TextCaps
 
 _ROWS_SECONDS, _CHECK_SECONDS = 600.0, 60.0
 _PROMPT_TOKENS, _COMPLETION_TOKENS = (128, 4096), 512
@@ -36,15 +36,49 @@ _LEAST = 0.1  # what is worth less is worth nothing: many scorers give a hundred
 logger = logging.getLogger(__name__)
 
 
+class PackageJudge(Judge):
+    """The scorers of a package. One thread at a time may use it."""
+
+    def __call__(self, text: str, answer: str) -> Score:
+        """What the package's scorer gives for a completion; `answer` is the gold that the package's child made."""
+        return score_text(lambda given: _worth(self._ask(answer, given, False)), text)
+
+
+class EnvironmentJudge(PackageJudge):
+    """An environment of verifiers, whose rewards see a whole completion, or each answer of an episode."""
+
+    def __call__(self, text: str, answer: str) -> Score:
+        played = self.replay([text], answer)
+        reward = played.reward if played is not None else 0.0
+        return Score(reward, formatted=True, lenient=reward >= 1)
+
+    def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
+        """Play the episode again; None where the environment fails, or says more than a pipe holds."""
+        told = self._ask(gold, json.dumps(list(answers)), False)
+        try:
+            messages, over, reward = json.loads(told) if isinstance(told, str) else (None, None, None)
+        except (ValueError, TypeError, RecursionError):
+            return None
+        if not isinstance(messages, list) or not all(isinstance(message, str) for message in messages):
+            return None
+        return Replay(tuple(messages), over is True, _worth(reward) if over is True else 0.0)
+
+
+def _worth(told: object) -> float:
+    """What a judge's child told, if it is a number that counts."""
+    worth = min(told, 1.0) if isinstance(told, float) else 0.0
+    return worth if worth >= _LEAST else 0.0
+
+
 @dataclass(frozen=True)
 class Package:
-    """child: the file that makes rows and judges. template: for the questions. whole: scorers see the completion, tags
-    and all, rather than the answer in it. form: of a task's name, after the colon."""
+    """child: the file that makes rows and judges. template: for the questions. judge: what asks it. form: of a task's
+    name, after the colon."""
 
     name: Kind
     child: Path
     template: str
-    whole: bool
+    judge: type[PackageJudge]
     form: str
 
 
@@ -54,11 +88,15 @@ PACKAGES: Mapping[str, Package] = {
         "reasoning-gym",
         _HERE / "gym_child.py",
         ANSWERED,
-        whole=False,
+        PackageJudge,
         form="NAME[@LEVEL][*WEIGHT], with commas between",
     ),
     "verifiers": Package(
-        "verifiers", _HERE / "verifiers_child.py", ASKED, whole=True, form="NAME, of an environment that is installed"
+        "verifiers",
+        _HERE / "verifiers_child.py",
+        ASKED,
+        EnvironmentJudge,
+        form="NAME, of an environment that is installed",
     ),
 }
 
@@ -67,21 +105,6 @@ def package_of(name: str) -> Package | None:
     """The package that a task's name begins with, a colon after it."""
     package, colon, _ = name.partition(":")
     return PACKAGES.get(package) if colon else None
-
-
-class PackageJudge(Judge):
-    """The scorers of a package. One thread at a time may use it."""
-
-    def __call__(self, text: str, answer: str) -> Score:
-        """What the package's scorer gives for a completion; `answer` is the gold that the package's child made."""
-        if not PACKAGES[self._kind].whole:
-            return score_text(lambda given: self._worth(answer, given), text)
-        reward = self._worth(answer, text)
-        return Score(reward, formatted=True, lenient=reward >= 1)
-
-    def _worth(self, gold: str, given: str) -> float:
-        worth = self._ask(gold, given, False)
-        return worth if isinstance(worth, float) and _LEAST <= worth <= 1 else 0.0
 
 
 def load_packaged(name: str) -> Task:
@@ -119,7 +142,8 @@ def load_packaged(name: str) -> Task:
         completion_tokens=_COMPLETION_TOKENS,
         prompt_tokens=prompt_tokens,
         text=TextCaps.beside(prompt_tokens, _COMPLETION_TOKENS),
-        scorer=PackageJudge(package.name, name),
+        scorer=package.judge(package.name, name),
+        turns=made.get("turns", 1),
     )
 
 

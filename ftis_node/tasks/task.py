@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from ftis_node.tasks.rewards import Scorer
 
@@ -82,14 +83,32 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """An episode played again. messages: what the environment said after each answer but the last. over: it wants no
+    more answers. reward: from 0 to 1, and 0 before it is over."""
+
+    messages: tuple[str, ...]
+    over: bool
+    reward: float
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """The scorer of a task whose episodes have turns. Every node that plays an episode again must find the same."""
+
+    def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
+        """Play the episode of the row with this gold answer; None where that fails."""
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """The data and the rules of one task; everything but `held_out` must be equal on all nodes of a run.
 
     `data` is the sha256 (hex) of what makes the prompts: of the training file's bytes, or of the canonical JSON of the
     rows where there is no file. In a task loaded for evaluation only, `train` is empty and `data` is of that file.
     `reward` names a rule of `ftis_node.tasks.rewards`, or the code of its `scorer`, if it has one (see `own`),
-    whose verdict may take `scorer_seconds`. The caps are defaults, in tokens; `text` has
-    those of text runs.
+    whose verdict may take `scorer_seconds`. The caps are defaults, in tokens; `text` has those of text runs. `turns` is
+    how many answers an episode may have; above 1 the scorer is an `Environment`.
     """
 
     name: str
@@ -103,6 +122,7 @@ class Task:
     text: TextCaps
     scorer: Scorer | None = field(default=None, compare=False)
     scorer_seconds: float = field(default=5.0, compare=False)
+    turns: int = 1
 
     def prompt(self, example: Example) -> str:
         """The text that a model is given; braces in a question stay what they are."""

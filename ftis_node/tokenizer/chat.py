@@ -1,7 +1,8 @@
-"""A model's own chat template, read once: the text before and after a user's message.
+"""A model's own chat template, read once: the texts before, after and between a user's messages.
 
 Only made-up messages go through the template, which is Jinja of the model's makers, in transformers' sandbox. What
-strangers wrote, a run's template or a question, is put between the two texts afterwards, and is never rendered.
+strangers wrote, a run's template, a question or what an environment says, is put between these texts afterwards, and is
+never rendered.
 """
 
 from __future__ import annotations
@@ -36,31 +37,31 @@ class NoChat(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Chat:
-    """One user's message, and the model's turn after it.
+class Frame:
+    """What stands around messages, and before the model's turn after each.
 
-    before, after: what the template puts around the message. end: the id that ends the model's turn. thinking: what the
-    template's switch `enable_thinking` says, if it has one.
+    before, after: around the first message; between, after: around a later one, after the end token of an answer.
     """
 
     tokenizer: PreTrainedTokenizerBase
     before: str
     after: str
-    end: int
-    thinking: bool
-
-    @cached_property
-    def digest(self) -> str:
-        """sha256 (hex) of the texts around a message: two models with one are asked alike."""
-        return hashlib.sha256(f"{self.before}\0{self.after}".encode()).hexdigest()
+    between: str | None
 
     def ids(self, message: str) -> list[int]:
         """Token ids of the prompt. Special tokens that the message spells are plain text."""
-        message = message.strip()
+        return self._around(self.before, message.strip())
+
+    def later(self, message: str) -> list[int]:
+        """Token ids of a later message, with what stands around it."""
+        assert self.between is not None, "`frame_of` has looked"
+        return self._around(self.between, message.strip())
+
+    def _around(self, before: str, message: str) -> list[int]:
         if not any(token in message for token in self._special):
-            return self._read(f"{self.before}{message}{self.after}")
+            return self._read(f"{before}{message}{self.after}")
         plain: list[int] = self._plain.encode(message, add_special_tokens=False).ids
-        return [*self._read(self.before), *plain, *self._read(self.after)]
+        return [*self._read(before), *plain, *self._read(self.after)]
 
     def _read(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -74,6 +75,50 @@ class Chat:
     @cached_property
     def _plain(self) -> Any:
         return plain_backend(json.loads(backend_of(self.tokenizer).to_str()), prefix=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Chat(Frame):
+    """A model's chat template, which says what stands around messages.
+
+    end: the id that ends the model's turn. thinking: what the template's switch `enable_thinking` says, if it has one.
+    """
+
+    end: int
+    thinking: bool
+
+    def digest(self, turns: int = 1) -> str:
+        """sha256 (hex) of the texts around messages: two models with one are asked alike.
+
+        Raises:
+            UsageError: episodes have several turns, and the template says nothing fixed between them.
+        """
+        texts = [self.before, self.after]
+        if turns > 1:
+            texts.append(_between(self))
+        return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def frame_of(tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat | None) -> Frame:
+    """What stands around the messages of an episode: a chat's texts, or those of a run's template on new lines.
+
+    Raises:
+        UsageError: the chat has no text that is always between an answer and the next message.
+    """
+    if chat is not None:
+        _between(chat)
+        return chat
+    before, _, after = template.partition("{question}")
+    return Frame(tokenizer, before, after, "\n" + before)
+
+
+def _between(chat: Chat) -> str:
+    if chat.between is None:
+        raise UsageError(
+            "This model's chat template has no fixed text between an answer and the message that follows it.",
+            "Use another model, or chat=never.",
+        )
+    return chat.between
 
 
 def message_of(template: str, question: str) -> str:
@@ -119,9 +164,11 @@ def chat_of(tokenizer: PreTrainedTokenizerBase, *, thinking: bool = False) -> Ch
     if len(texts) > 1:
         raise NoChat("what its chat template puts around a message depends on the message")
     before, after = texts.pop()
+    end, token = _end(tokenizer, thinking)
+    between = {_from_answer_to(tokenizer, message, after, token, thinking) for message in _MESSAGES}
     if after.rstrip().endswith(_OPENED):  # the model writes the tag itself, so that its whole answer is its own
         after = after.rstrip().removesuffix(_OPENED)
-    return Chat(tokenizer, before, after, _end(tokenizer, thinking), thinking)
+    return Chat(tokenizer, before, after, between.pop() if len(between) == 1 else None, end, thinking)
 
 
 def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wanted, *, thinking: bool) -> Chat | None:
@@ -146,8 +193,8 @@ def chat_wanted(tokenizer: PreTrainedTokenizerBase, template: str, wanted: Wante
     return chat if wanted == "always" or _instructed(tokenizer, chat) else None
 
 
-def chat_with(tokenizer: PreTrainedTokenizerBase, digest: str) -> Chat:
-    """The chat of that digest, with its switch as it must be.
+def chat_with(tokenizer: PreTrainedTokenizerBase, digest: str, turns: int = 1) -> Chat:
+    """The chat of that digest, with its switch as it must be, for episodes of so many turns.
 
     Raises:
         UsageError: this model's chats are others.
@@ -156,11 +203,11 @@ def chat_with(tokenizer: PreTrainedTokenizerBase, digest: str) -> Chat:
     for thinking in (False, True):
         try:
             chat = chat_of(tokenizer, thinking=thinking)
-        except NoChat as error:
-            why = str(error)
+            if chat.digest(turns) == digest:
+                return chat
+        except (NoChat, UsageError) as error:
+            why = error.what.rstrip(".") if isinstance(error, UsageError) else str(error)
             break
-        if chat.digest == digest:
-            return chat
     raise UsageError(
         f"The run's questions are put in a chat of digest {digest[:16]}…, which this model has not: {why}.",
         "Use the instruct model that the run was made for (see `ftis-node run show`), or join a run for models of any "
@@ -185,14 +232,30 @@ def _around(tokenizer: PreTrainedTokenizerBase, message: str, thinking: bool) ->
     return before, after
 
 
-def _end(tokenizer: PreTrainedTokenizerBase, thinking: bool) -> int:
-    """The first id after an answer."""
+def _from_answer_to(
+    tokenizer: PreTrainedTokenizerBase, message: str, after: str, end: str, thinking: bool
+) -> str | None:
+    """What stands between an answer's end token and this message; None where something else is after that."""
+    turns = [("user", "A first question"), ("assistant", _ANSWER), ("user", message)]
+    try:
+        text = _rendered(
+            tokenizer, [{"role": role, "content": content} for role, content in turns], thinking, prompt=True
+        )
+    except NoChat:  # some refuse a second message
+        return None
+    answered, found, rest = text.rpartition(message)
+    between = answered.rpartition(_ANSWER)[2].lstrip()
+    return between.removeprefix(end) if found and rest == after and between.startswith(end) else None
+
+
+def _end(tokenizer: PreTrainedTokenizerBase, thinking: bool) -> tuple[int, str]:
+    """The first token after an answer."""
     turns = [{"role": "user", "content": _MESSAGES[0]}, {"role": "assistant", "content": _ANSWER}]
     rest = _rendered(tokenizer, turns, thinking, prompt=False).rpartition(_ANSWER)[2].lstrip()
     special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     for content in sorted(special, key=len, reverse=True):
         if rest.startswith(content):
-            return int(special[content])
+            return int(special[content]), content
     raise NoChat("its chat template ends an answer with no token of its own")
 
 

@@ -20,6 +20,7 @@ from ftis_node.config.run import RUN_DEFAULTS, Run
 from ftis_node.config.settings import LIVE_CONSTANTS, Settings
 from ftis_node.errors import FtisError, UsageError, UserError, did_you_mean
 from ftis_node.evaluate import greedy
+from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.context import Context, refuse_prompts, refuse_run
 from ftis_node.fit.memory import Workload
@@ -71,14 +72,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class _Exam:
-    """An evaluation's prompts, their examples, the reward rule, the cap in tokens, and the task's own scorer, see
-    `tasks.scoring`."""
+    """An evaluation's prompts and their examples, the reward rule and the task's own scorer (see `tasks.scoring`), the
+    cap in tokens, and how its episodes go on."""
 
     prompts: list[list[int]]
     examples: Sequence[Example]
     reward: str
     completion_tokens: int
-    scorer: Scorer | None = None
+    episodes: Episodes | None
+    scorer: Scorer | None
 
 
 class Engine:
@@ -102,6 +104,7 @@ class Engine:
         self._evaluating: Room
         self._sizes: Sizes  # see `planning.ceilings`
         self.packets: Packets
+        self._episodes: Episodes | None
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
         self._warned_no_room = False
@@ -157,7 +160,7 @@ class Engine:
             tokenizer=fingerprint(tokenizer),
             vocabulary=self.policy.vocabulary,
             eos=list(end_ids(tokenizer, chat)),
-            chat=chat.digest if chat is not None else "",
+            chat=chat.digest(self.task.turns) if chat is not None else "",
             unwritable=unwritable(tokenizer, self.task.template.replace("{question}", "") + "".join(TAGS)),
             text=self.task.text,
             text_refusal=text_refusal(tokenizer, [self.task.prompt(row) for row in self.task.train], "".join(TAGS)),
@@ -173,6 +176,7 @@ class Engine:
             reward=self.task.reward,
             prompt_tokens=self.task.prompt_tokens,
             completion_tokens=self.task.completion_tokens,
+            turns=self.task.turns,
             rows=len(self.task.train),
             held_out=len(self.task.held_out),
             plan=with_fields(plan, reasons=(*plan.reasons, self.policy.way)),
@@ -200,6 +204,7 @@ class Engine:
         """
         self.run = run
         self.packets = packets_of(run, self.policy.tokenizer, self._settings)
+        self._episodes = Episodes.of(self.policy.tokenizer, run.template, self.packets.chat, run.turns)
         self.close()
         self._scorer, self._side_scorer = (
             self._scorers.enter_context(scoring(self.run.reward, self.task.scorer)) for _ in range(2)
@@ -207,7 +212,8 @@ class Engine:
         self.prompts = self._prompts(self.task.train, "the training data")
         held_out = self.task.held_out[: self._settings.eval_prompts]
         prompts = self._prompts(held_out, "the held-out data")
-        self._exams[None] = _Exam(prompts, held_out, self.run.reward, self.run.completion_tokens, self.task.scorer)
+        exam = (prompts, held_out, run.reward, run.completion_tokens, self._episodes, self.task.scorer)
+        self._exams[None] = _Exam(*exam)
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         self.learner = Learner(self.policy, objective, self._settings, self.run.temperature, OWN, task=self.run.task)
         self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
@@ -237,7 +243,7 @@ class Engine:
         """
         began = time.perf_counter()
         with self._phase("generate"):
-            groups = self._sample([self.prompts[row] for row in rows], self.run.completions)
+            groups = self._sample(rows, self.run.completions)
         packets = [
             self.packets.write(
                 Slot(author, round, slot, policy_step), self._prompt(self.task.train[row]), self.prompts[row], group
@@ -305,7 +311,15 @@ class Engine:
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
         with self._phase("evaluate"), scoring(exam.reward, exam.scorer) as scorer:
-            outcome = greedy.evaluate(self.policy, exam.prompts, exam.examples, scorer, sampling, room=self._evaluating)
+            outcome = greedy.evaluate(
+                self.policy,
+                exam.prompts,
+                exam.examples,
+                scorer,
+                sampling,
+                episodes=exam.episodes,
+                room=self._evaluating,
+            )
         return outcome.figures()
 
     def try_rows(self, rows: Sequence[int]) -> list[bool]:
@@ -320,6 +334,7 @@ class Engine:
                 examples,
                 self._scorer,
                 sampling,
+                episodes=self._episodes,
                 room=self._evaluating,
                 tell=lambda batch: judged.update({id(one.example): one.score.reward > 0 for one in batch}),
             )
@@ -336,7 +351,8 @@ class Engine:
         ids = [self.packets.prompt(loaded.template, example.question) for example in examples]
         questions = [example.question for example in examples]
         refuse_prompts(self.policy.name, self._context, ids, questions, name, completion_tokens=cap)
-        self._exams[name] = _Exam(ids, examples, loaded.reward, cap, loaded.scorer)
+        episodes = Episodes.of(self.policy.tokenizer, loaded.template, self.packets.chat, loaded.turns)
+        self._exams[name] = _Exam(ids, examples, loaded.reward, cap, episodes, loaded.scorer)
         return len(examples)
 
     def interrupt(self) -> None:
@@ -437,14 +453,17 @@ class Engine:
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
         return Sampling(cap, self.run.temperature, self.packets.ends, greedy=greedy)
 
-    def _sample(self, prompts: Sequence[Sequence[int]], group: int) -> list[list[Completion]]:
+    def _sample(self, rows: Sequence[int], group: int) -> list[list[Completion]]:
         """Generate; if memory runs out, try again later or with fewer sequences side by side.
 
         Raises:
             FtisError: not even one group fits.
         """
-        sampling = self._sampling(greedy=False, cap=self.run.completion_tokens)
-        return fitting(
+        sampling, prompts = (
+            self._sampling(greedy=False, cap=self.run.completion_tokens),
+            [self.prompts[r] for r in rows],
+        )
+        first = fitting(
             lambda batch: generate(
                 self.policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
             ),
@@ -452,9 +471,26 @@ class Engine:
             there=group * len(prompts),
             least=group,
         )
+        if self._episodes is None:
+            return first
+        return greedy.play(
+            self.policy,
+            self._episodes,
+            prompts,
+            first,
+            [self.task.train[row] for row in rows],
+            self._scorer,
+            sampling,
+            room=self._generating,
+            generator=self.random,
+        )
 
     def _rewards(self, row: int, packet: bytes, scorer: Scorer) -> list[float]:
-        example, texts = self.task.train[row], self.packets.texts(packet)
+        example = self.task.train[row]
+        if self._episodes is not None:
+            completions = [one for one in self.packets.completions(packet, own=False) if one is not None]
+            return self._episodes.rewards(completions, example, scorer)
+        texts = self.packets.texts(packet)
         begin_group(scorer)
         return [greedy.verdict(written.text, written.finished, example, scorer).reward for written in texts]
 

@@ -57,7 +57,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     kind              `lora` or `full`
     device            torch's name; threads: torch's number
     settings          completed by the plan
-    task … completion_tokens  as in a run; rows, held_out: numbers of examples
+    task … completion_tokens, turns  as in a run; rows, held_out: numbers of examples
     sizes             the largest batch sizes
     """
 
@@ -80,6 +80,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     reward: str
     prompt_tokens: int
     completion_tokens: int
+    turns: int
     rows: int
     held_out: int
     plan: Plan
@@ -87,8 +88,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     def shared(self) -> dict[str, object]:
         """The facts that a run must agree with, see `config.run.run_for`."""
-        names = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "text", "text_refusal")
-        return {name: getattr(self, name) for name in (*names, "tokenizer", "vocabulary", "eos", "chat")}
+        names = ("task", "data", "template", "reward", "prompt_tokens", "completion_tokens", "turns", "text")
+        return {
+            name: getattr(self, name) for name in (*names, "text_refusal", "tokenizer", "vocabulary", "eos", "chat")
+        }
 
 
 class OpenedRun(msgspec.Struct, frozen=True):

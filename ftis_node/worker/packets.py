@@ -14,7 +14,6 @@ from ftis_node.config.settings import Settings
 from ftis_node.fit.context import Context, refuse_long_prompts, refuse_prompts
 from ftis_node.packet import (
     Completion,
-    Packet,
     PacketError,
     TextCompletion,
     TextPacket,
@@ -22,6 +21,7 @@ from ftis_node.packet import (
     encode,
     pack_group,
     pack_text_group,
+    pack_turn_group,
     prompt_digest,
 )
 from ftis_node.tokenizer.chat import Chat, chat_wanted, chat_with, message_of, prompt_ids
@@ -48,9 +48,10 @@ class Written:
 
 
 class Packets(Protocol):
-    """One of the two kinds. ends: the ids that finish a completion of this node's model."""
+    """One of the two kinds. ends: the ids that finish a completion of this node's model. chat: in which it is asked."""
 
     ends: tuple[int, ...]
+    chat: Chat | None
 
     def prompt(self, template: str, question: str) -> list[int]:
         """Token ids of the prompt that asks a question, in a chat or in plain text."""
@@ -72,22 +73,23 @@ class Packets(Protocol):
 
 
 class TokenPackets:
-    """Version 1: every model of the run has the same ids."""
+    """Versions 1 and 3: every model of the run has the same ids."""
 
     def __init__(self, run: Run, tokenizer: PreTrainedTokenizerBase, chat: Chat | None = None) -> None:
         self._run = run
         self._tokenizer = tokenizer
-        self._chat = chat
+        self.chat = chat
         self.ends = run.eos
 
     def prompt(self, template: str, question: str) -> list[int]:
-        return prompt_ids(self._tokenizer, template, question, self._chat)
+        return prompt_ids(self._tokenizer, template, question, self.chat)
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
         return prompt_digest(ids)
 
     def write(self, slot: Slot, prompt: str, ids: Sequence[int], completions: Sequence[Completion]) -> bytes:
-        packet = pack_group(
+        pack = pack_group if self._run.turns == 1 else pack_turn_group
+        packet = pack(
             run_id=self._run.id,
             author=slot.author,
             round=slot.round,
@@ -108,7 +110,7 @@ class TokenPackets:
 
     def completions(self, data: bytes, *, own: bool) -> list[Completion]:
         packet = decode(data)
-        if not isinstance(packet, Packet):
+        if isinstance(packet, TextPacket):
             raise PacketError("a packet of text, in a run of one tokenizer")
         return list(packet.completions())
 
@@ -122,12 +124,12 @@ class TextPackets:
     def __init__(self, run: Run, codec: Codec, chat: Chat | None = None) -> None:
         self._run = run
         self._codec = codec
-        self._chat = chat
+        self.chat = chat
         self.ends: tuple[int, ...] = (codec.end,)
 
     def prompt(self, template: str, question: str) -> list[int]:
-        if self._chat is not None:
-            return self._chat.ids(message_of(template, question))
+        if self.chat is not None:
+            return self.chat.ids(message_of(template, question))
         return self._codec.prompt_ids(template.replace("{question}", question))
 
     def digest(self, text: str, ids: Sequence[int]) -> bytes:
@@ -204,7 +206,7 @@ def chat_in(run: Run | None, tokenizer: PreTrainedTokenizerBase, template: str, 
         UsageError: the model does not have it.
     """
     if run is not None and not run.text:
-        return chat_with(tokenizer, run.chat) if run.chat else None
+        return chat_with(tokenizer, run.chat, run.turns) if run.chat else None
     return chat_wanted(tokenizer, template, settings.chat, thinking=settings.thinking)
 
 

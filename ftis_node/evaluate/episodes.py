@@ -1,0 +1,66 @@
+"""Episodes of several answers as their environment sees them: what it says next, and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ftis_node.packet import Completion
+from ftis_node.tasks import Environment, Example, Score, Scorer, begin_group
+from ftis_node.tokenizer.chat import Chat, Frame, frame_of
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """How the episodes of a run go. frame: around its environment's messages. turns: most answers."""
+
+    tokenizer: PreTrainedTokenizerBase
+    frame: Frame
+    turns: int
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat | None, turns: int) -> Episodes | None:
+        """The episodes of a run with this template; None where each has one answer. Raises UsageError as `frame_of`."""
+        return cls(tokenizer, frame_of(tokenizer, template, chat), turns) if turns > 1 else None
+
+    def following(self, completion: Completion, example: Example, scorer: Scorer) -> list[int]:
+        """The ids of what the environment says to this node's own episode so far; none: the episode is over."""
+        begin_group(scorer)  # each of its own answers may take its time
+        answers, _ = self._runs(completion)
+        played = cast(Environment, scorer).replay(answers, example.answer)
+        if played is None or played.over or len(played.messages) != len(answers):
+            return []
+        return self.frame.later(played.messages[-1])
+
+    def score(self, completion: Completion, example: Example, scorer: Scorer) -> Score | None:
+        """What an episode is worth, played again; None if it does not show that its given tokens were said in it."""
+        answers, given = self._runs(completion)
+        played = cast(Environment, scorer).replay(answers, example.answer)
+        said = [] if played is None else [self.frame.later(message) for message in played.messages[: len(given)]]
+        if said != given:
+            return None
+        over = played is not None and played.over
+        reward = played.reward if played is not None and completion.finished else 0.0
+        return Score(reward, formatted=over, lenient=reward >= 1)
+
+    def rewards(self, completions: Sequence[Completion], example: Example, scorer: Scorer) -> list[float]:
+        """Of a group; all are 0, which is no signal, if a given token of any was not said: its author makes them up."""
+        begin_group(scorer)
+        rewards = []
+        for completion in completions:
+            score = self.score(completion, example, scorer)
+            if score is None:
+                return [0.0] * len(completions)
+            rewards.append(score.reward)
+        return rewards
+
+    def _runs(self, completion: Completion) -> tuple[list[str], list[list[int]]]:
+        """The texts of the answers, and the given ids between them."""
+        where = np.zeros(len(completion), np.bool_) if completion.given is None else completion.given
+        runs = [ids.tolist() for ids in np.split(completion.token_ids, np.flatnonzero(np.diff(where)) + 1)]
+        answers = [str(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in runs[::2]]
+        return answers, runs[1::2]

@@ -1,0 +1,87 @@
+"""Episodes: completions that go on after an answer, with what an environment says to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ftis_node.packet import Completion
+
+Following = Callable[[int, Completion], Sequence[int]]
+"""(number of the prompt, an episode so far) → the ids that an environment puts after it; none: the episode is over."""
+
+Answering = Callable[[Sequence[Sequence[int]], int], Sequence[Completion]]
+"""(contexts, cap) → an answer to each context, of so many tokens at most."""
+
+
+@dataclass(eq=False)
+class _Episode:
+    """Grows run by run. ids, given: of all tokens; logprobs: of sampled ones."""
+
+    prompt: int
+    ids: list[int] = field(default_factory=list)
+    given: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    answers: int = 0
+    finished: bool = False
+    over: bool = False
+
+    def so_far(self) -> Completion:
+        given = np.array(self.given, np.bool_)
+        ids, logprobs = np.array(self.ids, np.uint32), np.array(self.logprobs, np.float32)
+        return Completion(ids, logprobs, self.finished, given=given if given.any() else None)
+
+    def answer(self, answer: Completion) -> None:
+        self.ids += answer.token_ids.tolist()
+        self.logprobs += answer.logprobs.tolist()
+        self.given += [False] * len(answer)
+        self.finished = answer.finished
+        self.answers += answer.finished
+
+    def go_on(self, ids: Sequence[int]) -> None:
+        self.ids += ids
+        self.given += [True] * len(ids)
+        self.finished = False
+
+
+def go_on(
+    prompts: Sequence[Sequence[int]],
+    first: Sequence[Sequence[Completion]],
+    *,
+    answering: Answering,
+    following: Following,
+    turns: int,
+    cap: int,
+) -> list[list[Completion]]:
+    """Play the episodes that begin with these first answers of each prompt.
+
+    All open episodes are answered side by side, with the cap of the one that has the least room left. So no row is
+    wider than a prompt with a whole completion, and what was cut off by another's cap goes on in the next round.
+
+    Args:
+        turns: most answers of an episode. cap: most tokens of one, sampled and given.
+
+    Returns:
+        For each prompt its episodes, in the order of `first`. One that has no room for what follows ends before it.
+    """
+    episodes = [_Episode(number) for number, group in enumerate(first) for _ in group]
+    waiting, answers = episodes, [answer for group in first for answer in group]
+    while waiting:
+        for episode, answer in zip(waiting, answers, strict=True):
+            episode.answer(answer)
+            if not episode.finished:
+                episode.over = len(episode.ids) >= cap
+                continue
+            ids = following(episode.prompt, episode.so_far()) if episode.answers < turns else ()
+            if ids and len(episode.ids) + len(ids) < cap:
+                episode.go_on(ids)
+            else:
+                episode.over = True
+        waiting = [episode for episode in waiting if not episode.over]
+        if waiting:
+            contexts = [[*prompts[episode.prompt], *episode.ids] for episode in waiting]
+            answers = list(answering(contexts, min(cap - len(episode.ids) for episode in waiting)))
+    played = iter(episodes)
+    return [[next(played).so_far() for _ in group] for group in first]

@@ -1,0 +1,293 @@
+"""Episodes of several answers: how they grow, what stands between answers, and that nobody's word is taken for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftis_node.config.run import Run, check_fit, run_for
+from ftis_node.draw import draw
+from ftis_node.errors import UsageError
+from ftis_node.evaluate.episodes import Episodes
+from ftis_node.packet import Completion, Group, TurnPacket, decode, prompt_digests
+from ftis_node.policy.generate.turns import go_on
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.score import completion_logprobs
+from ftis_node.swarm.admission import AdmissionContext, admit
+from ftis_node.swarm.identity import Identity
+from ftis_node.tasks import Environment, Example, Replay, Score, Task
+from ftis_node.tasks.arithmetic import arithmetic
+from ftis_node.tokenizer.chat import Frame, chat_of, chat_with, frame_of
+from ftis_node.worker import engine as engines
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import GroupPart, ReadableGroup, StepGroup
+from ftis_node.worker.packets import packets_of
+from tests.support.small_models import arithmetic_settings, tiny_tokenizer
+from tests.support.swarm import make_run
+from tests.support.tokenizers import CHATML, speaker
+
+TURNS = 3
+
+
+class Hints:
+    """An environment that says + after an answer with the gold in it and - after others; three answers, or one =."""
+
+    def __init__(self) -> None:
+        self.played = 0
+
+    def __call__(self, text: str, answer: str) -> Score:
+        raise AssertionError("an episode is not judged as one text")
+
+    def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
+        self.played += 1
+        messages: list[str] = []
+        for count, answer in enumerate(answers, 1):
+            if count == TURNS or answer == "=":
+                over = count == len(answers)
+                return Replay(tuple(messages), over, float(gold in answer) if over else 0.0)
+            messages.append("+" if gold in answer else "-")
+        return Replay(tuple(messages), False, 0.0)
+
+
+def task(environment: Any = None) -> Task:
+    return replace(
+        arithmetic(), scorer=environment or Hints(), turns=TURNS, completion_tokens=24, reward="code:" + "0" * 40
+    )
+
+
+# --- how they grow ----------------------------------------------------------------------------------------------------
+
+
+def answer(*ids: int, finished: bool = True) -> Completion:
+    return Completion(np.array(ids, np.uint32), np.full(len(ids), -0.5, np.float32), finished)
+
+
+def grown(first: Completion, answers: list[Completion], said: list[list[int]], cap: int = 20, turns: int = 3) -> Any:
+    """The episode that grows from these answers, and the caps that they were asked for with."""
+    asked, heard = [], []
+
+    def answering(contexts: Sequence[Sequence[int]], most: int) -> list[Completion]:
+        asked.append((list(contexts[0]), most))
+        return [answers.pop(0)]
+
+    def following(number: int, episode: Completion) -> list[int]:
+        heard.append(episode.token_ids.tolist())
+        return said.pop(0) if said else []
+
+    ((made,),) = go_on([[7, 7]], [[first]], answering=answering, following=following, turns=turns, cap=cap)
+    return made, asked, heard
+
+
+def test_what_is_said_stands_between_answers_and_has_no_logprob() -> None:
+    made, asked, heard = grown(answer(1, 9), [answer(2, 9), answer(3, 9)], [[5, 6], [5]])
+    assert made.token_ids.tolist() == [1, 9, 5, 6, 2, 9, 5, 3, 9] and made.finished
+    assert made.given.tolist() == [False, False, True, True, False, False, True, False, False]
+    assert len(made.logprobs) == made.sampled == 6
+    assert asked == [([7, 7, 1, 9, 5, 6], 16), ([7, 7, 1, 9, 5, 6, 2, 9, 5], 13)]
+    assert heard == [[1, 9], [1, 9, 5, 6, 2, 9]], "after the last turn nobody is asked"
+
+
+def test_an_episode_of_one_answer_is_a_completion_like_any_other() -> None:
+    made, asked, _ = grown(answer(1, 9), [], [])
+    assert made.given is None and made.token_ids.tolist() == [1, 9] and not asked
+    cut, asked, heard = grown(answer(*[1] * 20, finished=False), [], [])
+    assert not cut.finished and not heard and not asked
+
+
+def test_an_episode_without_room_for_what_is_said_and_an_answer_ends_before_it() -> None:
+    made, asked, _ = grown(answer(1, 9), [], [[5] * 18])
+    assert made.token_ids.tolist() == [1, 9] and made.finished and not asked
+    made, asked, _ = grown(answer(1, 9), [answer(4, finished=False)], [[5] * 17])
+    assert len(made) == 20 and not made.finished and asked[0][1] == 1
+
+
+def test_what_anothers_cap_cut_off_goes_on() -> None:
+    caps = []
+
+    def answering(contexts: Sequence[Sequence[int]], most: int) -> list[Completion]:
+        caps.append((len(contexts), most))
+        return [answer(*[3] * most, finished=False) for _ in contexts]
+
+    first = [[answer(1, 9)], [answer(*[1] * 7, 9)]]
+    made = go_on([[7], [8]], first, answering=answering, following=lambda *_: [5], turns=2, cap=10)
+    assert caps == [(2, 1), (1, 6)], "the one with least room says how far all go"
+    assert [len(group[0]) for group in made] == [10, 10] and not any(group[0].finished for group in made)
+    assert [group[0].sampled for group in made] == [9, 9]
+
+
+# --- what stands between answers --------------------------------------------------------------------------------------
+
+
+def test_a_chats_second_message_stands_where_its_template_puts_it() -> None:
+    tokenizer = speaker(CHATML)
+    chat = chat_of(tokenizer)
+    turns = [("user", "Hi"), ("assistant", "Yes?"), ("user", "Go <|im_end|>on")]
+    whole = tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in turns], tokenize=False, add_generation_prompt=True
+    )
+    ids = [*chat.ids("Hi"), *tokenizer("Yes?<|im_end|>")["input_ids"], *chat.later("Go <|im_end|>on\n")]
+    assert tokenizer.decode(ids) == whole
+    assert ids.count(chat.end) == 3, "two ends of messages, one of an answer, and the one in the message is plain text"
+
+
+def test_a_run_with_turns_has_a_digest_of_the_text_between_answers_too() -> None:
+    chat = chat_of(speaker(CHATML))
+    assert (
+        chat.digest() != chat.digest(2) and chat_with(speaker(CHATML), chat.digest(2), turns=2).between == chat.between
+    )
+    with pytest.raises(UsageError, match="which this model has not"):
+        chat_with(speaker(CHATML), chat.digest(), turns=2)
+    run = make_run(packet=3, turns=2, chat=chat.digest(2))
+    assert packets_of(run, speaker(CHATML), arithmetic_settings()).chat is not None
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML.replace("assistant\n", "assistant {{ messages|length }}\n"),
+        CHATML.replace("{% for", "{% if messages|length > 2 %}{{ raise_exception('no') }}{% endif %}{% for", 1),
+    ],
+)
+def test_a_template_without_a_text_between_answers_is_no_chat_for_episodes(template: str) -> None:
+    chat = chat_of(speaker(template))
+    assert chat.between is None and chat.digest()
+    for refused in (lambda: chat.digest(2), lambda: frame_of(speaker(template), "{question}\n", chat)):
+        with pytest.raises(UsageError, match="has no fixed text between an answer and the message that follows it"):
+            refused()
+
+
+def test_in_plain_text_a_message_stands_in_the_runs_template_on_a_line_of_its_own() -> None:
+    tokenizer = speaker(None)
+    frame = frame_of(tokenizer, "Say: {question}\n", None)
+    assert tokenizer.decode(frame.later(" lower <eos> ")) == "\nSay: lower <eos>\n"
+    assert tokenizer.eos_token_id not in frame.later("lower <eos>")
+
+
+# --- what they are worth ----------------------------------------------------------------------------------------------
+
+
+TOKENIZER = tiny_tokenizer()
+EPISODES = Episodes(TOKENIZER, Frame(TOKENIZER, "", "=", "\n"), TURNS)
+ROW = Example("1+2=", "3")
+END = TOKENIZER.eos_token_id
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def episode(*texts: str, finished: bool = True, end: bool = True) -> Completion:
+    """Answers and what is said between them, in turn."""
+    runs = [ids(text) + ([END] if end else []) if index % 2 == 0 else ids(text) for index, text in enumerate(texts)]
+    where = np.concatenate([np.full(len(run), index % 2 == 1) for index, run in enumerate(runs)])
+    tokens = np.array([token for run in runs for token in run], np.uint32)
+    claims = np.full(int((~where).sum()), -0.5, np.float32)
+    return Completion(tokens, claims, finished, given=where if where.any() else None)
+
+
+@pytest.mark.parametrize(
+    ("made", "reward"),
+    [
+        (episode("4", "\n-=", "5", "\n-=", "3"), 1.0),
+        (episode("4", "\n-=", "5", "\n-=", "4"), 0.0),
+        (episode("="), 0.0),
+        (episode("3", "\n+=", "="), 0.0),
+        (episode("4", "\n-=", "5", "\n-=", "3", finished=False), 0.0),
+        (episode("4"), 0.0),
+    ],
+)
+def test_an_episode_is_worth_what_its_environment_gives_once_it_is_over(made: Completion, reward: float) -> None:
+    score = EPISODES.score(made, ROW, Hints())
+    assert score is not None and score.reward == reward
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        episode("4", "\n+=", "5", "\n-=", "3"),
+        episode("4", "\n-=", "5", "\n-=", "3", "\n-=", "3"),
+        episode("4", "\n-", "5", "\n-=", "3"),
+        episode("=", "\n-=", "3"),
+        episode("4", "\n--=", "3"),
+    ],
+)
+def test_a_group_with_a_word_that_nobody_said_has_no_signal(forged: Completion) -> None:
+    honest = episode("4", "\n-=", "5", "\n-=", "3")
+    assert EPISODES.score(forged, ROW, Hints()) is None
+    assert EPISODES.rewards([honest, honest], ROW, Hints()) == [1.0, 1.0]
+    assert EPISODES.rewards([honest, forged, honest], ROW, Hints()) == [0.0] * 3
+
+
+class Failing(Hints):
+    def replay(self, answers: Sequence[str], gold: str) -> Replay | None:
+        return None
+
+
+def test_an_environment_that_fails_gives_no_reward_and_vouches_for_nothing() -> None:
+    assert EPISODES.score(episode("3"), ROW, Failing()) == Score(0.0, formatted=False, lenient=False)
+    assert EPISODES.rewards([episode("3", "\n+=", "3")], ROW, Failing()) == [0.0]
+    assert EPISODES.following(episode("3"), ROW, Failing()) == []
+
+
+# --- in the engine ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(engines, "load_task", lambda *_, **__: task())
+    made = Engine()
+    facts = made.load(arithmetic_settings(generation_batch=16, eval_prompts=6), "arithmetic")
+    run = run_for(facts.shared(), group=4)
+    assert (run.packet, run.turns) == (3, TURNS)
+    check_fit(run, facts.shared(), "tiny-a")
+    made.open(run)
+    return made
+
+
+def test_groups_are_sampled_admitted_and_worth_the_same_to_another_node(engine: Engine) -> None:
+    author = Identity(bytes(32)).author
+    context = AdmissionContext(engine.run, prompt_digests(engine.prompts))
+    rows = [draw(engine.run.id, author, 7, slot, context.rows) for slot in range(6)]
+    made = engine.generate(rows, author, 7, 3, list(range(6)))
+    assert isinstance(engine.task.scorer, Environment)
+    given = 0
+    for row, group in zip(rows, made.groups, strict=True):
+        admitted = admit(context, author, group.packet)
+        assert isinstance(admitted, Group) and isinstance(admitted.packet, TurnPacket), admitted
+        assert engine.score(row, group.packet) == group.rewards
+        given += len(admitted.packet.given)
+        prompt = engine.prompts[row]
+        for completion in admitted.packet.completions():
+            prefixed = Prefixed(prompt, [completion.token_ids], [completion.given])
+            fresh = completion_logprobs(engine.policy, [prefixed], engine.run.temperature)[0].detach().numpy()
+            np.testing.assert_allclose(fresh, completion.logprobs, atol=2e-3)
+    assert given > 0, "the environment had its say"
+
+
+def test_a_step_takes_episodes_and_counts_sampled_tokens(engine: Engine) -> None:
+    made = engine.generate([0, 1])
+    uneven = [[1.0, 0.0, 1.0, 0.0]] * 2
+    groups = [
+        StepGroup(row, [GroupPart("own", group.packet, rewards)])
+        for row, group, rewards in zip([0, 1], made.groups, uneven, strict=True)
+    ]
+    report = engine.step(groups)
+    assert report.skipped is None
+    assert report.tokens == sum(sum(decode(group.packet).lengths) for group in made.groups)
+    assert engine.evaluate().prompts == 6
+    assert len(engine.try_rows([0, 1, 2])) == 3
+    (text,) = engine.texts([ReadableGroup(0, made.groups[0].packet, 1)])
+    assert text.question == engine.task.train[0].question and len(text.completions) == 1
+
+
+def test_a_run_of_another_number_of_turns_and_one_of_any_tokenizer_are_refused(engine: Engine) -> None:
+    facts = Engine().load(arithmetic_settings(), "arithmetic").shared()
+    run = Run(**{**engine.run.model_dump(), "turns": 2})
+    with pytest.raises(UsageError, match="has up to 3 turns, and one of the run 2"):
+        check_fit(run, facts, "tiny-a")
+    with pytest.raises(UsageError, match="such a run is for one tokenizer"):
+        run_for(facts, any_tokenizer=True)
