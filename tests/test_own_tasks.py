@@ -405,7 +405,7 @@ def test_a_run_of_strangers_gets_no_code_and_no_parser_that_the_owner_did_not_na
 
 def test_the_example_of_the_documentation_works(folder: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    (folder / "capitals.py").write_text(blocks[0])
+    (folder / "capitals.py").write_text(next(block for block in blocks if "CAPITALS" in block))
     task = load_task("capitals:task", code=True)
     example = task.train[0]
     good = f"<think>so</think><answer>{example.answer}</answer>"

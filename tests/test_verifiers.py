@@ -1,19 +1,20 @@
-"""Environments of verifiers, with the package itself, installed beside the others: single turns, in the jail."""
+"""Environments of verifiers, with the package itself, installed beside the others: in the jail, and in daemons."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ftis_node.config.run import check_named
 from ftis_node.errors import UsageError
-from ftis_node.tasks import check_files, load_task, scoring
+from ftis_node.tasks import Environment, Replay, check_files, load_task, scoring
 from ftis_node.tasks.jail import can_lock_in
-from tests.support.daemons import Join
+from tests.support.daemons import Join, run_cli
 from tests.support.learning import learn, pair
 from tests.support.swarm import make_run
 
@@ -38,7 +39,7 @@ class Many(vf.Taskset[One]):
             data = Data(prompt=f"Say a digit, the best for {n}.", system_prompt="Be brief.", gold=gold)
             yield One(data, self.config.task)
 
-__all__ = ["Many"]
+__all__ = ["Many", *(name for name in ("Opening",) if name in globals())]
 """
 DIGITS = """
 class One(vf.Task[Data]):
@@ -88,6 +89,51 @@ class One(vf.Task[Data]):
     def toolsets(cls, config):
         return [object()]
 """
+PREPARED = """
+class One(vf.Task[Data]):
+    async def setup(self, trace, runtime):
+        await runtime.write("x", b"")
+
+    @vf.reward
+    def r(self) -> float:
+        return 1.0
+"""
+# The example of docs/tasks.md, of two answers: a number, and another that may heed what is said to the first.
+GUESSES = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text().split("```python\n")[1].split("```")[0]
+# The environment opens, takes part in the reward after the episode, and has no reward of a task.
+OPENING = """
+class One(vf.Task[Data]):
+    pass
+
+class Config(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig()
+
+class Opening(vf.Env[Config]):
+    async def run(self, task, agents):
+        bare = type(task)(task.data.model_copy(update={"prompt": None}), task.config)
+        async with agents.player.interaction(bare) as exchange:
+            segment = await exchange.turn([{"role": "user", "content": f"{task.data.prompt} Say {task.data.gold}."}])
+            while not segment.terminated:
+                segment = await exchange.turn("Again: " + segment.last_reply)
+        exchange.trace.record_reward("turns", exchange.trace.num_turns / 4)
+
+    async def finalize(self, task, episode):
+        (trace,) = episode.traces
+        trace.record_reward("said", float(trace.last_reply == task.data.gold))
+"""
+RANDOM = GUESSES.replace('"Higher."', "__import__('uuid').uuid4().hex")
+SLEEPING = "import asyncio\n" + GUESSES.replace(
+    "            while", "            await asyncio.sleep(0.1)\n            while"
+)
+CROWD = GUESSES.replace("(max_turns=2)", "()\n    judge: vf.AgentConfig = vf.AgentConfig()")
+SERVED = GUESSES.replace("vf.Env[Config]):", "vf.Env[Config]):\n    async def start(self):\n        pass\n")
+STOPPED = GUESSES.replace(
+    "    @vf.reward", "    @vf.stop\n    def full(self, trace) -> bool:\n        return True\n\n    @vf.reward"
+)
+TWICE = GUESSES.replace(
+    "\n\nclass Guesses",
+    "        async with agents.player.interaction(task) as more:\n            await more.turn()\n\nclass Guesses",
+)
 ENVIRONMENTS = {
     "ftis_digits": DIGITS,
     "ftis_trusting": TRUSTING,
@@ -96,6 +142,15 @@ ENVIRONMENTS = {
     "ftis_unrewarded": UNREWARDED,
     "ftis_contained": CONTAINED,
     "ftis_tooled": TOOLED,
+    "ftis_prepared": PREPARED,
+    "ftis_guesses": GUESSES,
+    "ftis_opening": OPENING,
+    "ftis_random": RANDOM,
+    "ftis_sleeping": SLEEPING,
+    "ftis_crowd": CROWD,
+    "ftis_served": SERVED,
+    "ftis_stopped": STOPPED,
+    "ftis_twice": TWICE,
 }
 
 
@@ -107,7 +162,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if ended.returncode:
         pytest.skip(f"verifiers cannot be installed: {ended.stderr[-200:]}")
     for name, body in ENVIRONMENTS.items():
-        (folder / f"{name}.py").write_text(BEGIN + body + END)
+        (folder / f"{name}.py").write_text(body if "__all__" in body else BEGIN + body + END)
     return folder
 
 
@@ -157,6 +212,14 @@ def test_an_environment_that_evaluates_what_it_is_given_is_in_the_jail(tmp_path:
         ("ftis_tooled", "needs tools"),
         ("ftis_unrewarded", "has no reward of a single trace"),
         ("ftis_nowhere", "has no taskset"),
+        ("ftis_waiting", "no running event loop"),
+        ("ftis_prepared", "needs a container"),
+        ("ftis_random", "in two ways with the same answers"),
+        ("ftis_sleeping", "no running event loop"),
+        ("ftis_crowd", "needs several agents"),
+        ("ftis_served", "needs something running beside it"),
+        ("ftis_stopped", "needs hooks on the model's requests"),
+        ("ftis_twice", "it begins a second conversation"),
     ],
 )
 def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name: str, what: str) -> None:
@@ -165,10 +228,41 @@ def test_what_a_receiver_cannot_reward_is_refused_with_a_sentence(name: str, wha
     assert what in refused.value.what
 
 
-def test_a_reward_that_waits_for_something_is_worth_nothing() -> None:
-    task = load_task("verifiers:ftis_waiting")
+def play(name: str, question: str, *answers: str) -> Replay | None:
+    task = load_task(f"verifiers:{name}")
+    row = next(row for row in (*task.train, *task.held_out) if row.question == question)
     with scoring(task.reward, task.scorer) as scorer:
-        assert scorer("3", task.train[0].answer).reward == 0.0
+        assert isinstance(scorer, Environment)
+        return scorer.replay(answers, row.answer)
+
+
+@pytest.mark.parametrize(
+    ("answers", "replay"),
+    [
+        ((), Replay((), False, 0.0)),
+        (("2",), Replay((), True, 1.0)),
+        (("1",), Replay(("Higher.",), False, 0.0)),
+        (("1", "so 2"), Replay(("Higher.",), True, 1.0)),
+        (("7", "9"), Replay(("Lower.",), True, 0.0)),
+        (("2", "2"), Replay((), False, 0.0)),
+        (("1", "3", "2"), Replay(("Higher.",), False, 0.0)),
+    ],
+)
+def test_an_episode_is_played_again_with_its_answers(answers: tuple[str, ...], replay: Replay) -> None:
+    assert play("ftis_guesses", "Game 1: guess my number from 1 to 9.", *answers) == replay
+
+
+def test_an_environment_may_open_the_conversation_and_reward_after_it() -> None:
+    assert load_task("verifiers:ftis_opening").turns == 4
+    said = play("ftis_opening", "Be brief.\n\nSay a digit, the best for 0. Say 3.", "a", "b", "c", "3")
+    assert said == Replay(("Again: a", "Again: b", "Again: c"), True, 1.0)
+    assert play("ftis_opening", "Be brief.\n\nSay a digit, the best for 0. Say 3.", "a", "b", "c", "d") == replace(
+        said, reward=0.5
+    )
+
+
+def test_what_an_environment_says_at_too_great_a_length_is_a_failure() -> None:
+    assert play("ftis_opening", "Be brief.\n\nSay a digit, the best for 0. Say 3.", "x" * 40_000) is None
 
 
 def test_a_strangers_run_imports_no_environment() -> None:
@@ -180,3 +274,11 @@ def test_a_strangers_run_imports_no_environment() -> None:
 def test_two_daemons_learn_from_each_other(tmp_path: Path, join: Join) -> None:
     task = load_task("verifiers:ftis_digits")
     learn(tmp_path, join, pair(tmp_path, task, "0123456789"), "--task", task.name)
+
+
+def test_two_daemons_learn_from_each_other_in_episodes_of_two_answers(tmp_path: Path, join: Join) -> None:
+    task = load_task("verifiers:ftis_guesses")
+    models = pair(tmp_path, task, "0123456789", later=("Higher.", "Lower."))
+    refused = run_cli("run", "new", "--any-tokenizer", "--task", task.name, "-o", str(tmp_path / "any.toml"))
+    assert refused.returncode == 2 and "such a run is for one tokenizer" in refused.stderr
+    learn(tmp_path, join, models, "--task", task.name, one_tokenizer=True, completion_tokens=128)

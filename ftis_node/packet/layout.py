@@ -98,6 +98,31 @@ def prompt_digests(prompts: Iterable[Sequence[int] | str]) -> bytes:
     return b"".join(prompt_digest(prompt) for prompt in prompts)
 
 
+def header_for(
+    run_id: bytes,
+    author: bytes,
+    round: int,
+    slot: int,
+    policy_step: int,
+    prompt: Sequence[int] | str,
+    finished: Sequence[bool],
+    lengths: Sequence[int],
+) -> Header:
+    """The header of a group of this author. Raises PacketError if there are no completions."""
+    if not lengths:
+        raise PacketError("a group needs at least one completion")
+    return Header(
+        run_id=run_id,
+        author_digest=author_digest(author),
+        round=round,
+        slot=slot,
+        policy_step=policy_step,
+        prompt_digest=prompt_digest(prompt),
+        finished=tuple(bool(flag) for flag in finished),
+        lengths=tuple(lengths),
+    )
+
+
 def unpack_fields(data: bytes) -> tuple[int, list[Any]]:
     """How many parts of raw bytes follow the header, and the header's nine fields, of whatever types the sender chose.
 

@@ -13,16 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ftis_node.packet.layout import (
-    MAX_PACKET_BYTES,
-    Header,
-    PacketError,
-    author_digest,
-    header_of,
-    prompt_digest,
-    raw_part,
-    spelled,
-)
+from ftis_node.packet.layout import MAX_PACKET_BYTES, Header, PacketError, header_for, header_of, raw_part, spelled
 
 TEXT_PACKET_VERSION = 2
 PIECE_BYTES_MAX = 255
@@ -88,8 +79,6 @@ def pack_text_group(
 
     Raises PacketError if there are no completions, or one's pieces, text and log-probs do not fit together.
     """
-    if not completions:
-        raise PacketError("a group needs at least one completion")
     for completion in completions:
         if np.shape(completion.pieces) != np.shape(completion.logprobs) or np.ndim(completion.pieces) != 1:
             raise PacketError("every piece of a completion needs one size and one log-prob")
@@ -98,18 +87,12 @@ def pack_text_group(
     claims = [
         np.append(completion.logprobs, [] if completion.end is None else [completion.end]) for completion in completions
     ]
-    return TextPacket(
-        run_id=run_id,
-        author_digest=author_digest(author),
-        round=round,
-        slot=slot,
-        policy_step=policy_step,
-        prompt_digest=prompt_digest(prompt),
-        finished=tuple(completion.finished for completion in completions),
-        lengths=tuple(len(completion.pieces) for completion in completions),
-        pieces=np.concatenate([completion.pieces for completion in completions]).astype(np.uint8),
-        text=b"".join(completion.text for completion in completions),
-        logprobs=np.concatenate(claims).astype(np.float32),
+    finished, lengths = [one.finished for one in completions], [len(one.pieces) for one in completions]
+    return TextPacket(  # type: ignore[call-arg]
+        *header_for(run_id, author, round, slot, policy_step, prompt, finished, lengths).fields(),
+        np.concatenate([completion.pieces for completion in completions]).astype(np.uint8),
+        b"".join(completion.text for completion in completions),
+        np.concatenate(claims).astype(np.float32),
     )
 
 

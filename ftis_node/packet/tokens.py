@@ -13,10 +13,9 @@ from ftis_node.packet.layout import (
     MAX_PACKET_BYTES,
     Header,
     PacketError,
-    author_digest,
     bin_prefix,
+    header_for,
     header_of,
-    prompt_digest,
     spelled,
 )
 
@@ -97,31 +96,6 @@ def pack_group(
         *header_for(run_id, author, round, slot, policy_step, prompt_ids, finished, lengths).fields(),
         ids_of([np.asarray(completion.token_ids) for completion in completions]),
         np.concatenate([np.asarray(completion.logprobs, np.float32) for completion in completions]),
-    )
-
-
-def header_for(
-    run_id: bytes,
-    author: bytes,
-    round: int,
-    slot: int,
-    policy_step: int,
-    prompt_ids: Sequence[int],
-    finished: Sequence[bool],
-    lengths: Sequence[int],
-) -> Header:
-    """The header of a group of this author. Raises PacketError if there are no completions."""
-    if not lengths:
-        raise PacketError("a group needs at least one completion")
-    return Header(
-        run_id=run_id,
-        author_digest=author_digest(author),
-        round=round,
-        slot=slot,
-        policy_step=policy_step,
-        prompt_digest=prompt_digest(prompt_ids),
-        finished=tuple(bool(flag) for flag in finished),
-        lengths=tuple(lengths),
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ftis_node.packet.layout import Header, PacketError, header_of, raw_part, spelled
-from ftis_node.packet.tokens import RECORD, Completion, check_lengths, header_for, ids_of, records_of
+from ftis_node.packet.layout import Header, PacketError, header_for, header_of, raw_part, spelled
+from ftis_node.packet.tokens import RECORD, Completion, check_lengths, ids_of, records_of
 
 TURN_PACKET_VERSION = 3
 TURNS_MAX = 16

@@ -27,6 +27,7 @@ TURNS, TURNS_MAX = 4, 16
 
 _TRIED = 3  # tasks that are played before an environment is believed
 _ANSWERS = ("", "1", "What next?", "A B C")
+_NO_LOOP = "no running event loop"  # of asyncio, where something is to be waited for
 
 
 class Refused(Exception):
@@ -122,7 +123,7 @@ def _try(name: str, loaded: Loaded, task: Any) -> None:
                 episode = play(loaded, task, answers)
                 outcomes.append((episode.messages, episode.over, episode.reward))
             except Exception as error:  # of a reward, that is a reward of 0: many fail where an answer is nonsense
-                if isinstance(error, _Elsewhere) or not answers:
+                if isinstance(error, _Elsewhere) or str(error) == _NO_LOOP or not answers:
                     what = f"{type(error).__name__.strip('_')}: {error}"[:200]
                     raise Refused(f"cannot play {name!r} from its task and the answers alone ({what})") from error
                 outcomes.append(type(error))

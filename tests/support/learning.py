@@ -14,21 +14,33 @@ from tests.support.models import random_speaker, taught
 STEPS = 60
 
 
-def pair(path: Path, task: Task, answers: Sequence[str]) -> list[Path]:
-    """Two models that are asked in a chat, know the format, and guess."""
+def pair(path: Path, task: Task, answers: Sequence[str], later: Sequence[str] = ()) -> list[Path]:
+    """Two models that are asked in a chat, know the format, and guess; also after these later messages."""
     questions = [row.question for row in task.train]
     made = []
     for name, hidden, seed in (("small", 48, 1), ("large", 64, 2)):
         model = random_speaker(path / name, hidden=hidden, layers=2, seed=seed)
-        shown = {"answers": answers, "template": task.template, "steps": 500, "learning_rate": 4e-3}
+        shown = {"answers": answers, "template": task.template, "later": later, "steps": 500, "learning_rate": 4e-3}
         made.append(taught(model, questions, seed=seed, **shown))  # type: ignore[arg-type]
     return made
 
 
-def learn(tmp_path: Path, join: Join, models: list[Path], *flags: str) -> None:
-    """Both daemons' mean reward rises by a half at least, and each trained on the other's groups."""
+def learn(
+    tmp_path: Path,
+    join: Join,
+    models: list[Path],
+    *flags: str,
+    one_tokenizer: bool = False,
+    completion_tokens: int = 64,
+) -> None:
+    """Both daemons' mean reward rises by a half at least, from the first ten steps to the last third.
+
+    Each trained on the other's groups.
+    """
     run_file = tmp_path / "run.toml"
-    made = run_cli("run", "new", "--any-tokenizer", *flags, "--completion-tokens", "64", "-o", str(run_file), "--json")
+    kind = ("--model", str(models[0])) if one_tokenizer else ("--any-tokenizer",)
+    cap = ("--completion-tokens", str(completion_tokens))
+    made = run_cli("run", "new", *kind, *flags, *cap, "-o", str(run_file), "--json")
     assert made.returncode == 0, made.stderr
     settings = ("batch_groups=8", "learning_rate=1e-3", "eval_prompts=20", "eval_every=1000")
     common = (*flags, "--full", *(word for setting in settings for word in ("--set", setting)))
@@ -43,6 +55,5 @@ def learn(tmp_path: Path, join: Join, models: list[Path], *flags: str) -> None:
         steps = read_events(daemon.home.metrics, "step")
         assert sum(step["foreign_groups"] for step in steps) >= STEPS, "it trained on the other's groups"
         rewards = [step["own_reward"] for step in steps if step["own_reward"] is not None]
-        third = len(rewards) // 3
-        before, after = (sum(part) / third for part in (rewards[:third], rewards[-third:]))
+        before, after = (sum(part) / len(part) for part in (rewards[:10], rewards[-len(rewards) // 3 :]))
         assert after > 1.5 * before, (before, after)

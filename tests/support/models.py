@@ -95,17 +95,20 @@ def taught(
     seed: int,
     answers: Sequence[str] = "23456789",
     template: str = REASONING,
+    later: Sequence[str] = (),
     steps: int = 150,
     learning_rate: float = 1e-2,
 ) -> Path:
     """The model of a folder, shown the answer format: its guesses are now and then right, and rewards differ.
+
+    Every second time it is shown in an answer to a message of `later`, which follows a first answer.
 
     The softmax runs over the few words in use, all others counted as a constant: 152 thousand logits a token would
     take minutes.
     """
     from ftis_node.config.settings import Settings
     from ftis_node.policy.load import load_policy
-    from ftis_node.tokenizer.chat import chat_wanted, prompt_ids
+    from ftis_node.tokenizer.chat import chat_wanted, frame_of, prompt_ids
 
     policy = load_policy(Settings(model=str(path), device="cpu"))
     chance, encode = random.Random(seed), policy.tokenizer.encode
@@ -115,8 +118,11 @@ def taught(
     decoder, rows = policy.model.get_decoder(), policy.model.get_input_embeddings().weight
     others = torch.full((1,), float(np.log(len(rows))))
     optimiser = torch.optim.Adam(policy.model.parameters(), lr=learning_rate)
-    for _ in range(steps):
+    for step in range(steps):
         prompt, text = prompt_ids(policy.tokenizer, template, chance.choice(questions), chat), chance.choice(texts)
+        if later and step % 2:
+            frame = frame_of(policy.tokenizer, template, chat)
+            prompt = [*prompt, *chance.choice(texts), *frame.later(chance.choice(later))]
         state = decoder(input_ids=torch.tensor([prompt + text])).last_hidden_state[0, len(prompt) - 1 : -1]
         logits = torch.cat([state @ rows[words].T, others.expand(len(text), 1)], 1)
         loss = torch.nn.functional.cross_entropy(logits, torch.searchsorted(words, torch.tensor(text)))
