@@ -541,6 +541,12 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_chat.py::test_a_run_of_one_tokenizer_has_one_chat_and_others_are_refused": {
         "tokenizer/chat.py": ("The run's questions are put in a chat of digest",),
     },
+    "test_episodes.py::test_a_run_of_another_number_of_turns_and_one_of_any_tokenizer_are_refused": {
+        "config/run.py": ("Episodes of … have up to … turns", "An episode of … has up to … turns"),
+    },
+    "test_episodes.py::test_a_template_without_a_text_between_answers_is_no_chat_for_episodes": {
+        "tokenizer/chat.py": ("This model's chat template has no fixed text between",),
+    },
     "test_chat.py::test_a_template_that_cannot_be_used_is_told_and_auto_goes_on_in_plain_text": {
         "tokenizer/chat.py": ("This model cannot be asked in a chat",),
     },
