@@ -1,0 +1,234 @@
+"""The statements of docs/method.md on bias and ranking, against exact enumeration of a table of logits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ftis_node.objective import PRESETS
+from ftis_node.objective.filter import keep
+
+WORDS, END, CAP = 3, 2, 3  # two words and an end; a completion has at most three tokens
+FTIS = PRESETS["ftis"]
+TIS = PRESETS["tis"]
+SEEDS = range(20)
+
+
+def completions() -> list[tuple[int, ...]]:
+    """Every completion: up to its end, or to the cap."""
+    found = []
+    for length in range(1, CAP + 1):
+        for head in itertools.product(range(END), repeat=length - 1):
+            found += [(*head, last) for last in (range(WORDS) if length == CAP else (END,))]
+    return found
+
+
+ALL = completions()
+CONTEXTS = sorted({a[:place] for a in ALL for place in range(len(a))})
+WHERE = [CONTEXTS.index(a[:place]) for a in ALL for place in range(len(a))]  # of each token
+TOKENS = [token for a in ALL for token in a]
+LENGTHS = torch.tensor([len(a) for a in ALL])
+
+
+def of_tokens(logits: Tensor) -> Tensor:
+    """log π of each token of each completion, in double precision `[T]`."""
+    return torch.log_softmax(logits, 1)[WHERE, TOKENS]
+
+
+def by_completion(values: Tensor) -> Tensor:
+    return torch.stack([part.sum() for part in values.split(LENGTHS.tolist())])
+
+
+@dataclass(frozen=True)
+class World:
+    """A learner θ, a generator, and advantages that are a function of the completion."""
+
+    learner: Tensor
+    generator: Tensor
+    advantages: Tensor
+
+    @classmethod
+    def drawn(cls, seed: int, apart: float) -> World:
+        random = torch.Generator().manual_seed(seed)
+        shape = (len(CONTEXTS), WORDS)
+        learner = torch.randn(shape, generator=random, dtype=torch.float64)
+        generator = learner + apart * torch.randn(shape, generator=random, dtype=torch.float64)
+        rewards = torch.randint(0, 3, (len(ALL),), generator=random).double()
+        return cls(learner.requires_grad_(), generator, (rewards - rewards.mean()) / rewards.std(correction=0))
+
+    @property
+    def ratio(self) -> Tensor:
+        """ρ of each token."""
+        return (of_tokens(self.learner.detach()) - of_tokens(self.generator)).exp()
+
+    @property
+    def drawn_by(self) -> Tensor:
+        """π_gen(a) of each completion."""
+        return by_completion(of_tokens(self.generator)).exp()
+
+    @property
+    def whole_ratio(self) -> Tensor:
+        """W = π(a) / π_gen(a)."""
+        return by_completion(self.ratio.log()).exp()
+
+    def gradient(self, objective: Any) -> Tensor:
+        """E of a sample's gradient under the generator, through the code that trains."""
+        new = of_tokens(self.learner)
+        terms = objective.terms(
+            new=new,
+            start=new.detach(),
+            generator=of_tokens(self.generator),
+            lengths=LENGTHS,
+            advantages=self.advantages,
+            weights=self.drawn_by,
+        )
+        return torch.autograd.grad(terms.value.sum(), self.learner)[0]
+
+    def wanted(self) -> Tensor:
+        """E of the same under the learner itself: of its own samples, with weights of 1."""
+        new = of_tokens(self.learner)
+        mine = by_completion(new.detach()).exp()
+        return torch.autograd.grad((mine * self.advantages * by_completion(new) / LENGTHS).sum(), self.learner)[0]
+
+    @property
+    def steepness(self) -> float:
+        """B: the largest ‖∇ log π(token)‖; of a table of logits ‖e − π‖."""
+        pi = torch.softmax(self.learner.detach(), 1)
+        return max(
+            float((torch.eye(WORDS)[token] - pi[where]).norm()) for where, token in zip(WHERE, TOKENS, strict=True)
+        )
+
+    def mean(self, values: Tensor) -> float:
+        """E under the generator of the mean over a completion's tokens."""
+        return float((self.drawn_by * by_completion(values) / LENGTHS).sum())
+
+
+def test_the_completions_are_all_of_them() -> None:
+    world = World.drawn(0, 1.0)
+    assert float(world.drawn_by.sum()) == pytest.approx(1)
+    assert float((world.drawn_by * world.whole_ratio).sum()) == pytest.approx(1)
+    assert len(ALL) == 1 + 2 + 4 * 3
+
+
+# --- statement 1: bias ------------------------------------------------------------------------------------------------
+
+
+def bound(world: World, cap: float) -> float:
+    distance = 0.5 * float((world.drawn_by * (world.whole_ratio - 1).abs()).sum())
+    tokens = world.mean((world.ratio.clamp(max=cap) - 1).abs())
+    return float(world.advantages.abs().max()) * world.steepness * (2 * distance + tokens)
+
+
+@pytest.mark.parametrize("cap", [1.0, 2.0, 8.0, 1e6])
+@pytest.mark.parametrize("apart", [0.01, 0.3, 1.0, 3.0])
+def test_the_bias_of_truncated_tokens_is_within_its_bound(apart: float, cap: float) -> None:
+    for seed in SEEDS:
+        world = World.drawn(seed, apart)
+        bias = float((world.gradient(TIS.replace(truncation=cap)) - world.wanted()).norm())
+        assert bias <= bound(world, cap) / 5 + 1e-9, "as the page says; the statement itself has the whole bound"
+        limit = float(world.advantages.abs().max()) * world.steepness
+        assert float(world.gradient(TIS.replace(truncation=cap)).norm()) <= cap * limit + 1e-9
+
+
+def test_the_bias_goes_with_the_distance_of_the_generator() -> None:
+    """A tenth of the distance has a tenth of the bias; on one's own samples there is none."""
+    for seed in SEEDS:
+        near, nearer, own = (World.drawn(seed, apart) for apart in (1e-2, 1e-3, 0.0))
+        biases = [float((world.gradient(TIS) - world.wanted()).norm()) for world in (near, nearer, own)]
+        assert biases[1] == pytest.approx(biases[0] / 10, rel=0.15)
+        assert biases[2] < 1e-12
+
+
+def test_the_bias_does_not_go_with_the_truncation() -> None:
+    """Weights of single tokens leave prefix and ending to the generator, however large C is; Π ρ would not."""
+    world = World.drawn(3, 1.0)
+    never = TIS.replace(truncation=1e9)
+    assert float((world.gradient(never) - world.wanted()).norm()) > 0.1 * float(world.wanted().norm())
+    whole = TIS.replace(importance="sequence")
+    torch.testing.assert_close(world.gradient(whole), world.wanted(), atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("cap", [1.0, 2.0, 8.0])
+def test_what_truncation_alone_takes_is_within_its_bound(cap: float) -> None:
+    for seed in SEEDS:
+        world = World.drawn(seed, 1.0)
+        taken = world.gradient(TIS.replace(truncation=1e9)) - world.gradient(TIS.replace(truncation=cap))
+        scale = float(world.advantages.abs().max()) * world.steepness
+        excess = world.mean((world.ratio - cap).clamp(min=0))
+        assert float(taken.norm()) <= scale * excess + 1e-9
+        assert excess <= world.mean(world.ratio**2) / (4 * cap) + 1e-12
+
+
+@pytest.mark.parametrize("threshold", [0.1, 1.0, 5.0])
+def test_what_the_filter_takes_is_within_its_bound(threshold: float) -> None:
+    dropped_any = False
+    for seed in SEEDS:
+        world = World.drawn(seed, 1.5)
+        taken = world.gradient(FTIS.replace(threshold=None)) - world.gradient(FTIS.replace(threshold=threshold))
+        low = world.advantages <= 0
+        d = world.ratio.log()
+        divergence = by_completion((-d).exp() - 1 + d) / LENGTHS
+        dropped = low & (divergence >= threshold)
+        share = float(world.drawn_by[dropped].sum())
+        scale = FTIS.truncation * float(world.advantages[low].abs().max()) * world.steepness
+        assert float(taken.norm()) <= scale * share + 1e-9
+        assert share <= float((world.drawn_by * divergence).sum()) / threshold + 1e-12
+        dropped_any |= share > 0
+    assert dropped_any
+
+
+# --- statement 2: ranking ---------------------------------------------------------------------------------------------
+
+
+def filtered(rewards: list[float], divergences: list[float], threshold: float) -> tuple[list[float], list[float]]:
+    """Advantages before and after the filter."""
+    advantages = FTIS.advantages(torch.tensor(rewards, dtype=torch.float64))
+    kept = keep(advantages, torch.tensor(divergences, dtype=torch.float64), threshold)
+    return advantages.tolist(), (advantages * kept).tolist()
+
+
+groups = st.integers(2, 9).flatmap(
+    lambda size: st.tuples(
+        st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=size, max_size=size),
+        st.lists(st.floats(0, 10), min_size=size, max_size=size),
+    )
+)
+
+
+@settings(max_examples=500)
+@given(groups)
+def test_no_comparison_with_a_sample_above_the_mean_is_turned_round(group: tuple[list[float], list[float]]) -> None:
+    rewards, divergences = group
+    before, after = filtered(rewards, divergences, 5.0)
+    for i, j in itertools.permutations(range(len(rewards)), 2):
+        if rewards[i] > rewards[j] and (before[i] > 0 or len(set(rewards)) == 2):
+            assert after[i] > after[j] or after[i] == after[j] == 0
+        if rewards[i] > rewards[j] and after[i] < after[j]:
+            assert before[j] < before[i] <= 0 and divergences[j] >= 5 > divergences[i], "both below, the worse dropped"
+
+
+@settings(max_examples=500)
+@given(groups)
+def test_what_is_dropped_leaves_a_push_upwards_of_known_size(group: tuple[list[float], list[float]]) -> None:
+    rewards, divergences = group
+    before, after = filtered(rewards, divergences, 5.0)
+    dropped = [index for index, value in enumerate(before) if value != after[index]]
+    assert sum(before) == pytest.approx(0, abs=1e-9)
+    assert sum(after) == pytest.approx(sum(abs(before[index]) for index in dropped), abs=1e-9)
+    if set(rewards) == {0.0, 1.0}:
+        rate = sum(rewards) / len(rewards)
+        assert sum(after) == pytest.approx(len(dropped) * math.sqrt(rate / (1 - rate)), abs=1e-9)
+
+
+def test_a_better_failure_can_fall_behind_a_worse_one_that_is_dropped() -> None:
+    """The one comparison that can turn round, on the table: rewards 1, ½ and 0, the last far from the learner."""
+    before, after = filtered([1.0, 1.0, 0.25, 0.0], [0.0, 0.0, 0.0, 9.0], 5.0)
+    assert before[2] > before[3] and after[2] < after[3] == 0
