@@ -47,6 +47,7 @@ class StepReport(msgspec.Struct, frozen=True):
     warnings            what a person should know of a peer's samples, in words
     micro_batch_tokens  the budget that was used in the end
     memory_retries      how often memory was short, so that the gradient was begun anew
+    own_data_groups     groups on rows of the owner's own; own_data_reward: their mean reward
     """
 
     loss: float
@@ -59,6 +60,8 @@ class StepReport(msgspec.Struct, frozen=True):
     warnings: list[str] = []
     micro_batch_tokens: int = 0
     memory_retries: int = 0
+    own_data_groups: int = 0
+    own_data_reward: float | None = None
     diagnostics: StepFigures = StepFigures()
     device: DeviceSeconds = DeviceSeconds()
 

@@ -68,6 +68,10 @@ def join(
     question: QuestionOption = None,
     answer: AnswerOption = None,
     reward: RewardOption = None,
+    own_data: Annotated[
+        Path | None, typer.Option(help="A .jsonl file for a part of each batch; no byte of it leaves the machine.")
+    ] = None,
+    own_reward: Annotated[str | None, typer.Option(help="The reward rule of --own-data; default: integer.")] = None,
     home: HomeOption = DEFAULT_HOME,
     given: Given,
     name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
@@ -109,6 +113,8 @@ def join(
         data=data,
         eval_data=eval_data,
         reward=reward,
+        own_data=own_data,
+        own_reward=own_reward,
         peers=named,
         run=run,
         name=name,

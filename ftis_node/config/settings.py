@@ -175,6 +175,8 @@ class Settings(BaseModel):
         Field(None, ge=0, le=1)
     )
     """Part of each batch that is generated here; 0 only listens. Default: 1/n among n nodes, at least a quarter."""
+    own_data_share: float = Field(0.25, gt=0, le=0.9, allow_inf_nan=False)
+    """Part of each batch that is made of rows of one's own, where --own-data names some."""
     wait: float = Field(10.0, ge=0)
     """[s] To wait for groups of others at each step, at most, and no longer than making them oneself would take."""
     steps: Annotated[int | None, Flag("End after so many steps in all; default: never.")] = Field(None, ge=1)
@@ -338,7 +340,17 @@ LIVE_CONSTANTS = (
     *("threshold", "gate", "truncation", "epsilon", "epsilon_high", "mask_low", "mask_high", "floor", "imitation"),
 )
 LIVE = (
-    *("own_share", "wait", "steps", "eval_every", "eval_share", "upload_mbit", "exchange_peers", "stall_seconds"),
+    *(
+        "own_share",
+        "own_data_share",
+        "wait",
+        "steps",
+        "eval_every",
+        "eval_share",
+        "upload_mbit",
+        "exchange_peers",
+        "stall_seconds",
+    ),
     *("checkpoint_minutes", "self_report", "page", "log_level", "hours", "idle_only", *LIVE_CONSTANTS),
 )
 """The settings that a running node can change; the constants of its objective count from the next step."""

@@ -136,6 +136,7 @@ def furnish(
         settings=settings,
         store=store,
         worker=worker,
+        own_data=facts.own_rows > 0,
     )
     swarm = Swarm(
         transport=transport,

@@ -30,6 +30,10 @@ UNWRITABLE = (
     "The tokenizer of %s has no token for some letters of the prompts and tags of %s, which get lost: %s. It "
     "cannot answer in the required form; use a model with another tokenizer, or a task in its letters."
 )
+OWN_ROWS = (
+    "%d rows of your own are trained on. They and their samples stay in the compute process. But a model may say what "
+    "it was trained on, and what it samples for the run's prompts goes to peers: leave out what nobody may ever read."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +78,8 @@ class ComputeProcess:
                 **self.options.files(),
                 reward=self.options.reward_of(run_file),
                 code=self.options.task is not None,
+                own_data=str(self.options.own_data.resolve()) if self.options.own_data is not None else None,
+                own_reward=self.options.own_reward or "integer",
                 caps=run.caps if run is not None else {},
                 remembered=self._learned.sizes | settled(self._home.checkpoints, settings.model),
                 must_fit=self.loaded is None,  # only the first: other users of the GPU may free memory soon
@@ -83,6 +89,8 @@ class ComputeProcess:
             self._watching = asyncio.create_task(self._watch(self.worker))
         if facts.unwritable:
             logger.warning(UNWRITABLE, settings.model, facts.task, facts.unwritable)
+        if facts.own_rows:
+            logger.warning(OWN_ROWS, facts.own_rows)
         for reason in facts.plan.reasons:
             (logger.info if facts.plan.fits else logger.warning)("%s", reason)
 

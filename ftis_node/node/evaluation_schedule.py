@@ -15,7 +15,7 @@ from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.node.status import needs_status
 from ftis_node.node.stepper import Compute, Stepper
 from ftis_node.observe.metrics import MetricsLog, read_events
-from ftis_node.worker.messages import Evaluate
+from ftis_node.worker.messages import OWN_DATA, Evaluate
 
 CURVE, CURVE_BYTES = 70, 1 << 20  # evaluations in the status, and bytes at the end of the log to read them from
 FORMLESS = (
@@ -55,12 +55,19 @@ class EvaluationSchedule:
     async def evaluate(self, worker: Compute, stepper: Stepper, metrics: MetricsLog, since_start: float) -> None:
         """Evaluate, try the rows that were learned from others, and log the results."""
         found = await worker.call(Evaluate())
-        seconds = found.seconds + await stepper.try_learned()
+        own: Evaluation | None = None
+        if stepper.own_data_groups:
+            own = await worker.call(Evaluate(OWN_DATA))
+        seconds = found.seconds + await stepper.try_learned() + (own.seconds if own is not None else 0.0)
         progress = stepper.progress
         progress.evaluated(found.pass_at_1)
         self.taken(progress.step, found, seconds, code=stepper.run.reward.startswith(CODE))
         needs = asdict(needs_status(progress.needs, stepper.pool))
-        metrics.write("evaluation", step=progress.step, since_start=since_start, needs=needs, **asdict(found))
+        also = {}
+        if own is not None:
+            logger.info("Step %d: pass@1 %.3f on your own data", progress.step, own.pass_at_1)
+            also = {"own_data": asdict(own)}
+        metrics.write("evaluation", step=progress.step, since_start=since_start, needs=needs, **asdict(found), **also)
 
     def taken(self, step: int, found: Evaluation, seconds: float, *, code: bool = False) -> None:
         """Note an evaluation. The first one, before any training, does not count towards the time.

@@ -16,13 +16,16 @@ from ftis_node.tasks import as_in, foreseen
 @dataclass(frozen=True)
 class JoinOptions:
     """The options of `ftis-node join` beside the settings. paused: start paused. output: a file for what the processes
-    print, else stderr. private: a new run is for members. invitation: to a run; its addresses are among the peers."""
+    print, else stderr. private: a new run is for members. invitation: to a run; its addresses are among the peers.
+    own_data: rows that only this node trains on; own_reward: their rule."""
 
     home: Home
     task: str | None = None
     data: Path | None = None
     eval_data: Path | None = None
     reward: str | None = None
+    own_data: Path | None = None
+    own_reward: str | None = None
     peers: tuple[str, ...] = ()
     run: Path | None = None
     name: str = ""

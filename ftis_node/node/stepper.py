@@ -91,6 +91,7 @@ class Stepper:
         clock: Callable[[], float] | None = None,
         unix: Callable[[], float] = unix_seconds,
         pool: Pool | None = None,
+        own_data: bool = False,
     ) -> None:
         """
         Args:
@@ -99,6 +100,7 @@ class Stepper:
                 default groups age while the machine sleeps, and steps count only the time that it is awake.
             unix: the time by which epochs of common rows go.
             pool: by default one that drops groups without a signal.
+            own_data: the compute process has rows of the owner's own, for a part of each batch.
         """
         self.progress = Progress()
         self.totals = Totals()
@@ -127,6 +129,7 @@ class Stepper:
         self.run = context.run
         self._identity = identity
         self.settings = settings
+        self._own_data = own_data
         self._store = store
         self._pool_grew = asyncio.Event()
         self._scoring: dict[asyncio.Task[None], int] = {}  # with the rows of their groups
@@ -137,13 +140,24 @@ class Stepper:
         self._device: deque[DeviceSeconds] = deque(maxlen=8)  # of the latest steps
         self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one own group
 
+    @property
+    def own_data_groups(self) -> int:
+        """The groups of a batch on rows of the owner's own."""
+        batch = self.settings.batch_groups
+        return min(batch - 1, math.ceil(self.settings.own_data_share * batch)) if self._own_data else 0
+
+    @property
+    def batch_groups(self) -> int:
+        """The other groups of a batch: those on the run's rows."""
+        return self.settings.batch_groups - self.own_data_groups
+
     # --- foreign groups -------------------------------------------------------------------------------------------
 
     def want(self) -> Want:
         """The further foreign groups to pull: for the next step, plus the smaller of 10 s and one step ahead."""
         if self.own_only or self.resting:
             return Want(0, Newcomers(), 0)
-        batch, step_seconds = self.settings.batch_groups, self.step_seconds()
+        batch, step_seconds = self.batch_groups, self.step_seconds()
         ahead = 1 + min(1.0, PREFETCH_SECONDS / step_seconds if step_seconds else 1.0)
         newcomers, waiting = self._newcomers(), self.pool.waiting()
         part = batch - self._own_part()
@@ -165,7 +179,7 @@ class Stepper:
 
     def _newcomers(self) -> Newcomers:
         """The room in a batch that all authors without a record share."""
-        room = self.standing.newcomers_room(self.settings.batch_groups)
+        room = self.standing.newcomers_room(self.batch_groups)
         return Newcomers(lambda author: not self.standing.established(author), room, self.standing.record)
 
     def _of_newcomers(self, waiting: Mapping[bytes, int]) -> int:
@@ -219,7 +233,7 @@ class Stepper:
         Its share plus the expected shortfall. The estimate uses waiting and recently arrived groups, not announcements;
         otherwise a peer could make others wait with empty announcements.
         """
-        part, batch = self._own_part(), self.settings.batch_groups
+        part, batch = self._own_part(), self.batch_groups
         if self._supply is None or self.own_only or self.settings.own_share is not None:
             return part
         return min(batch, max(part, batch - max(int(self._left + self._supply), self._takeable())))
@@ -230,7 +244,7 @@ class Stepper:
         if share is None:
             recent = self.swarm.recent_authors(max(RECENT_SECONDS, 4 * self.step_seconds()))
             share = max(1 / (1 + self.standing.heads(recent)), OWN_SHARE_FLOOR)
-        return math.ceil(share * self.settings.batch_groups)
+        return math.ceil(share * self.batch_groups)
 
     def _takeable(self) -> int:
         """Waiting groups that a batch has room for."""
@@ -260,7 +274,7 @@ class Stepper:
         own = await self.generate(self.own_quota())
         generated = self._clock()
         answers = self._answers(own, newcomers)
-        foreign = await self._gather(self.settings.batch_groups - len(own), stopping, newcomers)
+        foreign = await self._gather(self.batch_groups - len(own), stopping, newcomers)
         waited = self._clock() - generated
         if stopping.is_set():
             self.pool.put_back([*answers, *foreign])
@@ -320,7 +334,7 @@ class Stepper:
         # Mark the groups as used beside the step and before its checkpoint. A crash may lose a group this way, but no
         # group is trained on twice.
         report = await self._beside(
-            self.worker.call(Step(groups)),
+            self.worker.call(Step(groups, own_data=self.own_data_groups)),
             lambda: self._store.settle([scored.group.key for scored in foreign], "trained"),
         )
         ended = self._clock()
@@ -354,7 +368,7 @@ class Stepper:
                 self.standing.trained(author, groups, figures)
 
     def _missing(self, have: int) -> int:
-        return 0 if self.settings.own_share == 0 else max(0, self.settings.batch_groups - have)
+        return 0 if self.settings.own_share == 0 else max(0, self.batch_groups - have)
 
     async def _gather(self, count: int, stopping: asyncio.Event, newcomers: Newcomers) -> list[Scored]:
         """Take groups from the pool; wait for more at most as long as the node would need to generate them.

@@ -38,6 +38,7 @@ class Case:
         runs: every run that was met, with its origin; the first is the one to join.
         refused: the run asks for something that only this node's owner may name; its files are not opened.
         task: the task, once it is loaded. download: bytes of its files that a start would fetch first, and their URL.
+        own_task: of the owner's own data.
         step, peer_id: those of the home, if it has a checkpoint and a key.
         status: the answer of a daemon that runs on the home.
         hub, shape, plan: the hub's answers, the model's sizes and the plan to train it, once they are known.
@@ -52,6 +53,7 @@ class Case:
     runs: list[tuple[Origin, RunFile]] = field(default_factory=list)
     refused: bool = False
     task: Task | None = None
+    own_task: Task | None = None
     download: tuple[int, str] | None = None
     step: int | None = None
     peer_id: str | None = None

@@ -52,6 +52,7 @@ CHECKS: Sequence[Check] = (
     Check("settings", inputs.settings, views=_START),
     Check("home", place.checkpoints, views=_EVERY_START),
     Check("data", inputs.data, views=_START),
+    Check("data", inputs.own_data, views=_START),
     Check("addresses", inputs.addresses, views=_START),
     Check("python", machine.python),
     Check("libraries", machine.libraries),

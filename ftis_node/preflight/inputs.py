@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ftis_node.config.run import RunFile
-from ftis_node.errors import UserError
+from ftis_node.errors import UsageError, UserError
 from ftis_node.node.options import check_foreseen, check_run, known_run
 from ftis_node.observe.tracking import refuse_untracked
 from ftis_node.policy.names import resolve
@@ -20,6 +20,8 @@ from ftis_node.swarm.addresses import parse_address
 from ftis_node.tasks import check_files, load_task
 from ftis_node.tasks.gsm8k import to_be_downloaded
 from ftis_node.tasks.hub import HF, to_be_had
+from ftis_node.tasks.jsonl import load_jsonl
+from ftis_node.tasks.judge import refuse_unjailed
 
 LARGE_BYTES = 64 << 20  # of a task's file; the start reads it anyway, which takes seconds
 
@@ -68,6 +70,20 @@ def data(case: Case) -> None:
     reward = options.reward_of(case.run_file) if name.endswith(".jsonl") else options.reward
     code = options.task is not None
     case.task = check_files(name, data=options.data, eval_data=options.eval_data, reward=reward, code=code)
+
+
+def own_data(case: Case) -> None:
+    """The file of rows that only this node trains on."""
+    options = case.options
+    if options.own_data is None:
+        if options.own_reward is not None:
+            raise UsageError("--own-reward is the rule of --own-data, which is missing.", "Name both, or neither.")
+        return
+    if case.settings.batch_groups < 2:
+        raise UsageError("A batch of one group has no room for --own-data.", "Set batch_groups=2, or more.")
+    rule = options.own_reward or "integer"
+    case.own_task = load_jsonl(options.own_data, None, rule)
+    refuse_unjailed(rule)
 
 
 def large_data(case: Case) -> None:

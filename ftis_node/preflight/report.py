@@ -27,6 +27,7 @@ def as_json(case: Case, *, whole: bool) -> dict[str, object]:
     report: dict[str, object] = {
         "run": run and {"id": run[0].id.hex(), **run[0].model_dump(mode="json", exclude=_NOT_TOLD), "from": run[1]},
         "task": _task(case) if case.task_known else None,
+        "own_data": _own_data(case),
         "home": {"path": str(home), "new": not home.exists(), "step": case.step, "id": case.peer_id},
         "problems": [{"what": one.what, "fix": one.fix} for one in case.problems],
     }
@@ -60,6 +61,9 @@ def in_words(case: Case) -> list[str]:
         rest = f"; {rounded(case.download[0])} would be downloaded" if case.download else ""
         rows = f"{len(task.train):,} rows and {len(task.held_out):,} held out" if task else f"not here{rest}"
         lines += [f"task      {case.task_name}: {rows}"]
+    if (own := case.own_task) is not None:
+        share = f"{len(own.train):,} rows and {len(own.held_out):,} held out, {case.settings.own_data_share:.0%}"
+        lines += [f"own data  {case.options.own_data}: {share} of each batch; no byte of it leaves this machine"]
     if plan is not None and case.shape is not None:
         sizes = f"{case.shape.parameters:,} parameters, {_kind(plan)}, {plan.dtype}"
         sizes += ", weights in NF4" if plan.quantisation == "nf4" else ""
@@ -91,6 +95,12 @@ def _task(case: Case) -> dict[str, object]:
         about["sha256"] = case.task.data
         about["bytes"] = next((file.stat().st_size for file in task_files(case)), about["bytes"])
     return about
+
+
+def _own_data(case: Case) -> dict[str, object] | None:
+    if (own := case.own_task) is None:
+        return None
+    return {"file": str(case.options.own_data), "rows": len(own.train), "held_out": len(own.held_out)}
 
 
 def _kind(plan: Plan) -> str:

@@ -36,6 +36,7 @@ from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way, out_of_memory
 from ftis_node.step_report import StepReport
 from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
+from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.rewards import TAGS
 from ftis_node.text import rounded
 from ftis_node.tokenizer.chat import end_ids
@@ -44,6 +45,7 @@ from ftis_node.tokenizer.fingerprint import fingerprint, unwritable
 from ftis_node.worker.gpu import gpu_figures
 from ftis_node.worker.messages import (
     OWN,
+    OWN_DATA,
     Generated,
     GpuFigures,
     GroupPart,
@@ -55,6 +57,7 @@ from ftis_node.worker.messages import (
     Sizes,
     StepGroup,
 )
+from ftis_node.worker.own_data import OwnData
 from ftis_node.worker.packets import Packets, Slot, chat_in, checked_prompts, packets_of
 from ftis_node.worker.planning import ceilings, refuse_unsaveable, settle
 from ftis_node.worker.shortage import refuse_shortage
@@ -105,6 +108,8 @@ class Engine:
         self._sizes: Sizes  # see `planning.ceilings`
         self.packets: Packets
         self._episodes: Episodes | None
+        self._own_task: Task | None = None  # of `own_data`
+        self._own_data: OwnData | None = None
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
         self._warned_no_room = False
@@ -125,6 +130,8 @@ class Engine:
         reward: str | None = None,
         code: bool = False,
         must_fit: bool = False,
+        own_data: str | None = None,
+        own_reward: str = "integer",
     ) -> ModelFacts:
         """Load the task, plan, then load the model.
 
@@ -133,12 +140,14 @@ class Engine:
             remembered: see `planning.settle`.
             reward, code: see `tasks.load_task`.
             must_fit: refuse a model that cannot be trained in the available memory.
+            own_data: a JSONL file of rows that only this node trains on; own_reward: their rule.
 
         Raises:
             UserError: the data or the model cannot be loaded.
         """
         files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
         self.task = load_task(task, **files, reward=reward, code=code)
+        self._own_task = load_jsonl(Path(own_data), None, own_reward) if own_data is not None else None
         asked, workload = settings, self._workload(settings, caps or {})
         # Check this before a model is loaded and before the home belongs to a run.
         choose_objective(asked, self.task.name, workload.completion_tokens)
@@ -179,6 +188,7 @@ class Engine:
             turns=self.task.turns,
             rows=len(self.task.train),
             held_out=len(self.task.held_out),
+            own_rows=len(self._own_task.train) if self._own_task is not None else 0,
             plan=with_fields(plan, reasons=(*plan.reasons, self.policy.way)),
             sizes=self._sizes,
         )
@@ -214,12 +224,43 @@ class Engine:
         prompts = self._prompts(held_out, "the held-out data")
         exam = (prompts, held_out, run.reward, run.completion_tokens, self._episodes, self.task.scorer)
         self._exams[None] = _Exam(*exam)
+        self._open_own_data()
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         self.learner = Learner(self.policy, objective, self._settings, self.run.temperature, OWN, task=self.run.task)
         self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
         texts = (self._prompt(example) for example in self.task.train)
         digests = b"".join(self.packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
         return OpenedRun(digests, self.learner.objective.own_only)
+
+    def _open_own_data(self) -> None:
+        """Tokenise the owner's rows, by their own template. An error about one does not show it.
+
+        Raises:
+            UsageError: as `open`, and the rule is not available.
+        """
+        task, run = self._own_task, self.run
+        if task is None:
+            return
+
+        def prompts(examples: Sequence[Example], data: str) -> list[list[int]]:
+            ids = [self.packets.prompt(task.template, example.question) for example in examples]
+            cap, unseen = run.prompt_tokens or float("inf"), ["…"] * len(ids)
+            refuse_prompts(
+                self.policy.name,
+                self._context,
+                ids,
+                unseen,
+                data,
+                completion_tokens=run.completion_tokens,
+                prompt_tokens=cap,
+            )
+            return ids
+
+        ids = prompts(task.train, "one's own data")
+        self._own_data = OwnData(task.train, ids, self._scorers.enter_context(scoring(task.reward)))
+        held_out = task.held_out[: self._settings.eval_prompts]
+        asked = prompts(held_out, "one's own held-out data")
+        self._exams[OWN_DATA] = _Exam(asked, held_out, task.reward, run.completion_tokens, None, None)
 
     def change(self, settings: Settings) -> None:
         """Take over the constants of the objective; `config.settings.changed` has checked them."""
@@ -243,7 +284,7 @@ class Engine:
         """
         began = time.perf_counter()
         with self._phase("generate"):
-            groups = self._sample(rows, self.run.completions)
+            groups = self._played(rows, self._sample([self.prompts[row] for row in rows], self.run.completions))
         packets = [
             self.packets.write(
                 Slot(author, round, slot, policy_step), self._prompt(self.task.train[row]), self.prompts[row], group
@@ -279,18 +320,33 @@ class Engine:
             texts.append(written.text[:TEXT_LETTERS] + ("…" if cut else ""))
         return GroupText(example.question[:TEXT_LETTERS], example.answer[:200], texts)
 
-    def step(self, groups: Sequence[StepGroup], micro_batch_tokens: int | None = None) -> StepReport:
+    def step(self, groups: Sequence[StepGroup], micro_batch_tokens: int | None = None, own_data: int = 0) -> StepReport:
         """Take one optimiser step.
 
         Args:
             micro_batch_tokens: replaces the settings' value from now on; it affects the last bits of the result.
+            own_data: so many groups besides, made here on rows of one's own.
         """
         if micro_batch_tokens is not None:
             self.learner.micro_batch_tokens = micro_batch_tokens
-        taken = self.training_groups(groups)
+        taken, own = self.training_groups(groups), self._own_groups(own_data)
         with self._phase("train"):
-            report = self.learner.step(taken)
-        return msgspec.structs.replace(report, device=self.usage.step_ended())
+            report = self.learner.step([*taken, *own])
+        rewards = [reward for group in own for part in group.parts for reward in part.rewards]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        told = {"own_data_groups": len(own), "own_data_reward": mean, "device": self.usage.step_ended()}
+        return msgspec.structs.replace(report, **told)
+
+    def _own_groups(self, count: int) -> list[TrainingGroup]:
+        """Groups on rows of one's own."""
+        data = self._own_data
+        if data is None or not count:
+            return []
+        rows = data.rows(count, self.learner.steps, self._settings.seed)
+        with self._phase("generate"):
+            groups = self._sample([data.prompts[row] for row in rows], self.run.group)
+        with self.usage.of("score"):
+            return [data.group(row, made, self.policy.tokenizer) for row, made in zip(rows, groups, strict=True)]
 
     def training_groups(self, groups: Sequence[StepGroup]) -> list[TrainingGroup]:
         """The same groups in the learner's form."""
@@ -453,17 +509,14 @@ class Engine:
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
         return Sampling(cap, self.run.temperature, self.packets.ends, greedy=greedy)
 
-    def _sample(self, rows: Sequence[int], group: int) -> list[list[Completion]]:
+    def _sample(self, prompts: Sequence[Sequence[int]], group: int) -> list[list[Completion]]:
         """Generate; if memory runs out, try again later or with fewer sequences side by side.
 
         Raises:
             FtisError: not even one group fits.
         """
-        sampling, prompts = (
-            self._sampling(greedy=False, cap=self.run.completion_tokens),
-            [self.prompts[r] for r in rows],
-        )
-        first = fitting(
+        sampling = self._sampling(greedy=False, cap=self.run.completion_tokens)
+        return fitting(
             lambda batch: generate(
                 self.policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
             ),
@@ -471,16 +524,19 @@ class Engine:
             there=group * len(prompts),
             least=group,
         )
+
+    def _played(self, rows: Sequence[int], first: list[list[Completion]]) -> list[list[Completion]]:
+        """Play the episodes that begin with these first answers to rows of the training data, if the run has any."""
         if self._episodes is None:
             return first
         return greedy.play(
             self.policy,
             self._episodes,
-            prompts,
+            [self.prompts[row] for row in rows],
             first,
             [self.task.train[row] for row in rows],
             self._scorer,
-            sampling,
+            self._sampling(greedy=False, cap=self.run.completion_tokens),
             room=self._generating,
             generator=self.random,
         )

@@ -28,6 +28,7 @@ HEADER = struct.Struct("<I")
 MAX_MESSAGE = 1 << 28
 # The source name of a node's own groups; other sources are peer ids.
 OWN = "own"
+OWN_DATA = "own data"  # the name of the evaluation on rows of the owner's own
 
 Answer = TypeVar("Answer")
 
@@ -58,6 +59,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     device            torch's name; threads: torch's number
     settings          completed by the plan
     task … completion_tokens, turns  as in a run; rows, held_out: numbers of examples
+    own_rows          number of the owner's own to train on
     sizes             the largest batch sizes
     """
 
@@ -83,6 +85,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     turns: int
     rows: int
     held_out: int
+    own_rows: int
     plan: Plan
     sizes: Sizes
 
@@ -167,6 +170,8 @@ class Load(Request[ModelFacts], frozen=True, kw_only=True):
     reward: str | None = None
     code: bool = False
     must_fit: bool = False
+    own_data: str | None = None
+    own_reward: str = "integer"
 
 
 class Open(Request[OpenedRun], frozen=True):
@@ -227,11 +232,13 @@ class StepGroup(msgspec.Struct, frozen=True):
 
 
 class Step(Request[StepReport], frozen=True):
-    """Take an optimiser step. micro_batch_tokens: replaces the settings' value from now on."""
+    """Take an optimiser step. micro_batch_tokens: replaces the settings' value from now on. own_data: so many groups
+    besides, on rows of the owner's that the compute process alone has."""
 
     op = "step"
     groups: Sequence[StepGroup]
     micro_batch_tokens: int | None = None
+    own_data: int = 0
 
 
 class Change(Request[None], frozen=True):

@@ -57,6 +57,14 @@ ROWS = {
     "a device that cannot train": Row(f"{JOIN} --device meta", "'meta' is no device", "cpu, cuda"),
     "LoRA on nothing": Row(f"{JOIN} --lora --set lora_targets=x", "no module x", "q_proj.*lora_targets"),
     "JSON from a daemon": Row("join --json --home {tmp}/home", "--dry-run", "status --json"),
+    "a rule without data of one's own": Row(f"{JOIN} --own-reward exact", "--own-reward is the rule", "both"),
+    "no data of one's own": Row(f"{JOIN} --own-data {{tmp}}/none.jsonl", "Cannot read", "JSONL file that exists"),
+    "a batch without room for one's own data": Row(
+        f"{JOIN} --own-data {{tmp}}/rows.jsonl --set batch_groups=1",
+        "no room for --own-data",
+        "batch_groups=2",
+        **a_task(GOOD),
+    ),
     # models
     "an unknown model": Row(f"{JOIN} --model tiny-q", "no model 'tiny-q'", "tiny-a"),
     "a folder without a model": Row(f"{JOIN} --model {{tmp}}", "holds no model", "save_pretrained"),

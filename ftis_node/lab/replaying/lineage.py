@@ -97,6 +97,7 @@ class LoggedStep(_Line):
     own_reward: float | None
     foreign_reward: float | None
     skipped: str | None
+    own_data_groups: int = 0
 
 
 _NEEDED = LoggedStep.model_fields.keys()  # of a line; most of the rest are diagnostics, which would fill the memory

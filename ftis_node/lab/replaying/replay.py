@@ -85,19 +85,25 @@ def replay(home: Path, *, until: int | None = None, out: Path | None = None, tas
 
 @dataclass(frozen=True)
 class _Gap:
-    """The first step whose packets are not all there. before: links that can be followed."""
+    """The first step whose groups are not all there. before: links that can be followed. own_data: so many were of the
+    owner's own rows."""
 
     before: int
     step: int
     digests: Sequence[bytes]
     packets: int
+    own_data: int
 
     def error(self, store: Path, report: dict[str, Any] | None) -> UserError:
-        what = (
-            f"Step {self.step} cannot be replayed: {len(self.digests)} of its {self.packets} packets are no longer "
-            f"in {store} ({self.digests[0].hex()[:16]}…)."
+        what = f"Step {self.step} cannot be replayed: " + (
+            f"{len(self.digests)} of its {self.packets} packets are no longer in {store} "
+            f"({self.digests[0].hex()[:16]}…)."
+            if self.digests
+            else f"{self.own_data} of its groups were made of its owner's own data, and those are kept nowhere."
         )
         quota = "Give `join` a larger packet_quota_mb for a training that is to be replayed."
+        if not self.digests:
+            quota = "Only training without --own-data can be replayed to its end."
         if report is None:
             return UserError(what, quota)
         agree = "agree with the log" if report["identical"] else f"differ first at {report['first_difference']}"
@@ -108,8 +114,9 @@ def _first_gap(line: Lineage, packets: StoredPackets) -> _Gap | None:
     for place, link in enumerate(line.links):
         digests = link.logged.batch.digests if link.logged else []
         missing = [digest for digest in digests if not packets.holds(digest)]
-        if missing:
-            return _Gap(place, link.step, missing, len(digests))
+        own_data = link.logged.own_data_groups if link.logged else 0
+        if missing or own_data:
+            return _Gap(place, link.step, missing, len(digests), own_data)
     return None
 
 

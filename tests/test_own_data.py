@@ -1,0 +1,198 @@
+"""Data of one's own: a part of each batch, told of in counts only, and kept from packets, logs, pages and reports."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tarfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from ftis_node.cli import app
+from ftis_node.errors import UsageError
+from ftis_node.learner import TrainingGroup
+from ftis_node.node import stepper as steppers
+from ftis_node.observe.metrics import read_events
+from ftis_node.packet import decode
+from ftis_node.policy.load import load_tokenizer
+from ftis_node.worker.engine import Engine
+from ftis_node.worker.messages import OWN_DATA
+from tests.support.daemons import Daemon, Join, run_cli
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+
+SECRET = "7*8-9="
+"""In every question; the run's have no such text, for their operands are one of + and - and *."""
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.jsonl"
+    lines = [json.dumps({"prompt": f"{SECRET}{n}+", "answer": 40 + n % 9}) for n in range(60)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def opened(rows: Path | None, **changes: Any) -> Engine:
+    engine = Engine()
+    facts = engine.load(arithmetic_settings(generation_batch=32), "arithmetic", own_data=str(rows) if rows else None)
+    engine.open(arithmetic_run(facts, **changes))
+    return engine
+
+
+# --- the compute process ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_trains_on_groups_of_ones_own_rows_and_tells_how_many(
+    rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = opened(rows, prompt_tokens=32)
+    made = engine.generate([0, 1, 2])
+    taken: list[TrainingGroup] = []
+    step = engine.learner.step
+    monkeypatch.setattr(engine.learner, "step", lambda groups: (taken.extend(groups), step(groups))[1])
+    report = engine.step(batch_of([0, 1, 2], made.groups, uneven=True), own_data=2)
+    assert report.own_data_groups == 2 and report.own_data_reward is not None and 0 <= report.own_data_reward <= 1
+    plain = opened(None, prompt_tokens=32).step(batch_of([0, 1, 2], made.groups, uneven=True), own_data=2)
+    assert (plain.own_data_groups, plain.own_data_reward) == (0, None), "without rows there are none"
+    prompts = [engine.policy.tokenizer.decode(group.prompt_ids) for group in taken]
+    assert (
+        len(prompts) == 5
+        and [prompt.replace(" ", "").startswith(SECRET) for prompt in prompts] == [False] * 3 + [True] * 2
+    )
+    found = engine.evaluate(OWN_DATA)
+    assert 0 < found.prompts < 20 and engine.evaluate().prompts == 40
+
+
+def test_what_it_tells_of_them_is_numbers(rows: Path) -> None:
+    engine = opened(rows, prompt_tokens=32)
+    report, found = engine.step([], own_data=3), engine.evaluate(OWN_DATA)
+    told = json.dumps(msgspec.to_builtins(report)) + repr(found)
+    assert SECRET not in told and report.own_data_groups == 3
+
+
+def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn(rows: Path) -> None:
+    data = opened(rows, prompt_tokens=32)._own_data
+    assert data is not None
+    first, again, other = data.rows(10, 4, 1), data.rows(10, 4, 1), data.rows(10, 5, 1)
+    assert first == again != other and len(set(first)) == 10
+    many = data.rows(3 * len(data.examples), 1, 1)
+    assert sorted(many) == sorted([*range(len(data.examples))] * 3)
+
+
+def test_a_row_that_is_too_long_is_named_by_its_number_and_not_shown(rows: Path) -> None:
+    with pytest.raises(UsageError, match="of one's own data is a prompt of") as refused:
+        opened(rows, prompt_tokens=8)
+    assert SECRET not in str(refused.value)
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "share", "own"), [(24, 0.25, 6), (24, 0.01, 1), (2, 0.9, 1), (10, 0.9, 9), (3, 0.5, 2)]
+)
+def test_a_batch_has_their_part_and_one_other_group_at_least(batch: int, share: float, own: int) -> None:
+    stepper = steppers.Stepper.__new__(steppers.Stepper)
+    stepper._own_data, stepper.settings = True, arithmetic_settings(batch_groups=batch, own_data_share=share)
+    assert (stepper.own_data_groups, stepper.batch_groups) == (own, batch - own)
+    stepper._own_data = False
+    assert (stepper.own_data_groups, stepper.batch_groups) == (0, batch)
+
+
+def files(home: Path) -> Iterator[tuple[str, bytes]]:
+    for path in home.rglob("*"):
+        if path.is_file():
+            yield str(path), path.read_bytes()
+
+
+def inside(report: Path) -> Iterator[tuple[str, bytes]]:
+    """The files of a bug report, unpacked."""
+    with tarfile.open(report) as tar:
+        for member in tar.getmembers():
+            if (file := tar.extractfile(member)) is not None:
+                yield member.name, file.read()
+
+
+def page(daemon: Daemon, route: str) -> bytes:
+    """What the page is told."""
+    token = daemon.home.page_token.read_text().strip()
+    request = urllib.request.Request(f"{daemon.status()['page']}{route}", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request) as answer:
+        return bytes(answer.read())
+
+
+def test_no_byte_of_them_gets_out_of_the_compute_process(rows: Path, tmp_path: Path, join: Join) -> None:
+    flags = ("--set", "batch_groups=8", "--set", "eval_prompts=20", "--set", "log_level=debug")
+    first = join("first", "--model", "tiny-a", "--task", "arithmetic", "--own-data", str(rows), *flags)
+    second = join("second", "--model", "tiny-b", "--task", "arithmetic", "--peers", first.address(), *flags)
+    for daemon in (first, second):
+        daemon.wait(lambda s: s.get("step", 0) >= 6 and s["foreign_groups_used"], "it learned from the other")
+    report = tmp_path / "report.tar.gz"
+    assert run_cli("bugreport", "--home", str(first.home.path), "--out", str(report)).returncode == 0
+    told = json.dumps([first.status(), second.status()]).encode()
+    pages = [
+        (route, page(first, route))
+        for route in ("api/status", "api/peers", "api/history", "api/completions", "swarm.json")
+    ]
+    assert first.stop() == 0 and second.stop() == 0
+
+    steps = read_events(first.home.metrics, "step")
+    assert all(step["own_data_groups"] == 2 and step["own_groups"] + step["foreign_groups"] <= 6 for step in steps)
+    assert all(step["own_data_groups"] == 0 for step in read_events(second.home.metrics, "step"))
+    evaluations = list(read_events(first.home.metrics, "evaluation"))
+    assert all(one["own_data"]["prompts"] > 0 for one in evaluations) and len(evaluations) > 1
+    assert "own_data" not in next(iter(read_events(second.home.metrics, "evaluation")))
+    log = (first.home.path / "node.log").read_text()
+    assert "rows of your own are trained on" in log and "on your own data" in log
+
+    ids = np.array(load_tokenizer("tiny-a")(SECRET, add_special_tokens=False)["input_ids"], np.uint32)
+    forms = [SECRET.encode(), SECRET.encode("unicode_escape"), ids.astype("<u4").tobytes(), b"mine.jsonl"]
+    everywhere = [*files(first.home.path), *files(second.home.path), *inside(report), *pages, ("status", told)]
+    assert len(everywhere) > 20
+    for name, body in everywhere:
+        for form in forms[: 3 if name.endswith("node.log") else 4]:
+            assert form not in body, (name, form)
+    for home in (first.home, second.home):
+        for body in bodies(home.store):
+            for completion in decode(body).completions():
+                assert ids.tobytes() not in completion.token_ids.astype(np.uint32).tobytes()  # type: ignore[union-attr]
+
+
+def bodies(store: Path) -> list[bytes]:
+    with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as base:
+        tables = [name for (name,) in base.execute("select name from sqlite_master where type='table'")]
+        found = []
+        for table in tables:
+            for row in base.execute(f"select * from {table}"):
+                found += [value for value in row if isinstance(value, bytes) and len(value) > 100]
+    assert found
+    return found
+
+
+def test_a_dry_run_says_what_stays_here(rows: Path, tmp_path: Path) -> None:
+    line = ["join", "--dry-run", "--home", str(tmp_path / "home"), "--device", "cpu", "--own-data", str(rows)]
+    shown = CliRunner().invoke(app, line)
+    assert shown.exit_code == 0 and "no byte of it leaves this machine" in shown.output, shown.output
+    told = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
+    assert told["own_data"] == {
+        "file": str(rows),
+        "rows": 60 - told["own_data"]["held_out"],
+        "held_out": told["own_data"]["held_out"],
+    }
+
+
+def test_a_replay_ends_where_they_were_trained_on(rows: Path, join: Join) -> None:
+    daemon = join(
+        "one", "--model", "tiny-a", "--task", "arithmetic", "--own-data", str(rows), "--set", "batch_groups=4"
+    )
+    daemon.wait(lambda s: s.get("step", 0) >= 2, "it has taken two steps")
+    assert daemon.stop() == 0
+    refused = run_cli("lab", "replay", str(daemon.home.path))
+    assert refused.returncode != 0 and "made of its owner's own data" in refused.stderr, refused.stderr
