@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ftis_node.cli.common import AnswerOption, HomeOption, JsonOption, QuestionOption, RewardOption, print_json
-from ftis_node.config.run import EPOCH, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
+from ftis_node.config.run import EPOCH, SLOTS_MAX, RunFile, dump_run_file, in_short, load_run_file, make_hints, run_for
 from ftis_node.errors import UsageError
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.text import say
@@ -59,6 +59,11 @@ def new(
         typer.Option(help="Ask in the model's chat template, or in plain text; auto: a chat for an instruct model."),
     ] = "auto",
     thinking: Annotated[bool, typer.Option("--thinking", help="Turn thinking on in a template that can.")] = False,
+    collaboration: Annotated[
+        Literal["vertical", "horizontal"],
+        typer.Option(help="Whether each node makes whole groups, or a part of every group."),
+    ] = "vertical",
+    parts: Annotated[int, typer.Option(min=2, max=256, help="Parts of a group of a horizontal run.")] = 3,
     common: Annotated[
         int, typer.Option(help="Rows of each epoch that all nodes answer, as answers to one another's failures.")
     ] = 0,
@@ -97,7 +102,15 @@ def new(
         facts |= {"eos": end_ids(tokenizer, asked), "chat": asked.digest(chosen.turns) if asked is not None else ""}
         facts |= {"tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
-    shared = {"common": common, "epoch": epoch} if common else {}
+    shared: dict[str, Any] = {"common": common, "epoch": epoch} if common else {}
+    if parts > 1:
+        shared = {
+            "collaboration": "horizontal",
+            "parts": parts,
+            "slots": SLOTS_MAX,
+            "common": SLOTS_MAX,
+            "epoch": epoch,
+        }
     if output.exists() and not overwrite:
         raise UsageError(f"{output} exists already.", "Name another --output, or add --overwrite.")
     founded = {"founder": Identity.load_or_create(Home(home.expanduser()).key).peer_id} if private else {}

@@ -117,7 +117,7 @@ class Run(BaseModel):
     logprob_min: float = Field(default=-32.0, ge=-1000.0, le=-1.0, allow_inf_nan=False)
     collaboration: Literal["vertical", "horizontal"] = "vertical"
     parts: int = Field(default=1, ge=1, le=256)
-    common: int = Field(default=0, ge=0, le=SLOTS_MAX // 2)
+    common: int = Field(default=0, ge=0, le=SLOTS_MAX)
     epoch: int = Field(default=EPOCH, ge=60, le=3600)
     founder: Annotated[str, StringConstraints(pattern=r"^(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})?$")] = ""
 
@@ -134,9 +134,9 @@ class Run(BaseModel):
             raise ValueError("a horizontal run has 2 parts or more, a vertical one has 1")
         if self.group % self.parts:
             raise ValueError(f"group must be a multiple of the {self.parts} parts")
-        if self.common and self.parts > 1:
-            raise ValueError("a run with common rows is vertical")
-        if 2 * self.common > self.slots:
+        if self.parts > 1 and self.common not in (0, self.slots):
+            raise ValueError("in a horizontal run all slots are common, or in lock step none")
+        if self.parts == 1 and 2 * self.common > self.slots:
             raise ValueError("common must be at most half of slots")
         if self.packet_bytes_max > MAX_PACKET_BYTES:
             raise ValueError(
@@ -232,6 +232,8 @@ class Run(BaseModel):
 def in_short(run: Run) -> str:
     """Describe to people what is trained on, and how much of it."""
     models = "for models of any tokenizer" if run.text else "for models of one tokenizer"
+    if run.parts > 1:
+        models += f"; a group is made of {run.parts} nodes' parts"
     if run.common:
         models += f"; {run.common} rows common to all every {run.epoch} s"
     if run.chat:
@@ -413,10 +415,10 @@ def check_named(run: Run, *, task: str | None, reward: str | None, ours: bool, d
 
 def refuse_horizontal(run: Run) -> None:
     """Raise UsageError for a run of a kind that only the lab can do."""
-    if run.parts > 1:
+    if run.parts > 1 and not run.common:
         raise UsageError(
-            "The run is horizontal: every group is made of several nodes' parts, which a daemon cannot do yet.",
-            "Use it in the lab (`ftis-node lab run`), or join a vertical run.",
+            "The run is horizontal in lock step, where all nodes wait for one another; a daemon does not.",
+            "Make another (`ftis-node run new --parts 3`), or use it in the lab (`ftis-node lab run`).",
         )
 
 

@@ -103,10 +103,10 @@ def _check_trial(cell: CellSpec, spec: TrialSpec) -> None:
 
 def _check_horizontal(cell: CellSpec, spec: TrialSpec, settled: Sequence[Settings]) -> None:
     same = {(settings.batch_groups, settings.own_share) for settings in settled}
-    if len(same) > 1 or settled[0].own_share is not None or len(settled) < 2 or spec.pace == "free" or cell.gradients:
+    if len(same) > 1 or settled[0].own_share is not None or len(settled) < 2 or cell.gradients:
         raise UsageError(
             f"Cell {cell.name} is horizontal, where each of two or more nodes makes its part of every group.",
-            "Give all the same batch_groups, no own_share, no gradients, and the pace lockstep.",
+            "Give all the same batch_groups, no own_share and no gradients.",
         )
 
 

@@ -19,6 +19,7 @@ from ftis_node.lab.compute import Compute, Metered
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.payloads import Watch, size_cap
 from ftis_node.lab.spec import Member, TrialSpec
+from ftis_node.node.horizontal import HorizontalStepper, needed_age
 from ftis_node.node.progress import Progress
 from ftis_node.node.step_batch import OwnGroup, mean
 from ftis_node.node.stepper import Stepper
@@ -29,12 +30,14 @@ from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.needs import RowState
+from ftis_node.swarm.parts import Parts
 from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import load_task
 from ftis_node.worker.messages import AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
 
 STORE_BYTES = 64 << 20
+SLOTS = 128  # of a horizontal run at a free pace, in an epoch
 
 
 class Participant:
@@ -85,7 +88,16 @@ class Participant:
         context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time
-        self.stepper = Stepper(
+        pool = Pool(
+            self.settings.max_age,
+            clock,
+            self._rng("pool"),
+            needed=lambda row: row in self.stepper.progress.needs,
+            needed_age=self.settings.needed_age,
+        )
+        horizontal = run.parts > 1 and run.common > 0
+        kind = HorizontalStepper if horizontal else Stepper
+        self.stepper = kind(
             context=context,
             own_only=opened.own_only or self.spec.collaboration == "alone",
             identity=self._identity,
@@ -95,13 +107,7 @@ class Participant:
             standing=Standing(clock, self.settings.defences),
             clock=clock,
             unix=clock,
-            pool=Pool(
-                self.settings.max_age,
-                clock,
-                self._rng("pool"),
-                needed=lambda row: row in self.stepper.progress.needs,
-                needed_age=self.settings.needed_age,
-            ),
+            pool=Parts(run, clock, self._rng("pool")) if horizontal else pool,
         )
         self.swarm = MemorySwarm(
             network,
@@ -112,7 +118,7 @@ class Participant:
             max_age=self.settings.max_age if self.spec.pace == "free" else math.inf,
             rng=self._rng("table"),
             on_demand=self.spec.pace == "free" and not self.stepper.own_only and not self.member.script,
-            needed_age=self.settings.needed_age if self.stepper.by_need else None,
+            needed_age=needed_age(self.settings, self.stepper),
         )
         self.swarm.taker = self.stepper
         self.swarm.next_round = first_round
@@ -275,7 +281,10 @@ def run_of(spec: TrialSpec, facts: ModelFacts) -> Run:
     """The run that the trial's members share, for the task and tokenizer that an engine loaded."""
     fields: dict[str, Any] = dict(spec.run)
     if spec.collaboration == "horizontal":
-        fields |= {"collaboration": "horizontal", "parts": generating(spec)}
+        fields = {"collaboration": "horizontal", "parts": generating(spec)} | fields
+        if spec.pace == "free":
+            slots = fields.setdefault("slots", SLOTS)
+            fields |= {"common": slots}
     return run_for(facts.shared(), **fields)
 
 

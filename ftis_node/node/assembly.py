@@ -13,6 +13,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.node.checkpointing import Saving, StandingFile, layers_of
+from ftis_node.node.horizontal import HorizontalStepper, needed_age
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.node.progress import Progress
 from ftis_node.node.stepper import Stepper
@@ -29,6 +30,7 @@ from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
 from ftis_node.swarm.membership import Membership
+from ftis_node.swarm.parts import Parts
 from ftis_node.swarm.roster import Roster
 from ftis_node.swarm.self_report import SelfReport
 from ftis_node.swarm.standing import Standing
@@ -128,7 +130,9 @@ def furnish(
     model = labelled(lasting(settings.model), facts.kind)
     standing = Standing(boot_seconds, settings.defences)
     context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
-    stepper = Stepper(
+    horizontal = run.parts > 1
+    kind = HorizontalStepper if horizontal else Stepper
+    stepper = kind(
         context=context,
         standing=standing,
         own_only=opened.own_only,
@@ -136,6 +140,7 @@ def furnish(
         settings=settings,
         store=store,
         worker=worker,
+        pool=Parts(run, boot_seconds) if horizontal else None,
         own_data=facts.own_rows > 0,
     )
     swarm = Swarm(
@@ -147,7 +152,7 @@ def furnish(
         standing=standing,
         exchange_peers=settings.exchange_peers,
         max_age=settings.max_age,
-        needed_age=settings.needed_age if stepper.by_need else None,
+        needed_age=needed_age(settings, stepper),
         want=stepper.want,
         on_groups=stepper.on_groups,
         peer_cache=home.path / "peers.json",

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ftis_node.config.run import Run
 from ftis_node.observe.recent import KEPT, Shown
 from ftis_node.packet import Group
 from ftis_node.step_report import BatchReport, Digests
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.needs import right_of
+from ftis_node.swarm.parts import key_of
 from ftis_node.swarm.pool import Scored
 from ftis_node.worker.messages import OWN, GroupPart, StepGroup
 
@@ -63,9 +65,10 @@ def describe(own: Sequence[OwnGroup], foreign: Sequence[Scored], replaced: Seque
 
 
 def step_groups(
-    own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], *, horizontal: bool
+    own: Sequence[OwnGroup], foreign: Sequence[Scored], weights: Mapping[bytes, float], run: Run
 ) -> list[StepGroup]:
-    """Groups in the engine's form. In a horizontal run the parts of one round and slot form one group."""
+    """Groups in the engine's form. In a horizontal run the parts of one row of an epoch form one group; in lock step
+    those of one round and slot."""
     parts = [(one.group, GroupPart(OWN, one.group.data, one.rewards)) for one in own]
     for scored in foreign:
         group = scored.group
@@ -73,7 +76,10 @@ def step_groups(
         parts.append((group, part))
     groups: dict[tuple[bytes | int, ...], tuple[int, list[GroupPart]]] = {}
     for group, part in parts:
-        groups.setdefault(group.key[1:] if horizontal else group.key, (group.row, []))[1].append(part)
+        key: tuple[bytes | int, ...] = group.key
+        if run.parts > 1:
+            key = key_of(group) if run.common else group.key[1:]
+        groups.setdefault(key, (group.row, []))[1].append(part)
     return [StepGroup(row, together) for row, together in groups.values()]
 
 

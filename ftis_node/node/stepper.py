@@ -62,6 +62,9 @@ class Exchange(Protocol):
     def has_peers(self) -> bool:
         """Whether foreign groups can arrive at all."""
 
+    def parts(self, epoch: int) -> Mapping[int, int]:
+        """How many others have announced a part of each slot of an epoch, in a horizontal run."""
+
 
 class Compute(Protocol):
     """The daemon's compute process, or an engine in this process."""
@@ -124,7 +127,7 @@ class Stepper:
         self.idle_steps = 0  # steps in a row that changed nothing
         self.generation_batch = sys.maxsize  # sequences that the compute process has room to generate side by side
         self._clock, self._age_clock, self._unix = clock or time.monotonic, clock or boot_seconds, unix
-        self._slots = OwnSlots(context.run)
+        self._slots = OwnSlots(context.run, identity.author)
         self._context = context
         self.run = context.run
         self._identity = identity
@@ -330,7 +333,7 @@ class Stepper:
         """
         trained = self._clock()
         weights = {author: self.standing.weight(author) for author in {one.group.author for one in foreign}}
-        groups = step_groups(own, foreign, weights, horizontal=self.run.parts > 1)
+        groups = step_groups(own, foreign, weights, self.run)
         # Mark the groups as used beside the step and before its checkpoint. A crash may lose a group this way, but no
         # group is trained on twice.
         report = await self._beside(
@@ -384,7 +387,7 @@ class Stepper:
             elif self._clock() >= deadline:
                 break
             left = WAIT_SECONDS if self.settings.own_share == 0 else max(deadline - self._clock(), 0.01)
-            await _first(self._pool_grew, stopping, self.hurry, seconds=min(left, WAIT_SECONDS))
+            await first_of(self._pool_grew, stopping, self.hurry, seconds=min(left, WAIT_SECONDS))
             self._pool_grew.clear()
             taken += self.pool.take(count - len(taken), newcomers)
         self.waiting_for = ""
@@ -400,15 +403,24 @@ class Stepper:
         """Generate, store and announce `count` groups, in as many rounds as their slots need."""
         groups: list[OwnGroup] = []
         while len(groups) < count:
-            groups += await self._generate_round(min(count - len(groups), self._slots.most))
+            made = await self._generate_round(min(count - len(groups), self._slots.most))
+            if not made:
+                break
+            groups += made
         return groups
+
+    def _take_slots(self, count: int, unix: int) -> list[int]:
+        """The slots of a round."""
+        return self._slots.take(count, unix)
 
     async def _generate_round(self, count: int) -> list[OwnGroup]:
         began = self._clock()
         number = self._store.upcoming_round()
         author = self._identity.author
         issued_at = int(self._unix())
-        slots = self._slots.take(count, issued_at)
+        slots = self._take_slots(count, issued_at)
+        if not slots:
+            return []
         rows = [self._context.row_of(author, number, slot, issued_at) for slot in slots]
         request = Generate(rows, author, number, self.progress.step, slots)
         answer = await self._beside(self.worker.call(request), lambda: self._store.take_round(number))
@@ -454,7 +466,7 @@ class Stepper:
         return self.last
 
 
-async def _first(*events: asyncio.Event, seconds: float) -> None:
+async def first_of(*events: asyncio.Event, seconds: float) -> None:
     """Wait until one of the events is set, at most for so many seconds."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -88,7 +88,7 @@ AnyPacket = Packet | TextPacket | TurnPacket
 @dataclass(frozen=True, eq=False, slots=True)
 class Group:
     """An admitted packet. author: 38-byte peer id. row: of the task's data. digest: sha256 of its bytes, `data`; the
-    arrays of `packet` are views of these.
+    arrays of `packet` are views of these. epoch: in a run with common rows, that of its draw.
     """
 
     author: bytes
@@ -96,6 +96,7 @@ class Group:
     packet: AnyPacket
     digest: bytes
     data: bytes
+    epoch: int = 0
 
     @property
     def key(self) -> tuple[bytes, int, int]:

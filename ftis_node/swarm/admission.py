@@ -152,7 +152,8 @@ def admit(
         or _check_logprobs(context, packet)
         or _check_content(context.run, packet)
     )
-    return rejection or Group(author, row, packet, actual, data)
+    epoch = context.run.epoch_at(issued_at) if context.run.common else 0
+    return rejection or Group(author, row, packet, actual, data, epoch)
 
 
 def _refuse(reason: Reason, detail: str) -> Rejection:

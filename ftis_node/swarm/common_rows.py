@@ -6,7 +6,11 @@ A run with `common` slots draws the rows of slots below it from (run, epoch, slo
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from ftis_node.config.run import Run
+from ftis_node.draw import draw
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm.announcement import Announcement
 from ftis_node.swarm.bounded import make_room
@@ -20,15 +24,38 @@ EPOCHS_MAX = 2 * TOLERANCE + 1  # of an author
 class OwnSlots:
     """The slots of a node's own rounds."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, author: bytes = b"") -> None:
         self._run = run
+        self._author = author
         self._epoch = -1
         self._answered = 0  # common slots of the epoch, from 0 on
+        self._left: set[int] = set()  # of a horizontal run, those of the epoch that are not answered
 
     @property
     def most(self) -> int:
         """The most groups of a round."""
-        return self._run.slots - self._run.common
+        return self._run.slots if self._run.parts > 1 else self._run.slots - self._run.common
+
+    def take_parts(self, count: int, unix: float, announced: Mapping[int, int]) -> list[int]:
+        """The slots of a round of up to `count` parts of a horizontal run, ascending; none if all are answered.
+
+        Slots where others' parts wait for this node's come first, those with most parts before others; then slots that
+        nobody has answered, in an order of this node's own; then those that have all their parts.
+
+        Args:
+            announced: how many others have announced a part of each slot of this epoch.
+        """
+        if (epoch := self._run.epoch_at(unix)) != self._epoch:
+            self._epoch, self._left = epoch, set(range(self._run.slots))
+        start = draw(self._run.id, self._author, epoch, 0, self._run.slots)
+
+        def later(slot: int) -> tuple[int, int]:
+            parts = announced.get(slot, 0)
+            return -parts if parts < self._run.parts else 1, (slot - start) % self._run.slots
+
+        chosen = sorted(self._left, key=later)[:count]
+        self._left.difference_update(chosen)
+        return sorted(chosen)
 
     def take(self, count: int, unix: float) -> list[int]:
         """The slots of a round of `count` groups, ascending.
@@ -71,3 +98,8 @@ class Answered:
         before = epochs.get(epoch, 0)
         epochs[epoch] = before | sum(1 << slot for slot in common.values())
         return sum(1 << index for index, slot in common.items() if before >> slot & 1)
+
+    def parts(self, epoch: int) -> Counter[int]:
+        """How many authors have answered each slot of an epoch."""
+        masks = (epochs.get(epoch, 0) for epochs in self._slots.values())
+        return Counter(slot for mask in masks if mask for slot in range(self._run.slots) if mask >> slot & 1)

@@ -177,6 +177,15 @@ class Pool:
                     del self._by_author[author]
         return list(taken.values())
 
+    def remove(self, taken: Collection[Scored]) -> None:
+        """Remove these groups, which the pool remembers."""
+        for author in {scored.group.author for scored in taken}:
+            left = [scored for scored in self._by_author.get(author, []) if scored not in taken]
+            if left:
+                self._by_author[author] = left
+            else:
+                self._by_author.pop(author, None)
+
     def expire(self) -> None:
         """Drop the groups that are too old; forget them when no copy may come in any more."""
         limit, last = self._clock() - self.max_age, self._clock() - self._needed_age

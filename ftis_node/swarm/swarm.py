@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -239,6 +239,10 @@ class Swarm:
     def has_peers(self) -> bool:
         return bool(self.membership.view)
 
+    def parts(self, epoch: int) -> Mapping[int, int]:
+        """See `Gossip.parts`."""
+        return self.gossip.parts(epoch)
+
     # --- calls of peers -------------------------------------------------------------------------------------------
 
     def admits(self, peer: bytes) -> bool:
@@ -300,7 +304,8 @@ class Swarm:
         """Exchange with a few random peers while the node is hungry or has news; at least every half minute. A peer
         that does not answer delays no other."""
         while True:
-            await self._wait(self._to_exchange, self.interval if self._want().groups > 0 else self.idle)
+            want = self._want()
+            await self._wait(self._to_exchange, self.interval if want.groups > 0 or want.answers > 0 else self.idle)
             view = self.membership.view
             for peer in [peer for peer in view if self.standing.shunned(peer) or not self.membership.welcomes(peer)]:
                 self.membership.drop(peer)

@@ -233,7 +233,7 @@ class _Replay:
             group = self._group(bytes.fromhex(digest))
             foreign.append(Scored(group, self._rewards(group), born=0.0))
         weights = {one.group.author: logged.weights.get(peer_id(one.group.author), 1.0) for one in foreign}
-        groups = step_groups(own, foreign, weights, horizontal=self._run.parts > 1)
+        groups = step_groups(own, foreign, weights, self._run)
         report = self._engine.step(groups, micro_batch_tokens=logged.micro_batch_tokens)
         batch = describe(own, foreign, replaced)
         self._taken.add_step(len(own), batch.authors, report)

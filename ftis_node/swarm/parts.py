@@ -1,0 +1,99 @@
+"""The parts of a horizontal run's groups: every node makes a part of each group, and waits for nobody.
+
+A group is the parts of one row of an epoch (see `common_rows`), one of each author. Each node closes a group for
+itself, when it trains on it: as soon as all its parts are there, at the end of its epoch, or when the node has nothing
+better. What comes later is dropped. Nodes need not agree on what a group was made of: each trains a model of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from ftis_node.config.run import Run
+from ftis_node.packet import Group
+from ftis_node.swarm.bounded import make_room
+from ftis_node.swarm.pool import Newcomers, Pool, Scored
+
+CLOSED_MAX = 4096
+EPOCHS = 2
+"""Parts are used up to so many epochs after their own began."""
+
+Key = tuple[int, int]
+"""(epoch, row) of a group."""
+
+
+def key_of(group: Group) -> Key:
+    """The group that a part belongs to."""
+    return (group.epoch, group.row)
+
+
+class Parts(Pool):
+    """Foreign parts whose groups are open. Those without a signal are kept, for only the group shows it."""
+
+    def __init__(self, run: Run, clock: Callable[[], float], rng: random.Random | None = None) -> None:
+        """
+        Args:
+            clock: see `Pool`.
+        """
+        super().__init__(EPOCHS * run.epoch, clock, rng, keep_all=True)
+        self.late = 0  # parts of groups that were closed
+        self.doubled = 0  # second parts of one author for one row
+        self._run = run
+        self._closed: dict[Key, bool] = {}
+
+    def add(self, scored: Scored) -> bool:
+        """Add a part. False if its group is closed, or has one of its author already (counted), or as `Pool.add`."""
+        key = key_of(scored.group)
+        if key in self._closed:
+            self.late += 1
+            return False
+        if any(key_of(one.group) == key for one in self._by_author.get(scored.group.author, [])):
+            self.doubled += 1
+            return False
+        return super().add(scored)
+
+    def by_group(self) -> dict[Key, list[Scored]]:
+        """The waiting parts of each open group."""
+        self.expire()
+        found: dict[Key, list[Scored]] = {}
+        for parts in self._by_author.values():
+            for one in parts:
+                found.setdefault(key_of(one.group), []).append(one)
+        return found
+
+    def closed(self, key: Key) -> bool:
+        """Whether this node has trained on the group."""
+        return key in self._closed
+
+    def ready(self, own: Iterable[Key], epoch: int) -> list[Key]:
+        """The groups that can be closed, the oldest first: with all their parts, or of an epoch that has ended.
+
+        Args:
+            own: the open groups of which this node has made a part. epoch: the present one.
+        """
+        waiting, mine = self.by_group(), set(own)
+        whole = [
+            key
+            for key in waiting.keys() | mine
+            if key[0] < epoch or len(waiting.get(key, ())) + (key in mine) >= self._run.parts
+        ]
+        return sorted(whole)
+
+    def fullest(self, own: Iterable[Key]) -> list[Key]:
+        """The open groups of which this node has made a part, those with most parts first."""
+        waiting = self.by_group()
+        return sorted(own, key=lambda key: (-len(waiting.get(key, ())), key))
+
+    def close(self, key: Key, newcomers: Newcomers) -> list[Scored]:
+        """Close a group and remove its parts; those of newcomers that have no room left are dropped."""
+        parts = self.by_group().get(key, [])
+        self.remove(parts)
+        make_room(self._closed, key, CLOSED_MAX)
+        self._closed[key] = True
+        taken = []
+        for one in sorted(parts, key=lambda one: one.born):
+            if newcomers.may(one.group.author):
+                newcomers.took(one.group.author)
+                taken.append(one)
+        return taken

@@ -1,0 +1,225 @@
+"""Horizontal runs: a group is made of several nodes' parts, and nobody waits for anybody."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from ftis_node.config.run import load_run_file, refuse_horizontal
+from ftis_node.draw import draw
+from ftis_node.errors import UsageError
+from ftis_node.objective import PRESETS
+from ftis_node.observe.metrics import read_events
+from ftis_node.packet import Completion, Group, encode, prompt_digests
+from ftis_node.swarm import common_rows
+from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
+from ftis_node.swarm.announcement import PacketRef, announce
+from ftis_node.swarm.common_rows import Answered, OwnSlots
+from ftis_node.swarm.parts import CLOSED_MAX, Parts, key_of
+from ftis_node.swarm.pool import Newcomers, Scored
+from tests.support.daemons import Join, run_cli
+from tests.support.lab import A, B, kind, run, spec, timeless
+from tests.support.swarm import PROMPTS, content, identity, make_run
+
+EPOCH = 100
+RUN = make_run(group=6, collaboration="horizontal", parts=3, slots=8, common=8, epoch=EPOCH, eos=(998, 999))
+CONTEXT = AdmissionContext(RUN, prompt_digests(PROMPTS))
+AUTHORS = [identity(number).author for number in range(1, 6)]
+
+
+def part(author: bytes, slot: int, issued_at: int, round: int = 1, rewards: tuple[float, ...] = (0.0, 1.0)) -> Scored:
+    """An admitted part, born when it was issued."""
+    row = CONTEXT.row_of(author, round, slot, issued_at)
+    completions = [Completion(np.array([1, 999], np.uint32), np.full(2, -0.5, np.float32), True) for _ in range(2)]
+    body = encode(content(RUN, author, round, slot, completions, prompt_ids=PROMPTS[row]))
+    group = admit(CONTEXT, author, body, issued_at=issued_at)
+    assert isinstance(group, Group), group
+    return Scored(group, rewards, float(issued_at))
+
+
+def parts(now: float = 0.0) -> Parts:
+    return Parts(RUN, lambda: now)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_slots_of_a_horizontal_run_are_common_or_none_are() -> None:
+    with pytest.raises(ValueError, match="all slots are common, or in lock step none"):
+        make_run(group=6, collaboration="horizontal", parts=3, slots=8, common=4)
+    refuse_horizontal(RUN)
+    refuse_horizontal(make_run())
+    with pytest.raises(UsageError, match="lock step"):
+        refuse_horizontal(make_run(group=6, collaboration="horizontal", parts=3))
+
+
+def test_all_authors_have_the_same_rows_in_an_epoch() -> None:
+    for slot in range(RUN.slots):
+        rows = {CONTEXT.row_of(author, number, slot, 7 * EPOCH + number) for number, author in enumerate(AUTHORS)}
+        assert rows == {draw(RUN.id, b"", 7, slot, CONTEXT.rows)}
+
+
+def test_a_part_has_its_share_of_the_completions_and_no_more() -> None:
+    completions = [Completion(np.array([999], np.uint32), np.full(1, -0.5, np.float32), True) for _ in range(3)]
+    row = CONTEXT.row_of(AUTHORS[0], 1, 2, 0)
+    body = encode(content(RUN, AUTHORS[0], 1, 2, completions, prompt_ids=PROMPTS[row]))
+    refused = admit(CONTEXT, AUTHORS[0], body, issued_at=0)
+    assert isinstance(refused, Rejection) and refused.reason in {Reason.WRONG_GROUP_SIZE, Reason.TOO_LARGE}
+
+
+# --- own parts --------------------------------------------------------------------------------------------------------
+
+
+def test_parts_that_wait_for_one_come_first_then_rows_of_ones_own_order_then_whole_groups() -> None:
+    slots = OwnSlots(RUN, AUTHORS[0])
+    assert slots.most == RUN.slots
+    assert slots.take_parts(3, 0.0, {5: 2, 1: 1, 7: 3})[:2] != [7]
+    fresh = OwnSlots(RUN, AUTHORS[0])
+    assert fresh.take_parts(1, 0.0, {5: 2, 1: 1, 7: 3}) == [5], "one part is missing"
+    assert fresh.take_parts(1, 10.0, {5: 2, 1: 1, 7: 3}) == [1]
+    rest = [fresh.take_parts(1, 20.0, {7: 3})[0] for _ in range(6)]
+    assert rest[-1] == 7, "a group that has all its parts comes last"
+    assert sorted([5, 1, *rest]) == list(range(8)) and fresh.take_parts(4, 99.0, {}) == []
+    assert len(fresh.take_parts(99, 100.0, {})) == 8, "another epoch has other rows"
+
+
+def test_nodes_begin_at_different_rows() -> None:
+    wide = make_run(group=6, collaboration="horizontal", parts=3, slots=64, common=64, epoch=EPOCH)
+    first = {OwnSlots(wide, identity(number).author).take_parts(1, 0.0, {})[0] for number in range(1, 20)}
+    assert len(first) > 10
+
+
+def test_announced_parts_are_counted_once_an_author_and_slot() -> None:
+    answered = Answered(RUN)
+    now = 1_760_000_000
+    epoch = RUN.epoch_at(now)
+    for author in (1, 2):
+        for number in (1, 2):
+            refs = [PacketRef(slot, bytes(32), 100, 1) for slot in (3, 4)]
+            made = announce(identity(author), run_id=RUN.id, round=number, policy_step=0, issued_at=now, packets=refs)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(common_rows, "unix_seconds", lambda: float(now))
+                assert answered.refused(made, 0.0) == (0 if number == 1 else 0b11), "a second part does not count"
+    assert answered.parts(epoch) == Counter({3: 2, 4: 2}) and answered.parts(epoch + 1) == Counter()
+
+
+# --- foreign parts ----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_can_be_closed_when_its_parts_are_there_or_its_epoch_is_over() -> None:
+    pool = parts()
+    for number, author in enumerate(AUTHORS[:2]):
+        assert pool.add(part(author, 2, number))
+    key = key_of(part(AUTHORS[0], 2, 0).group)
+    assert pool.ready([], 0) == [] and pool.ready([key], 0) == [key], "two foreign parts and an own one"
+    assert pool.ready([], 1) == [key], "its epoch is over: with what is there"
+    assert pool.add(part(AUTHORS[2], 2, 50)) and pool.ready([], 0) == [key]
+
+
+def test_a_late_part_and_an_authors_second_one_are_dropped() -> None:
+    pool = parts()
+    first = part(AUTHORS[0], 2, 0)
+    assert pool.add(first) and not pool.add(part(AUTHORS[0], 2, 1, round=2)) and pool.doubled == 1
+    assert pool.close(key_of(first.group), Newcomers()) == [first] and pool.closed(key_of(first.group))
+    assert not pool.add(part(AUTHORS[1], 2, 3)) and pool.late == 1 and len(pool) == 0
+    assert pool.add(part(AUTHORS[1], 2, EPOCH)), "another epoch, another group"
+
+
+def test_parts_without_a_signal_are_kept_and_old_ones_expire() -> None:
+    pool = parts()
+    assert pool.add(part(AUTHORS[0], 1, 0, rewards=(0.0, 0.0)))
+    late = Parts(RUN, lambda: 250.0)
+    assert late.add(part(AUTHORS[0], 1, 0)) and late.by_group() == {} and late.expired == 1
+
+
+def test_newcomers_have_their_room_in_parts_of_a_group_too() -> None:
+    pool = parts()
+    for number, author in enumerate(AUTHORS):
+        pool.add(part(author, 2, number))
+    newcomers = Newcomers(lambda author: author in AUTHORS[1:], 2)
+    taken = pool.close(key_of(part(AUTHORS[0], 2, 0).group), newcomers)
+    assert [one.group.author for one in taken] == AUTHORS[:3] and newcomers.full and len(pool) == 0
+
+
+def test_what_was_closed_is_forgotten_in_time() -> None:
+    pool = parts()
+    for number in range(CLOSED_MAX + 10):
+        pool.close((number, 0), Newcomers())
+    assert not pool.closed((0, 0)) and pool.closed((CLOSED_MAX + 9, 0)) and len(pool._closed) == CLOSED_MAX
+
+
+def test_a_peer_that_sends_only_failures_turns_no_comparison_round() -> None:
+    """It moves the mean: right answers gain and wrong ones lose less, and neither turns."""
+    honest = [1.0, 0.0, 0.0, 1.0]
+    alone = PRESETS["ftis"].advantages(torch.tensor(honest, dtype=torch.float64))
+    beside = PRESETS["ftis"].advantages(torch.tensor([*honest, 0.0, 0.0], dtype=torch.float64))[:4]
+    assert [value > 0 for value in beside] == [value > 0 for value in alone] == [True, False, False, True]
+    assert float(beside.abs().max()) <= 2**0.5 * float(alone.abs().max()) + 1e-9
+
+
+# --- whole nodes ------------------------------------------------------------------------------------------------------
+
+FREE: dict[str, Any] = {"collaboration": "horizontal", "pace": "free"}
+
+
+def test_at_a_free_pace_groups_are_made_of_everybodys_parts_and_the_course_is_the_same_again(tmp_path: Path) -> None:
+    nodes = [A, B, {"name": "C", "model": "tiny-c"}]
+    trial = spec(FREE, nodes=nodes, steps=6, run={"group": 6, "epoch": 60})
+    found = run(trial, tmp_path / "one")
+    assert timeless(found) == timeless(run(trial, tmp_path / "two"))
+    for name in "ABC":
+        steps = kind(found, "step", name)
+        assert len(steps) == 6 and sum(step["foreign_groups"] for step in steps) >= 6
+        assert all(2 * (step["own_groups"] + step["foreign_groups"]) >= 4 * 6 - 6 for step in steps), "a batch is full"
+
+
+def test_a_node_alone_in_such_a_run_trains_on_its_own_parts(tmp_path: Path) -> None:
+    found = run(spec(FREE | {"speed": {"B": 1e-6}}, steps=5, seconds=200, run={"group": 4, "epoch": 60}), tmp_path)
+    assert len(kind(found, "step", "A")) >= 5
+    assert all(step["foreign_groups"] == 0 for step in kind(found, "step", "A"))
+
+
+def test_a_slow_node_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
+    found, without = (
+        run(spec(FREE | {"speed": {"B": speed}}, steps=30, seconds=120, run={"group": 4, "epoch": 60}), tmp_path / name)
+        for speed, name in ((0.2, "slow"), (1e-6, "dead"))
+    )
+    fast, slow = (kind(found, "step", node) for node in "AB")
+    assert len(fast) >= len(kind(without, "step", "A")) > 0 and len(fast) >= 2 * len(slow) > 0
+    assert sum(step["foreign_groups"] for step in fast) > 0 and sum(step["foreign_groups"] for step in slow) > 0
+
+
+def test_three_daemons_go_on_when_one_is_killed_and_one_frozen(tmp_path: Path, join: Join) -> None:
+    file = tmp_path / "run.toml"
+    options = ("--collaboration", "horizontal", "--parts", "3", "--epoch", "60", "--group", "6")
+    assert run_cli("run", "new", *options, "-o", str(file)).returncode == 0
+    assert load_run_file(file).run.parts == 3
+    flags = ("--run", str(file), "--set", "batch_groups=6", "--set", "eval_prompts=20", "--set", "eval_every=1000")
+    a = join("a", "--model", "tiny-a", *flags)
+    b = join("b", "--model", "tiny-b", "--peers", a.address(), *flags)
+    c = join("c", "--model", "tiny-c", "--peers", a.address(), *flags)
+    for daemon in (a, b, c):
+        daemon.wait(lambda s: len(s.get("foreign_groups_used", {})) == 2, "it trained on both others' parts")
+    steps = [step for step in read_events(a.home.metrics, "step") if len(step["authors"]) == 2]
+    assert steps and all(step["own_groups"] for step in steps)
+    b.kill()
+    frozen = c.pids()
+    for process in frozen:
+        process.suspend()
+    began = a.status()["step"]
+    a.wait(lambda s: s["step"] >= began + 8, "it goes on without them")
+    waits = [step["seconds"] for step in read_events(a.home.metrics, "step")[-6:]]
+    for process in frozen:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+    step = c.wait(lambda s: s, "it answers again")["step"]
+    c.wait(lambda s: s["step"] > step, "and the frozen one goes on, too")
+    assert a.stop() == 0 and c.stop() == 0
+    assert all(one["wait"] <= one["total"] for one in waits)
