@@ -39,7 +39,7 @@ def test_a_run_without_common_rows_keeps_its_id_and_one_with_them_has_another() 
     [
         ({"common": 9}, "half of slots"),
         ({"common": 4, "epoch": 59}, "epoch"),
-        ({"common": 4, "collaboration": "horizontal", "parts": 3}, "vertical"),
+        ({"common": 4, "collaboration": "horizontal", "parts": 3}, "all slots are common"),
     ],
 )
 def test_common_rows_have_their_bounds(fields: dict[str, object], said: str) -> None:

@@ -103,14 +103,9 @@ def new(
         facts |= {"tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared: dict[str, Any] = {"common": common, "epoch": epoch} if common else {}
-    if parts > 1:
-        shared = {
-            "collaboration": "horizontal",
-            "parts": parts,
-            "slots": SLOTS_MAX,
-            "common": SLOTS_MAX,
-            "epoch": epoch,
-        }
+    if collaboration == "horizontal":
+        shared = {"parts": parts, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch}
+        shared["collaboration"] = collaboration
     if output.exists() and not overwrite:
         raise UsageError(f"{output} exists already.", "Name another --output, or add --overwrite.")
     founded = {"founder": Identity.load_or_create(Home(home.expanduser()).key).peer_id} if private else {}
