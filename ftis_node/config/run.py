@@ -418,7 +418,7 @@ def refuse_horizontal(run: Run) -> None:
     if run.parts > 1 and not run.common:
         raise UsageError(
             "The run is horizontal in lock step, where all nodes wait for one another; a daemon does not.",
-            "Make one without: `ftis-node run new --collaboration horizontal`; or use it in the lab (`ftis-node lab run`).",
+            "Make another (`ftis-node run new --collaboration horizontal`), or use it in `ftis-node lab run`.",
         )
 
 
