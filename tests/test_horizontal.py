@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +17,23 @@ import pytest
 import torch
 
 from ftis_node.config.run import load_run_file, refuse_horizontal
+from ftis_node.config.settings import Settings
 from ftis_node.draw import draw
 from ftis_node.errors import UsageError
+from ftis_node.node.horizontal import HorizontalStepper
+from ftis_node.node.step_batch import OwnGroup
 from ftis_node.objective import PRESETS
 from ftis_node.observe.metrics import read_events
 from ftis_node.packet import Completion, Group, encode, prompt_digests
+from ftis_node.store.packets import PacketStore
 from ftis_node.swarm import common_rows
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.announcement import PacketRef, announce
 from ftis_node.swarm.common_rows import Answered, OwnSlots
 from ftis_node.swarm.parts import CLOSED_MAX, Parts, key_of
 from ftis_node.swarm.pool import Newcomers, Scored
+from ftis_node.swarm.standing import Standing
+from ftis_node.worker.client import Worker
 from tests.support.daemons import Join, run_cli
 from tests.support.lab import A, B, kind, run, spec, timeless
 from tests.support.swarm import PROMPTS, content, identity, make_run
@@ -162,6 +172,64 @@ def test_a_peer_that_sends_only_failures_turns_no_comparison_round() -> None:
     beside = PRESETS["ftis"].advantages(torch.tensor([*honest, 0.0, 0.0], dtype=torch.float64))[:4]
     assert [value > 0 for value in beside] == [value > 0 for value in alone] == [True, False, False, True]
     assert float(beside.abs().max()) <= 2**0.5 * float(alone.abs().max()) + 1e-9
+
+
+# --- a node's steps ---------------------------------------------------------------------------------------------------
+
+
+def horizontal(path: Path, **settings: Any) -> HorizontalStepper:
+    """A stepper of the run without a compute process and without a swarm; nothing that it does takes time."""
+    made = HorizontalStepper(
+        context=CONTEXT,
+        own_only=False,
+        identity=identity(9),
+        settings=Settings(batch_groups=2, wait=0.0, **settings),
+        store=PacketStore(path / "store.sqlite", RUN.id, 1 << 20),
+        worker=Worker(),
+        standing=Standing(lambda: 0.0),
+        clock=time.monotonic,
+        unix=lambda: 0.0,
+        pool=parts(),
+    )
+    told = {"poke": lambda: None, "has_peers": lambda: True, "recent_authors": lambda seconds: set()}
+    made.swarm = SimpleNamespace(**told, parts=lambda epoch: {})  # type: ignore[assignment]
+    return made
+
+
+async def test_a_listener_makes_no_part_and_trains_when_others_fill_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, trained = horizontal(tmp_path, own_share=0.0), []
+
+    async def train(own: Sequence[OwnGroup], foreign: Sequence[Scored], **_: Any) -> None:
+        trained.append((len(own), len(foreign)))
+
+    monkeypatch.setattr(node, "train", train)
+    monkeypatch.setattr(node, "generate", None)  # it would fail
+    for author in AUTHORS[:3]:
+        node.pool.add(part(author, 1, 0))
+    assert await node.step(asyncio.Event()) is None and not trained, "half a batch"
+    for author in AUTHORS[:3]:
+        node.pool.add(part(author, 2, 0))
+    await node.step(asyncio.Event())
+    assert trained == [(0, 6)] and len(node.pool) == 0
+
+
+def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path: Path) -> None:
+    found = [horizontal(tmp_path, own_share=share)._most() for share in (None, 0.5, 0.0)]
+    assert found == [6, 3, 0], "two groups of three parts"
+
+
+def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path: Path) -> None:
+    node = horizontal(tmp_path)
+    want = node.want()
+    rows = {CONTEXT.row_of(b"", 0, slot, 0) for slot in range(RUN.slots)}
+    assert (want.groups, want.answers, set(want.rows)) == (0, 12, rows)
+    closed = part(AUTHORS[0], 1, 0)
+    node._parts.close(key_of(closed.group), Newcomers())
+    assert set(node.want().rows) == rows - {closed.group.row}
+    node.own_only = True
+    assert node.want().answers == 0
 
 
 # --- whole nodes ------------------------------------------------------------------------------------------------------

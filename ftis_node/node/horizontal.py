@@ -81,7 +81,7 @@ class HorizontalStepper(Stepper):
     async def step(self, stopping: asyncio.Event) -> TakenStep | None:
         """As `Stepper.step`."""
         began = self._clock()
-        made, most = 0, self._completions // self.run.completions
+        made, most = 0, self._most()
         while not (stopping.is_set() or self.hurry.is_set()) and made < most and not self._enough():
             parts = await self.generate(min(most - made, math.ceil(self.batch_groups / 2)))
             made += len(parts)
@@ -89,9 +89,9 @@ class HorizontalStepper(Stepper):
             if not parts:
                 break
         generated = self._clock()
-        if made >= most or not self._enough():
+        if not self.own_only:
             await self._wait(stopping)
-        if stopping.is_set():
+        if stopping.is_set() or (most == 0 and not self._enough()):
             return None
         own, foreign = self._take(self._newcomers())
         waited = self._clock() - generated
@@ -104,6 +104,11 @@ class HorizontalStepper(Stepper):
         self.swarm.poke()
         return await self.train(own, foreign, began=began, wait=waited)
 
+    def _most(self) -> int:
+        """The most own parts of a step: as many as fill a batch, or the share that the settings give."""
+        share = self.settings.own_share
+        return math.ceil((1.0 if share is None else share) * self._completions / self.run.completions)
+
     def _enough(self) -> bool:
         """Whether the groups that can be closed fill a batch."""
         waiting = self._parts.by_group()
@@ -113,7 +118,8 @@ class HorizontalStepper(Stepper):
 
     async def _wait(self, stopping: asyncio.Event) -> None:
         """Wait for parts, at most as long as making the missing ones would take."""
-        deadline = self._clock() + self._patience(self.batch_groups)
+        listens = self.settings.own_share == 0
+        deadline = self._clock() + (WAIT_SECONDS if listens else self._patience(self.batch_groups))
         while not (stopping.is_set() or self.hurry.is_set() or self._enough()) and self._clock() < deadline:
             left = max(deadline - self._clock(), 0.01)
             await first_of(self._pool_grew, stopping, self.hurry, seconds=min(left, WAIT_SECONDS))
