@@ -20,6 +20,7 @@ from ftis_node.config.run import load_run_file, refuse_horizontal
 from ftis_node.config.settings import Settings
 from ftis_node.draw import draw
 from ftis_node.errors import UsageError
+from ftis_node.node.assembly import refill_pool
 from ftis_node.node.horizontal import HorizontalStepper
 from ftis_node.node.step_batch import OwnGroup
 from ftis_node.objective import PRESETS
@@ -218,6 +219,18 @@ async def test_a_listener_makes_no_part_and_trains_when_others_fill_a_batch(
 def test_a_share_of_ones_own_bounds_the_parts_of_a_step(tmp_path: Path) -> None:
     found = [horizontal(tmp_path, own_share=share)._most() for share in (None, 0.5, 0.0)]
     assert found == [6, 3, 0], "two groups of three parts"
+
+
+@pytest.mark.parametrize("ago", [0, EPOCH])
+def test_parts_that_waited_for_their_rewards_come_back_after_a_restart(tmp_path: Path, ago: int) -> None:
+    now = int(time.time())
+    made = part(AUTHORS[0], 2, now - ago)
+    store = PacketStore(tmp_path / "store.sqlite", RUN.id, 1 << 20)
+    store.add([(made.group, made.group.data)], own=False)
+    came: list[Group] = []
+    stepper = SimpleNamespace(pool=parts(), score_later=lambda group, born: came.append(group))
+    refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=stepper), 600.0)  # type: ignore[arg-type]
+    assert [key_of(group) for group in came] == [key_of(made.group)]
 
 
 def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path: Path) -> None:

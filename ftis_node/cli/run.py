@@ -63,7 +63,9 @@ def new(
         Literal["vertical", "horizontal"],
         typer.Option(help="Whether each node makes whole groups, or a part of every group."),
     ] = "vertical",
-    parts: Annotated[int, typer.Option(min=2, max=256, help="Parts of a group of a horizontal run.")] = 3,
+    parts: Annotated[
+        int | None, typer.Option(min=2, max=256, help="Parts of a group of a horizontal run; default: 3.")
+    ] = None,
     common: Annotated[
         int, typer.Option(help="Rows of each epoch that all nodes answer, as answers to one another's failures.")
     ] = 0,
@@ -103,8 +105,11 @@ def new(
         facts |= {"tokenizer": fingerprint(tokenizer), "vocabulary": len(tokenizer)}
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared: dict[str, Any] = {"common": common, "epoch": epoch} if common else {}
+    if (collaboration == "vertical" and parts) or (collaboration == "horizontal" and common):
+        wrong, other = ("--parts", "horizontal") if parts else ("--common", "vertical")
+        raise UsageError(f"{wrong} is for a {other} run.", f"Leave it out, or add --collaboration {other}.")
     if collaboration == "horizontal":
-        shared = {"parts": parts, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch}
+        shared = {"parts": parts or 3, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch}
         shared["collaboration"] = collaboration
     if output.exists() and not overwrite:
         raise UsageError(f"{output} exists already.", "Name another --output, or add --overwrite.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from ftis_node.config.run import Run, RunFile, in_short
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
-from ftis_node.host.clocks import boot_seconds
+from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.checkpointing import Saving, StandingFile, layers_of
 from ftis_node.node.horizontal import HorizontalStepper, needed_age
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
@@ -20,12 +20,13 @@ from ftis_node.node.stepper import Stepper
 from ftis_node.observe.metrics import MetricsLog
 from ftis_node.observe.provenance import versions
 from ftis_node.observe.tracking import Tracker
+from ftis_node.packet import Group
 from ftis_node.policy.names import lasting
 from ftis_node.store.checkpoints import KEPT, labelled
 from ftis_node.store.home import Home
 from ftis_node.store.packets import PacketStore
 from ftis_node.swarm.addresses import parse_address
-from ftis_node.swarm.admission import AdmissionContext, Rejection, admit
+from ftis_node.swarm.admission import AdmissionContext, admit
 from ftis_node.swarm.handshake import fetch_run
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation
@@ -225,11 +226,19 @@ def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, optio
 
 
 def refill_pool(rooms: Rooms, max_age: float) -> None:
-    """Score the admitted groups that were neither scored nor trained on before the compute process ended."""
+    """Score the admitted groups that were neither scored nor trained on before the compute process ended.
+
+    When a group of common rows was announced is not known any more: not long before it came, so in that epoch or the
+    one before.
+    """
     for author, body, held in rooms.store.waiting(max_age):
-        verdict = admit(rooms.context, author, body)
-        if not isinstance(verdict, Rejection) and not rooms.stepper.pool.knows(verdict.key):
-            rooms.stepper.score_later(verdict, boot_seconds() - held)
+        came = unix_seconds() - held
+        for issued_at in (came, came - rooms.context.run.epoch):
+            verdict = admit(rooms.context, author, body, issued_at=int(issued_at))
+            if isinstance(verdict, Group):
+                if not rooms.stepper.pool.knows(verdict.key):
+                    rooms.stepper.score_later(verdict, boot_seconds() - held)
+                break
 
 
 async def open_network(
