@@ -106,7 +106,7 @@ def new(
     caps = {"completion_tokens": completion_tokens} if completion_tokens is not None else {}
     shared: dict[str, Any] = {"common": common, "epoch": epoch} if common else {}
     if (collaboration == "vertical" and parts) or (collaboration == "horizontal" and common):
-        wrong, other = ("--parts", "horizontal") if parts else ("--common", "vertical")
+        wrong, other = ("--common", "vertical") if collaboration == "horizontal" else ("--parts", "horizontal")
         raise UsageError(f"{wrong} is for a {other} run.", f"Leave it out, or add --collaboration {other}.")
     if collaboration == "horizontal":
         shared = {"parts": parts or 3, "slots": SLOTS_MAX, "common": SLOTS_MAX, "epoch": epoch}
