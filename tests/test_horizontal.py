@@ -85,6 +85,14 @@ def test_a_part_has_its_share_of_the_completions_and_no_more() -> None:
     assert isinstance(refused, Rejection) and refused.reason in {Reason.WRONG_GROUP_SIZE, Reason.TOO_LARGE}
 
 
+def test_row_50_a_part_for_a_row_of_another_epoch_is_refused() -> None:
+    made = part(AUTHORS[0], 2, 0)
+    rows = [CONTEXT.row_of(AUTHORS[0], 1, 2, epoch * EPOCH) for epoch in range(20)]
+    for epoch in (epoch for epoch, row in enumerate(rows) if row != rows[0]):
+        refused = admit(CONTEXT, AUTHORS[0], made.group.data, issued_at=epoch * EPOCH)
+        assert isinstance(refused, Rejection) and refused.reason is Reason.WRONG_PROMPT
+
+
 # --- own parts --------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +142,7 @@ def test_a_group_can_be_closed_when_its_parts_are_there_or_its_epoch_is_over() -
     assert pool.add(part(AUTHORS[2], 2, 50)) and pool.ready([], 0) == [key]
 
 
-def test_a_late_part_and_an_authors_second_one_are_dropped() -> None:
+def test_row_50_a_late_part_and_an_authors_second_one_are_dropped() -> None:
     pool = parts()
     first = part(AUTHORS[0], 2, 0)
     assert pool.add(first) and not pool.add(part(AUTHORS[0], 2, 1, round=2)) and pool.doubled == 1
@@ -166,7 +174,7 @@ def test_what_was_closed_is_forgotten_in_time() -> None:
     assert not pool.closed((0, 0)) and pool.closed((CLOSED_MAX + 9, 0)) and len(pool._closed) == CLOSED_MAX
 
 
-def test_a_peer_that_sends_only_failures_turns_no_comparison_round() -> None:
+def test_row_50_a_peer_that_sends_only_failures_turns_no_comparison_round() -> None:
     """It moves the mean: right answers gain and wrong ones lose less, and neither turns."""
     honest = [1.0, 0.0, 0.0, 1.0]
     alone = PRESETS["ftis"].advantages(torch.tensor(honest, dtype=torch.float64))
