@@ -171,7 +171,8 @@ def test_a_stop_does_not_wait_for_a_compute_process_that_does_not_answer(strange
     (worker,) = [process for process in node.pids() if "ftis_node.worker" in process.cmdline()]
     worker.suspend()
     assert node.stop() == 0
-    assert "given up" in node.log()
+    log = node.log()  # it was asked in the middle of a step, or between two
+    assert "its work is given up" in log or "The end was cut short (out of time)" in log
     assert Checkpoints(node.home.checkpoints).latest() is not None
 
 
