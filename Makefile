@@ -106,7 +106,7 @@ lab-quick: $(DEV)
 	$(BIN)/ftis-node lab report build/lab-quick
 
 # All experiments with built-in models: hours of CPU; goes on where it was. Full reports in build/lab, short ones in docs/evidence.
-EVIDENCE := objectives expertise lora threshold horizontal listener swarm-size asynchrony time-to-score shares \
+EVIDENCE := objectives expertise lora threshold horizontal horizontal-swarm listener swarm-size asynchrony time-to-score shares \
   truncation bias confirmation attacks attacks-horizontal attacks-many attacks-mixed attacks-needs needs nf4 tokenizers tokenizer-pairs
 evidence: $(DEV)
 	for name in $(EVIDENCE); do \
