@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from ftis_node.errors import did_you_mean
 from ftis_node.lab.payloads import RANDOM, SCRIPTS
+from ftis_node.lab.private import EVALUATION, KINDS
 from ftis_node.lab.recipes import RECIPES
 from ftis_node.lab.reporting import manifest
 from ftis_node.lab.reporting.manifest import ALL, ATTACK, HELD_OUT, METHOD
@@ -56,12 +57,14 @@ class NodeSpec(_Table):
     """One node. speed: how many times as fast as the others; script: a partner that does not train, see `scripts`.
 
     model: beside a script the built-in model whose tokenizer it writes in, and whose log-probs it copies.
+    private: the kind of rows, see `lab.private`, that it alone draws from for `own_data_share` of its batch.
     """
 
     name: _Name
     model: str = ""
     warm: WarmUp | None = None
     script: str = ""
+    private: str = ""
     speed: float = Field(1.0, gt=0)
     settings: dict[str, Any] = {}
 
@@ -74,6 +77,9 @@ class NodeSpec(_Table):
             raise ValueError(f"there is no script {self.script!r}: {hint}a script is one of {', '.join(SCRIPTS)}")
         if self.script and self.model and SCRIPTS[self.script][0] == RANDOM:
             raise ValueError(f"the script {self.script!r} writes tokens of tiny-a only: leave `model` out")
+        if self.private and self.private not in KINDS:
+            hint = did_you_mean(self.private, KINDS)
+            raise ValueError(f"there are no rows {self.private!r}: {hint}private rows are one of {', '.join(KINDS)}")
         return self
 
 
@@ -93,13 +99,29 @@ class Probe(_Table):
     objectives: tuple[str, ...] = ("nois", "vis", "tis", "f-nois", "f-vis", "ftis", "gated")
 
 
+class Averaging(_Table):
+    """When the nodes of a federated cell average their weights, and what each counts; see `lab.federation`."""
+
+    every: int = Field(5, ge=1)
+    weights: Literal["none", "equal", "gain", "reward"] = "equal"
+
+
 class EvaluationSet(_Table):
-    """Another set of problems, looked at before the first step and after the last. data: a local copy of it."""
+    """Another set of problems, looked at before the first step and after the last. data: a local copy of it.
+
+    The set `own data` is each node's own rows, held out of what it alone trains on; it has no task.
+    """
 
     name: _Name
-    task: str
+    task: str = ""
     data: str = ""
     prompts: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _of_a_task(self) -> EvaluationSet:
+        if bool(self.task) == (self.name == EVALUATION):
+            raise ValueError(f"a set needs a task, and {EVALUATION!r}, which is each node's own rows, has none")
+        return self
 
 
 class Method(_Table):
@@ -119,7 +141,7 @@ class CellSpec(_Table):
     label: str = ""
     attack: str = ""
     methods: tuple[str, ...] = ()
-    collaboration: Literal["alone", "vertical", "horizontal"] = "vertical"
+    collaboration: Literal["alone", "vertical", "horizontal", "federated"] = "vertical"
     pace: Literal["lockstep", "free"] = "lockstep"
     nodes: tuple[str, ...] = ()
     settings: dict[str, Any] = {}
@@ -129,6 +151,13 @@ class CellSpec(_Table):
     vary: dict[str, list[Any]] = {}
     values: dict[str, Any] = {}
     gradients: Probe | None = None
+    average: Averaging = Averaging()
+
+    @model_validator(mode="after")
+    def _averaged(self) -> CellSpec:
+        if self.collaboration == "federated" and self.pace == "free":
+            raise ValueError(f"cell {self.name} is federated, and averaging needs lock step")
+        return self
 
 
 class Claim(manifest.Claim):
@@ -187,6 +216,10 @@ class Experiment(_Table):
         if self.payloads and self.task != "arithmetic":
             raise ValueError("payloads are known of the task arithmetic only")
         names = [node.name for node in self.nodes]
+        open_ones = [node.name for node in self.nodes if not node.private]
+        federated = any(cell.collaboration == "federated" for cell in self.cells)
+        if open_ones and (federated or any(also.name == EVALUATION for also in self.evaluate)):
+            raise ValueError(f"node {open_ones[0]} has no `private` rows, which a federated cell trains on")
         if len(set(names)) < len(names):
             raise ValueError("two nodes have the same name")
         if len(set(self.seeds)) < len(self.seeds):

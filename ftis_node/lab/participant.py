@@ -15,9 +15,10 @@ import msgspec
 from ftis_node.config.run import Run, check_fit, run_for
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UsageError
-from ftis_node.lab.compute import Compute, Metered
+from ftis_node.lab.compute import Compute, InProcess, Metered
 from ftis_node.lab.exchange import MemorySwarm, Network
 from ftis_node.lab.payloads import Watch, size_cap
+from ftis_node.lab.private import EVALUATION, private_task
 from ftis_node.lab.spec import Member, TrialSpec
 from ftis_node.node.horizontal import HorizontalStepper, needed_age
 from ftis_node.node.progress import Progress
@@ -34,6 +35,7 @@ from ftis_node.swarm.parts import Parts
 from ftis_node.swarm.pool import Pool, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.tasks import load_task
+from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import AddEvaluation, Evaluate, Load, ModelFacts, Open, Restore, Save
 
 STORE_BYTES = 64 << 20
@@ -62,6 +64,8 @@ class Participant:
     async def load(self) -> ModelFacts:
         """Loads task and model; returns what a run must know of them."""
         await self.compute.start()
+        if self.member.private:
+            self.engine.own_task = private_task(self.member.private)
         sizes = {"prompt_tokens", "completion_tokens", "group"}
         self.facts = await self.compute.call(
             Load(
@@ -84,7 +88,8 @@ class Participant:
             ) from None
         opened = await self.compute.call(Open(run))
         for also in self.spec.evaluate:
-            await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
+            if also.name != EVALUATION:
+                await self.compute.call(AddEvaluation(also.name, also.task, also.data or None, also.prompts))
         context = AdmissionContext(run=run, prompt_digests=opened.prompt_digests)
         store = PacketStore(Path(":memory:"), run.id, STORE_BYTES, first_round=first_round)
         clock = asyncio.get_running_loop().time
@@ -99,7 +104,7 @@ class Participant:
         kind = HorizontalStepper if horizontal else Stepper
         self.stepper = kind(
             context=context,
-            own_only=opened.own_only or self.spec.collaboration == "alone",
+            own_only=opened.own_only or self.spec.collaboration in ("alone", "federated"),
             identity=self._identity,
             settings=self.settings,
             store=store,
@@ -108,6 +113,7 @@ class Participant:
             clock=clock,
             unix=clock,
             pool=Parts(run, clock, self._rng("pool")) if horizontal else pool,
+            own_data=bool(self.member.private),
         )
         self.swarm = MemorySwarm(
             network,
@@ -133,6 +139,19 @@ class Participant:
     def run(self) -> Run:
         return self.stepper.run
 
+    @property
+    def engine(self) -> Engine:
+        """Its engine in this process.
+
+        Raises:
+            UsageError: it is in a process of its own.
+        """
+        if not isinstance(self.compute, InProcess):
+            raise UsageError(
+                "Private rows and averaged weights need all nodes in one process.", "Leave out --processes."
+            )
+        return self.compute.engine
+
     def _rng(self, what: str) -> random.Random:
         return random.Random(number(self.spec.seed, self.name, what))
 
@@ -145,7 +164,9 @@ class Participant:
 
     def quota(self) -> int:
         """Groups that it generates itself a step; by default an equal share among those that generate at all."""
-        batch, share = self.settings.batch_groups, self.settings.own_share
+        batch, share = self.stepper.batch_groups, self.settings.own_share
+        if self.spec.collaboration == "federated":
+            return 0  # rows of its own alone
         if self.stepper.own_only:
             return batch
         if self.run.parts > 1:
@@ -165,7 +186,7 @@ class Participant:
             return own, []
         await self.swarm.collect()
         await self.stepper.scored()
-        batch, parts = self.settings.batch_groups, self.run.parts
+        batch, parts = self.stepper.batch_groups, self.run.parts
         return own, self.stepper.take(batch * (parts - 1) if parts > 1 else batch - len(own))
 
     async def close(self) -> None:
@@ -203,6 +224,7 @@ class Participant:
             **self.counts(),
             **({"payloads": self.meter.watch.take()} if self.meter.watch is not None else {}),
             **self._own_groups(),
+            **({"own_data_reward": last["own_data_reward"]} if self.member.private else {}),
             **{name: last[name] for name in (*plain, "tokens", "skipped", "warnings")},
             "overall": diagnostics.overall,
             "own": diagnostics.sources.get("own", {}),

@@ -12,7 +12,7 @@ from typing import Any
 
 from ftis_node.config.settings import Settings, collect
 from ftis_node.errors import UsageError
-from ftis_node.lab.experiment import CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
+from ftis_node.lab.experiment import Averaging, CellSpec, Clock, EvaluationSet, Experiment, NodeSpec, Probe, WarmUp
 
 # Part of every trial's id: results of an older version whose meaning differs are not taken for new ones.
 TRIAL_SCHEMA = 1
@@ -28,6 +28,12 @@ class Member:
     script: str
     speed: float
     settings: dict[str, Any]
+    private: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """All of it in plain values; what is not private is what it always was."""
+        fields = {**vars(self), "warm": self.warm.model_dump() if self.warm else None}
+        return fields if self.private else {key: value for key, value in fields.items() if key != "private"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class TrialSpec:
     evaluate: tuple[EvaluationSet, ...]
     gradients: Probe | None
     until: float | None = None
+    average: Averaging | None = None
 
     @functools.cached_property
     def id(self) -> str:
@@ -63,7 +70,11 @@ class TrialSpec:
         """All of it in plain values."""
         files = {name: _sha256(path) for name in ("data", "eval_data") if (path := getattr(self, name))}
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for later, absent in (("payloads", False), ("until", None)):  # without them a trial's id is what it always was
+        for later, absent in (
+            ("payloads", False),
+            ("until", None),
+            ("average", None),
+        ):  # without them a trial's id is what it always was
             if fields[later] == absent:
                 del fields[later]
         return {
@@ -72,9 +83,10 @@ class TrialSpec:
             **({"rounds": "by seed"} if self.collaboration == "horizontal" else {}),
             "schema": TRIAL_SCHEMA,
             "clock": self.clock.model_dump(exclude={"per"} if self.clock.per == "group" else None),
-            "members": [{**vars(m), "warm": m.warm.model_dump() if m.warm else None} for m in self.members],
+            "members": [member.facts() for member in self.members],
             "evaluate": [also.model_dump() for also in self.evaluate],
             "gradients": self.gradients.model_dump() if self.gradients else None,
+            **({"average": self.average.model_dump()} if self.average else {}),
         }
 
     def settings_of(self, member: Member) -> Settings:
@@ -110,13 +122,14 @@ def trial_of(experiment: Experiment, cell: CellSpec, seed: int) -> TrialSpec:
         evaluate=experiment.evaluate,
         gradients=cell.gradients,
         until=experiment.target if experiment.until == "target" and cell.pace == "free" else None,
+        average=cell.average if cell.collaboration == "federated" else None,
     )
 
 
 def _member(experiment: Experiment, cell: CellSpec, node: NodeSpec) -> Member:
     settings = {**experiment.settings, **node.settings, **cell.settings, **cell.node.get(node.name, {})}
     speed = cell.speed.get(node.name, node.speed)
-    return Member(node.name, node.model, node.warm, node.script, speed, settings)
+    return Member(node.name, node.model, node.warm, node.script, speed, settings, node.private)
 
 
 def _sha256(path: str) -> str:

@@ -108,7 +108,7 @@ class Engine:
         self._sizes: Sizes  # see `planning.ceilings`
         self.packets: Packets
         self._episodes: Episodes | None
-        self._own_task: Task | None = None  # of `own_data`
+        self.own_task: Task | None = None  # of `own_data`; `open` reads it
         self._own_data: OwnData | None = None
         self.prompts: list[list[int]] = []
         self._snapshot: dict[str, dict[str, torch.Tensor]] = {}
@@ -147,7 +147,8 @@ class Engine:
         """
         files = {"data": Path(data) if data else None, "eval_data": Path(eval_data) if eval_data else None}
         self.task = load_task(task, **files, reward=reward, code=code)
-        self._own_task = load_jsonl(Path(own_data), None, own_reward) if own_data is not None else None
+        if own_data is not None:
+            self.own_task = load_jsonl(Path(own_data), None, own_reward)
         asked, workload = settings, self._workload(settings, caps or {})
         # Check this before a model is loaded and before the home belongs to a run.
         choose_objective(asked, self.task.name, workload.completion_tokens)
@@ -188,7 +189,7 @@ class Engine:
             turns=self.task.turns,
             rows=len(self.task.train),
             held_out=len(self.task.held_out),
-            own_rows=len(self._own_task.train) if self._own_task is not None else 0,
+            own_rows=len(self.own_task.train) if self.own_task is not None else 0,
             plan=with_fields(plan, reasons=(*plan.reasons, self.policy.way)),
             sizes=self._sizes,
         )
@@ -238,7 +239,7 @@ class Engine:
         Raises:
             UsageError: as `open`, and the rule is not available.
         """
-        task, run = self._own_task, self.run
+        task, run = self.own_task, self.run
         if task is None:
             return
 
@@ -257,7 +258,7 @@ class Engine:
             return ids
 
         ids = prompts(task.train, "one's own data")
-        self._own_data = OwnData(task.train, ids, self._scorers.enter_context(scoring(task.reward)))
+        self._own_data = OwnData(task.train, ids, self._scorers.enter_context(scoring(task.reward, task.scorer)))
         held_out = task.held_out[: self._settings.eval_prompts]
         asked = prompts(held_out, "one's own held-out data")
         self._exams[OWN_DATA] = _Exam(asked, held_out, task.reward, run.completion_tokens, None, None)
