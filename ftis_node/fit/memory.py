@@ -23,7 +23,7 @@ holds for dense decoders with gated MLPs (others keep less); it takes prompts an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ftis_node.fit.geometry import Geometry, Linear
@@ -94,7 +94,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setup:
-    """How the weights are trained, and in which portions. quantisation: of frozen weights within layers."""
+    """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. by_gain: two
+    more gradients are kept, see `learner.gains`."""
 
     lora: bool
     dtype: Dtype
@@ -106,6 +107,7 @@ class Setup:
     lora_rank: int
     lora_targets: tuple[str, ...]
     engine: Engine
+    by_gain: bool = field(default=False, kw_only=True)
 
     @property
     def width(self) -> int:
@@ -170,6 +172,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     mastered = width < 4
     # The head's gradient is made whole before it is added to what is there, and waits for the embedding's if tied.
     gradients = width * (trained + (0 if setup.lora else geometry.vocabulary * geometry.hidden))
+    gradients += 2 * width * trained if setup.by_gain else 0
     kept, one_layer = activations(geometry, workload, setup)
     cache, sampling = _generating(geometry, workload, setup, device)
     bare = Memory(

@@ -61,6 +61,7 @@ class Wishes:
     lora_rank: int = 128
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     engine: Engine = "native"
+    by_gain: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def _setups(
         lora_rank=wishes.lora_rank,
         lora_targets=wishes.lora_targets,
         engine=wishes.engine,
+        by_gain=wishes.by_gain,
     )
     checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
     sizes = {True: [common.micro_batch_tokens], False: [common.micro_batch_tokens]}

@@ -17,6 +17,7 @@ from ftis_node.errors import FtisError
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
+from ftis_node.learner.gains import Gains, add_measured
 from ftis_node.learner.loss_scale import LossScale
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.learner.trust import distrusted, next_length
@@ -71,6 +72,8 @@ class Learner:
         self.loss_scale = LossScale(policy.dtype)
         self._bad_steps = self._retries = 0
         self._watch = FilterWatch()
+        self._by_gain = settings.author_weight == "gain"
+        self.gains: Gains = {}  # of the latest step, see `learner.gains`
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -104,6 +107,7 @@ class Learner:
         retries, used = self._retries, self.micro_batch_tokens
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
+        self.gains = {}
         gate, usual_length = self.gate, self.usual_length
         for inner in range(self.objective.inner_steps if batch.computed else 0):
             computed, norm = self._scaled(batch, start)
@@ -135,6 +139,7 @@ class Learner:
             warnings=self._warnings(summary.sources),
             micro_batch_tokens=used,
             memory_retries=self._retries - retries,
+            gains=self.gains,
             diagnostics=summary,
         )
 
@@ -161,12 +166,24 @@ class Learner:
             self.optimiser.drop_gradients()
             try:
                 with self._training():
-                    parts = micro_batches(batch.prompted, self.micro_batch_tokens)
-                    return [self._backward(part, batch, start) for part in parts]
+                    return self._accumulated(batch, start)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
             self._make_room(batch)  # out here: the error's traceback holds the tensors that were there
+
+    def _accumulated(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
+        computed: list[Computed] = []
+
+        def add(prompted: Sequence[Prompted]) -> None:
+            parts = micro_batches(prompted, self.micro_batch_tokens)
+            computed.extend(self._backward(part, batch, start) for part in parts)
+
+        if self._by_gain and not start:
+            self.gains = add_measured(self.trainable, batch, self.own, add)
+        else:
+            add(batch.prompted)
+        return computed
 
     def _make_room(self, batch: Batch) -> None:
         """Waits, or takes less at a time; never less than the longest sample, which has a micro-batch to itself."""

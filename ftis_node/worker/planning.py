@@ -112,7 +112,13 @@ def question(
     device = choose_device(settings.device)
     budget = memory_budget(settings, device)
     wanted = {**{name: getattr(settings, name) for name in _PLANNED}, **recalled(settings, remembered, budget)}
-    wishes = Wishes(**wanted, lora_rank=settings.lora_rank, lora_targets=settings.lora_targets, engine=settings.engine)
+    wishes = Wishes(
+        **wanted,
+        lora_rank=settings.lora_rank,
+        lora_targets=settings.lora_targets,
+        engine=settings.engine,
+        by_gain=settings.author_weight == "gain",
+    )
     return Question(shape or geometry(settings.model), budget, workload, wishes, device)
 
 
