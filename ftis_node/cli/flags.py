@@ -96,4 +96,5 @@ def _option(name: str, flag: Flag) -> Any:
         kind = str
     elif get_args(kind):
         kind = next(part for part in get_args(kind) if part is not NoneType)
-    return Annotated[kind | None, typer.Option(flag.spelling or f"--{name.replace('_', '-')}", help=flag.help)]  # type: ignore[operator]
+    spellings = flag.spelling.split() or [f"--{name.replace('_', '-')}"]
+    return Annotated[kind | None, typer.Option(*spellings, help=flag.help)]  # type: ignore[operator]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftis_node.errors import UsageError, did_you_mean, raise_all
@@ -90,13 +90,27 @@ def _needs(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Us
         )
 
 
-def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
-    device, disk, quota = values["device"], values["disk_gb"], values["packet_quota_mb"]
-    if not _DEVICE.fullmatch(device):
+def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+    unknown = [device for device in devices if not _DEVICE.fullmatch(device)]
+    for device in unknown:
         yield UsageError(
             f"{device!r} is no device ({origins['device']}).",
             f"{did_you_mean(device, ('cpu', 'cuda', 'auto'))}Use cpu, cuda, cuda:0 or auto.",
         )
+    if len(devices) == 1 or unknown:
+        return
+    kinds = {device.partition(":")[0] for device in devices}
+    gpus = [device for device in devices if device != "cpu"]
+    if len(kinds) > 1 or "auto" in kinds or "cuda" in gpus or len(set(gpus)) < len(gpus):
+        yield UsageError(
+            f"{','.join(devices)} ({origins['device']}) cannot train together.",
+            "Name each GPU once, such as cuda:0,cuda:1, or a CPU several times: cpu,cpu.",
+        )
+
+
+def _machine(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[UsageError]:
+    device, disk, quota = values["device"], values["disk_gb"], values["packet_quota_mb"]
+    yield from _devices(device.split(","), values, origins)
     if values["vram_gb"] is not None and values["vram_share"] is not None:
         yield UsageError(
             f"vram_gb ({origins['vram_gb']}) and vram_share ({origins['vram_share']}) both limit the memory.",

@@ -34,7 +34,8 @@ OTHER_VARIABLES = ("FTIS_HOME", "FTIS_PROFILE")
 
 @dataclass(frozen=True)
 class Flag:
-    """A setting's own flag of `join`, beside --set. spelling: where it is not the setting's name with dashes."""
+    """A setting's own flag of `join`, beside --set. spelling: where it is not the setting's name with dashes; several
+    are separated by a space."""
 
     help: str
     spelling: str = ""
@@ -75,8 +76,8 @@ class Settings(BaseModel):
     """LoRA layers are scaled by alpha / rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     """Modules that get LoRA layers."""
-    device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto.")] = "auto"
-    """cpu, cuda, cuda:1, …, or auto: a GPU if there is one."""
+    device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto; several: cuda:0,cuda:1.", "--device --devices")] = "auto"
+    """cpu, cuda, cuda:1, …, or auto: a GPU if there is one. Several train one model together: cuda:0,cuda:1."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Dtype of the weights. Default: bfloat16 for a larger model on a GPU (float16 before Ampere), else float32."""
     quantisation: Literal["none", "nf4"] | None = None
@@ -294,6 +295,11 @@ class Settings(BaseModel):
     @classmethod
     def _comma_pair(cls, value: Any) -> Any:
         return tuple(float(part) for part in value.split(",")) if isinstance(value, str) else value
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of all devices."""
+        return tuple(self.device.split(","))
 
     def effective_learning_rate(self, task: str, *, lora: bool) -> float:
         """The learning rate: a person's, else the task's, else the paper's: 1e-6 for full training, 1e-4 for LoRA."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ftis_node.evaluate.episodes import Episodes
@@ -77,6 +78,26 @@ def wilson(correct: int, count: int, level: float = 0.95) -> tuple[float, float]
         return 0.0, 1.0
     interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+def merged(parts: Sequence[Evaluation]) -> Evaluation:
+    """The figures of questions that were answered in parts side by side."""
+    prompts, correct = sum(part.prompts for part in parts), sum(part.correct for part in parts)
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(part, name) * part.prompts for part in parts) / max(1, prompts))
+
+    low, high = wilson(correct, prompts)
+    return Evaluation(
+        **{name: mean(name) for name in ("formatted", "lenient", "finished", "mean_tokens")},
+        pass_at_1=correct / max(1, prompts),
+        low=low,
+        high=high,
+        correct=correct,
+        prompts=prompts,
+        seconds=max(part.seconds for part in parts),
+        batch=sum(part.batch for part in parts),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +204,22 @@ def play(
     sampling: Sampling,
     *,
     room: Room,
-    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
 ) -> list[list[Completion]]:
     """The episodes that begin with these first answers to each prompt, which is of one example.
+
+    Args:
+        noise: that the first answers were drawn with, see `generate`: later ones go on in it.
 
     Raises:
         FtisError: a single context does not fit into memory, or the weights have diverged.
     """
 
-    def answering(contexts: Sequence[Sequence[int]], cap: int) -> list[Completion]:
+    def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], cap: int) -> list[Completion]:
         capped = replace(sampling, max_new_tokens=cap)
+        mine = None if noise is None else torch.stack([noise[number, at : at + cap] for number, at in places])
         groups = fitting(
-            lambda some: generate(policy, contexts, group=1, sampling=capped, generator=generator, batch=some),
+            lambda some: generate(policy, contexts, group=1, sampling=capped, noise=mine, batch=some),
             room,
             there=len(contexts),
             least=1,

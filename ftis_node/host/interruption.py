@@ -18,6 +18,11 @@ def interrupt() -> None:
     _asked.set()
 
 
+def forget() -> None:
+    """Take back a request: the computation that it was for has ended."""
+    _asked.clear()
+
+
 def check() -> None:
     """To be called between pieces of what takes long, where it leaves nothing half done.
 

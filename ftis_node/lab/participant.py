@@ -147,9 +147,7 @@ class Participant:
             UsageError: it is in a process of its own.
         """
         if not isinstance(self.compute, InProcess):
-            raise UsageError(
-                "Private rows and averaged weights need all nodes in one process.", "Leave out --processes."
-            )
+            raise UsageError("Private rows and averaged weights need all nodes in one process.", "Leave out --procs.")
         return self.compute.engine
 
     def _rng(self, what: str) -> random.Random:

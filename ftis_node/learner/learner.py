@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, coun
 from ftis_node.learner.gains import Gains, add_measured
 from ftis_node.learner.loss_scale import LossScale
 from ftis_node.learner.optimiser import Optimiser
+from ftis_node.learner.team import Team
 from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
 from ftis_node.policy.policy import Policy
-from ftis_node.policy.room import Room, out_of_memory
+from ftis_node.policy.room import Room, free_memory, out_of_memory
 from ftis_node.policy.score import completion_logprobs
 from ftis_node.step_report import Figures, StepReport
 
@@ -46,10 +47,18 @@ class Learner:
     """Owns the optimiser of a policy; `step` is its one verb."""
 
     def __init__(
-        self, policy: Policy, objective: Objective, settings: Settings, temperature: float, own: str, task: str = ""
+        self,
+        policy: Policy,
+        objective: Objective,
+        settings: Settings,
+        temperature: float,
+        own: str,
+        task: str = "",
+        team: Team | None = None,
     ) -> None:
         """
         Args:
+            team: with which it trains; its ranks have the same weights and take the same steps.
             temperature: the run's; log-probs of a peer are of the tempered distribution.
             own: the source name of this node's own groups.
             task: whose learning rate stands in for one that the settings do not name; the paper's if it has none.
@@ -61,6 +70,7 @@ class Learner:
         self.objective = objective
         self.temperature = temperature
         self.own = own
+        self._team = team
         self.steps = 0
         self.gate: float | None = None  # see Objective.next_gate
         self.usual_length: float | None = None  # see trust.next_length
@@ -150,11 +160,15 @@ class Learner:
         while True:
             computed = self.accumulate(batch, start)
             norm = self.optimiser.gradient_norm() / self.loss_scale.value
+            if self._team is not None:
+                (norm,) = self._team.first(norm)
             if not self.loss_scale.overflowed(norm):
                 return computed, norm
 
     def accumulate(self, batch: Batch, start: Sequence[Tensor] = ()) -> list[Computed]:
         """Leave the gradient of a batch in the parameters, up to `divisor` and `loss_scale`, and change nothing else.
+
+        In a team each rank computes a share of it; all return the micro-batches of all.
 
         Args:
             start: log-probs of each sample at the first inner step, none if this is it.
@@ -176,8 +190,13 @@ class Learner:
         computed: list[Computed] = []
 
         def add(prompted: Sequence[Prompted]) -> None:
-            parts = micro_batches(prompted, self.micro_batch_tokens)
-            computed.extend(self._backward(part, batch, start) for part in parts)
+            if self._team is None:
+                computed.extend(self._computed(prompted, batch, start))
+                return
+            with self._team.agreeing():
+                mine = self._computed(self._team.share(prompted), batch, start)
+            self._team.add_up(self.trainable)
+            computed.extend(shared(mine, batch, self._team))
 
         if self._by_gain and not start:
             self.gains = add_measured(self.trainable, batch, self.own, add)
@@ -185,12 +204,28 @@ class Learner:
             add(batch.prompted)
         return computed
 
+    def _computed(self, prompted: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
+        parts = micro_batches(prompted, self.micro_batch_tokens)
+        return [self._backward(part, batch, start) for part in parts]
+
     def _make_room(self, batch: Batch) -> None:
-        """Waits, or takes less at a time; never less than the longest sample, which has a micro-batch to itself."""
+        """Waits, or takes less at a time; never less than the longest sample, which has a micro-batch to itself.
+
+        The first rank of a team decides for all.
+        """
         self.optimiser.drop_gradients()
         self._retries += 1
         longest = max(len(group.prompt_ids) + sample.tokens for group in batch.prompted for sample in group.samples)
-        if not self.room.short(sum(group.cost() for group in batch.prompted), longest):
+        there = sum(group.cost() for group in batch.prompted)
+        if self._team is None:
+            enough = self.room.short(there, longest)
+        else:
+            first = self._team.rank == 0
+            free_memory()
+            decided = [self.room.short(there, longest), self.room.size] if first else [0, 0]
+            decided = [int(value) for value in self._team.first(*decided)]
+            enough, self.room.size = bool(decided[0]), decided[1]
+        if not enough:
             raise FtisError("A single completion with its prompt does not fit into memory.")
 
     def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
@@ -204,7 +239,7 @@ class Learner:
         own = torch.tensor([sample.source == self.own for sample in samples], device=device)
         new, entropy = completion_logprobs(self.policy, [prompted.prefixed for prompted in part], self.temperature)
         claimed = np.concatenate([sample.completion.logprobs for sample in samples])
-        before = torch.cat([start[sample.index] for sample in samples]) if start else new.detach()
+        before = torch.cat([start[sample.index].to(device) for sample in samples]) if start else new.detach()
         suspect = distrusted(before, lengths, advantages, own, defences=self._defences, usual_length=self.usual_length)
         terms = self.objective.terms(
             new=new,
@@ -248,7 +283,8 @@ class Learner:
             self.optimiser.drop_gradients()
             return loss, norm * scale, "loss or gradient was not finite"
         unscaled = scale / self.loss_scale.value
-        self.optimiser.step(norm=norm * self.loss_scale.value, scale=unscaled, updates=self.steps)
+        with self._team.bound() if self._team is not None else contextlib.nullcontext():
+            self.optimiser.step(norm=norm * self.loss_scale.value, scale=unscaled, updates=self.steps)
         return loss, norm * scale, None
 
     @contextlib.contextmanager
@@ -320,6 +356,8 @@ class Learner:
         self._bad_steps = 0
 
 
+_WITH_TERMS = ("logprobs", "entropy", "distrusted")
+_TERMS = tuple(field.name for field in fields(Terms))
 _GATE, _LENGTH = "gate", "usual length"  # among the optimiser's tensors, whose names all have a slash
 
 
@@ -334,6 +372,26 @@ def _by_sample(computed: Sequence[Computed]) -> list[Tensor]:
         pieces = torch.split(part.logprobs, [sample.sampled for sample in part.samples])
         found |= {sample.index: piece for sample, piece in zip(part.samples, pieces, strict=True)}
     return [found[index] for index in range(len(found))]
+
+
+def shared(mine: Sequence[Computed], batch: Batch, team: Team) -> list[Computed]:
+    """The micro-batches of all ranks, in their order."""
+    tensors: dict[str, Tensor] = {}
+    for number, one in enumerate(mine):
+        row = {name: getattr(one.terms, name) for name in _TERMS} | {
+            "index": torch.tensor([sample.index for sample in one.samples]),
+            "loss": torch.tensor([one.loss], dtype=torch.float64),
+            **{name: getattr(one, name) for name in _WITH_TERMS},
+        }
+        tensors |= {f"{number}/{name}": value for name, value in row.items()}
+    everything: list[Computed] = []
+    for found in team.gathered(tensors):
+        for number in range(len(found) // (len(_TERMS) + len(_WITH_TERMS) + 2)):
+            samples = [batch.computed[index] for index in found[f"{number}/index"].tolist()]
+            terms = Terms(**{name: found[f"{number}/{name}"] for name in _TERMS})
+            more = {name: found[f"{number}/{name}"] for name in _WITH_TERMS}
+            everything.append(Computed(samples, terms, loss=float(found[f"{number}/loss"]), **more))
+    return everything
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:

@@ -370,10 +370,9 @@ def recalled(home: Home, settings: Settings, origins: Mapping[str, str]) -> tupl
     kept = settled(home.checkpoints, settings.model)
     found = {key: value for key, value in kept.items() if getattr(settings, key) is None}
     if learned:
-        from ftis_node.policy.load import choose_device
         from ftis_node.worker import planning
 
-        budget = planning.memory_budget(settings, choose_device(settings.device))
+        budget = planning.smallest_budget(settings)
         found |= planning.recalled(settings, learned, budget)
     return settings.model_copy(update=found), {**origins, **dict.fromkeys(found, "home")}
 

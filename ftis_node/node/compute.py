@@ -8,6 +8,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+import psutil
+
 from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError
@@ -71,11 +73,13 @@ class ComputeProcess:
             await self.worker.start(stack.enter_context(output.open("ab")) if output is not None else None)
         self._started()
         run = run_file.run if run_file is not None else None
+        files = self.options.files()
         self.loaded = facts = await self.worker.call(
             Load(
                 settings=settings,
                 task=self.options.task_of(run_file),
-                **self.options.files(),
+                data=files["data"],
+                eval_data=files["eval_data"],
                 reward=self.options.reward_of(run_file),
                 code=self.options.task is not None,
                 own_data=str(self.options.own_data.resolve()) if self.options.own_data is not None else None,
@@ -106,10 +110,13 @@ class ComputeProcess:
         return self.loaded
 
     def gpu_pids(self) -> frozenset[int]:
-        """The process that may use a GPU now; empty if it is none, or on a CPU."""
+        """The processes that may use a GPU now; empty if there is none, or on a CPU."""
         pid, loaded = self.worker.pid, self.loaded
-        on_gpu = pid is not None and loaded is not None and loaded.device.startswith("cuda")
-        return frozenset({pid} if on_gpu and pid is not None else ())
+        if pid is None or loaded is None or not loaded.device.startswith("cuda"):
+            return frozenset()
+        with contextlib.suppress(psutil.Error):  # further devices have processes of their own
+            return frozenset({pid, *(child.pid for child in psutil.Process(pid).children())})
+        return frozenset({pid})
 
     async def stop(self) -> None:
         """End the process at once and free its memory. Save first what must last."""

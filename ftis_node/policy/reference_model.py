@@ -16,12 +16,12 @@ from ftis_node.policy.policy import Policy
 
 
 def reference(
-    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, generator: torch.Generator | None
+    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, noise: Tensor | None
 ) -> list[list[Completion]]:
-    """One batch; see `generate.generate`."""
+    """One batch; see `generate.generate`. Of the noise only its first number matters, as a seed."""
     ids, mask = (table.to(policy.device).repeat_interleave(group, 0) for table in left_padded(prompts))
     tempered = _Tempered(policy.vocabulary, sampling.temperature)
-    with _plain_settings(policy.causal_lm), _seeded(generator, policy.device):
+    with _plain_settings(policy.causal_lm), _seeded(noise, policy.device):
         whole = policy.causal_lm.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -73,12 +73,12 @@ def _plain_settings(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _seeded(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """transformers draws from the global state: it is seeded from `generator`, if there is one, and put back."""
-    if generator is None:
+def _seeded(noise: Tensor | None, device: torch.device) -> Iterator[None]:
+    """transformers draws from the global state: it is seeded, if there is noise, and put back."""
+    if noise is None:
         yield
         return
-    seed = int(torch.randint(1 << 62, (), generator=generator, device=device))
+    seed = int(float(noise[0, 0]) * 2**53)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

@@ -108,7 +108,7 @@ def torch_(case: Case) -> Iterator[Finding]:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
     untested = _untested(hip if usable else None, torch.backends.mps.is_available())
-    if untested is not None and case.settings.device != "cpu":
+    if untested is not None and case.settings.devices[0] != "cpu":
         yield Finding("torch", "warn", f"{seen}. {untested[0]}", untested[1])
         return
     reason = " ".join(str(one.message).split(" (Triggered")[0] for one in said)[:300]
@@ -141,19 +141,19 @@ def gpu(case: Case) -> Iterator[Finding]:
     """The GPU: a small product in bf16 and its gradient, in another process, which a broken driver may kill."""
     import torch
 
-    if case.settings.device == "cpu" or not torch.cuda.is_available():
-        if case.settings.device == "cpu" or case.settings.model in built_in():
+    if case.settings.devices[0] == "cpu" or not torch.cuda.is_available():
+        if case.settings.devices[0] == "cpu" or case.settings.model in built_in():
             yield Finding("gpu", "ok", "No GPU is used; the CPU trains.")
         else:
             advice = "Fine for small models; large ones take a GPU, see `ftis-node fit`."
             yield Finding("gpu", "warn", "There is none that torch can use: the CPU trains.", advice)
         return
-    device = case.settings.device if case.settings.device.startswith("cuda") else "cuda"
-    found = smoke(device)
-    if found.verdict == "fail" and (case.status is not None or case.home.in_use()):
-        text = f"{found.text} But a daemon runs on this home, and may have all of the GPU's memory."
-        found = Finding("gpu", "warn", text, f"Stop it to try the GPU alone. {found.advice}")
-    yield found
+    for device in case.settings.devices if case.settings.device.startswith("cuda") else ("cuda",):
+        found = smoke(device)
+        if found.verdict == "fail" and (case.status is not None or case.home.in_use()):
+            text = f"{found.text} But a daemon runs on this home, and may have all of the GPU's memory."
+            found = Finding("gpu", "warn", text, f"Stop it to try the GPU alone. {found.advice}")
+        yield found
 
 
 def smoke(device: str, seconds: float = SMOKE_SECONDS) -> Finding:

@@ -93,9 +93,10 @@ def memory(case: Case) -> Iterator[Finding | UserError]:
         text = f"The running daemon planned with {need} of {budget}."
         yield Finding("memory", "ok" if running.fits else "warn", text)
         return
-    device, what = choose_device(settings.device), "LoRA" if chosen.lora else "full training"
+    device, what = choose_device(settings.devices[0]), "LoRA" if chosen.lora else "full training"
     need, budget = rounded(chosen.memory.total), rounded(chosen.budget)
-    text = f"{settings.model}, {what}: {need} of {budget} on the {device}."
+    where = f"the {device}" if len(settings.devices) == 1 else f"each of {settings.device}"
+    text = f"{settings.model}, {what}: {need} of {budget} on {where}."
     limit = memory_limit() if device.type == "cpu" else None
     if not chosen.fits:
         refuse_shortage(settings, load, remembered, chosen, shape)

@@ -19,7 +19,7 @@ with loading():
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
-    from ftis_node.worker.engine import Engine
+    from ftis_node.worker.parallel import ParallelEngine
 
 # These operations need no GPU and must run beside a long step or generation. Each set has a thread of its own: scoring
 # must not wait for a checkpoint of gigabytes.
@@ -31,7 +31,7 @@ class _Server:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._engine = Engine()
+        self._engine = ParallelEngine()
         self._write_lock = threading.Lock()
         self._main: queue.Queue[Call] = queue.Queue()
         self._aside: list[queue.Queue[Call]] = [queue.Queue() for _ in _ASIDE]

@@ -15,6 +15,7 @@ import msgspec
 import psutil
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from ftis_node.config.run import RUN_DEFAULTS, Run
 from ftis_node.config.settings import LIVE_CONSTANTS, Settings
@@ -24,11 +25,13 @@ from ftis_node.evaluate.episodes import Episodes
 from ftis_node.evaluate.evaluation import Evaluation
 from ftis_node.fit.context import Context, refuse_prompts, refuse_run
 from ftis_node.fit.memory import Workload
-from ftis_node.host.interruption import interrupt
+from ftis_node.host.interruption import forget, interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup
+from ftis_node.learner.team import Team
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion
+from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
 from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
@@ -90,7 +93,7 @@ class Engine:
     """One model on one device. `worker.messages` has the request and the answer of each method that the network process
     calls.
 
-    The public attributes serve code that uses an engine in its own process; sampling draws from `random`.
+    The public attributes serve code that uses an engine in its own process; seeds of samples are drawn from `random`.
     """
 
     def __init__(self) -> None:
@@ -108,6 +111,7 @@ class Engine:
         self._sizes: Sizes  # see `planning.ceilings`
         self.packets: Packets
         self._episodes: Episodes | None
+        self._team: Team | None = None
         self.own_task: Task | None = None  # of `own_data`; `open` reads it
         self._own_data: OwnData | None = None
         self.prompts: list[list[int]] = []
@@ -132,6 +136,7 @@ class Engine:
         must_fit: bool = False,
         own_data: str | None = None,
         own_reward: str = "integer",
+        sizes: Sizes | None = None,
     ) -> ModelFacts:
         """Load the task, plan, then load the model.
 
@@ -141,6 +146,7 @@ class Engine:
             reward, code: see `tasks.load_task`.
             must_fit: refuse a model that cannot be trained in the available memory.
             own_data: a JSONL file of rows that only this node trains on; own_reward: their rule.
+            sizes: the largest batch sizes, where another rank has planned them.
 
         Raises:
             UserError: the data or the model cannot be loaded.
@@ -158,12 +164,13 @@ class Engine:
         self._settings, plan = settle(asked, workload, remembered or {}, shape)
         if must_fit:
             refuse_shortage(asked, workload, remembered or {}, plan, shape)
-        refuse_unsaveable(plan.optimiser, choose_device(asked.device))
-        self._sizes = ceilings(asked, workload, remembered or {}, plan)
+        refuse_unsaveable(plan.optimiser, choose_device(asked.devices[0]))
+        self._sizes = sizes or ceilings(asked, workload, remembered or {}, plan)
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
         self._evaluating = Room(self._sizes.generation_batch, plan.generation_batch)
-        self.policy = load_policy(self._settings)
-        self.random = torch.Generator(self.policy.device).manual_seed(self._settings.seed)
+        self._planned()
+        self.policy = load_policy(self._settings.model_copy(update={"device": asked.devices[0]}))
+        self.random = torch.Generator().manual_seed(self._settings.seed)
         tokenizer = self.policy.tokenizer
         chat = chat_in(None, tokenizer, self.task.template, asked)
         return ModelFacts(
@@ -193,6 +200,14 @@ class Engine:
             plan=with_fields(plan, reasons=(*plan.reasons, self.policy.way)),
             sizes=self._sizes,
         )
+
+    def _planned(self) -> None:
+        """The settings are settled; the model is loaded next."""
+
+    def meet(self, rank: int, size: int, place: str) -> None:
+        """Join the other ranks, see `learner.team`, and take over the first one's weights."""
+        self._team = Team.meet(rank, size, place, self.policy.device)
+        self._team.level([p for p in self.policy.model.parameters() if p.requires_grad])
 
     @contextmanager
     def _phase(self, part: str) -> Iterator[None]:
@@ -227,7 +242,8 @@ class Engine:
         self._exams[None] = _Exam(*exam)
         self._open_own_data()
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
-        self.learner = Learner(self.policy, objective, self._settings, self.run.temperature, OWN, task=self.run.task)
+        made = (self.policy, objective, self._settings, self.run.temperature, OWN)
+        self.learner = Learner(*made, task=self.run.task, team=self._team)
         self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
         texts = (self._prompt(example) for example in self.task.train)
         digests = b"".join(self.packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
@@ -258,7 +274,8 @@ class Engine:
             return ids
 
         ids = prompts(task.train, "one's own data")
-        self._own_data = OwnData(task.train, ids, self._scorers.enter_context(scoring(task.reward, task.scorer)))
+        scorer = self._scorers.enter_context(scoring(task.reward, task.scorer))
+        self._own_data = OwnData(task.template, task.train, ids, scorer)
         held_out = task.held_out[: self._settings.eval_prompts]
         asked = prompts(held_out, "one's own held-out data")
         self._exams[OWN_DATA] = _Exam(asked, held_out, task.reward, run.completion_tokens, None, None)
@@ -277,25 +294,39 @@ class Engine:
         round: int = 0,
         policy_step: int = 0,
         slots: Sequence[int] = (),
+        seeds: Sequence[int] = (),
+        own: bool = False,
     ) -> Generated:
         """Sample and score a group (in a horizontal run a part of it) for each row of the training data.
 
         Args:
             author, round, policy_step, slots: values for the packets; their slots count from 0 where none are given.
+            seeds: of each row's random numbers, from which its tokens follow; new ones where none are given.
+            own: the rows are of the owner's own data, and the groups whole.
         """
         began = time.perf_counter()
+        data = self._own_data if own else None
+        prompts, completions = (self.prompts, self.run.completions) if data is None else (data.prompts, self.run.group)
+        noise = noise_of(seeds or self.seeds(len(rows)), completions, self.run.completion_tokens) if rows else None
         with self._phase("generate"):
-            groups = self._played(rows, self._sample([self.prompts[row] for row in rows], self.run.completions))
+            groups = self._sample([prompts[row] for row in rows], completions, noise)
+            if self._episodes is not None and data is None:
+                groups = self._played(rows, groups, noise)
         packets = [
-            self.packets.write(
-                Slot(author, round, slot, policy_step), self._prompt(self.task.train[row]), self.prompts[row], group
-            )
+            self.packets.write(Slot(author, round, slot, policy_step), self._text_of(row, data), prompts[row], group)
             for slot, row, group in zip(slots or range(len(rows)), rows, groups, strict=True)
         ]
         with self.usage.of("score"):
-            rewards = [self._rewards(row, packet, self._scorer) for row, packet in zip(rows, packets, strict=True)]
+            rewards = [
+                self._rewards(row, packet, self._scorer) if data is None else self._own_rewards(data, row, packet)
+                for row, packet in zip(rows, packets, strict=True)
+            ]
         answers = [ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
         return Generated(answers, time.perf_counter() - began, self._generating.size)
+
+    def seeds(self, count: int) -> list[int]:
+        """New seeds of random numbers."""
+        return torch.randint(1 << 62, (count,), generator=self.random).tolist()
 
     def score(self, row: int, packet: bytes) -> list[float]:
         """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own.
@@ -330,48 +361,55 @@ class Engine:
         """
         if micro_batch_tokens is not None:
             self.learner.micro_batch_tokens = micro_batch_tokens
-        taken, own = self.training_groups(groups), self._own_groups(own_data)
-        with self._phase("train"):
-            report = self.learner.step([*taken, *own])
+        own = self._own_groups(own_data)
+        report = self._step([*groups, *own])
         rewards = [reward for group in own for part in group.parts for reward in part.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
         told = {"own_data_groups": len(own), "own_data_reward": mean, "device": self.usage.step_ended()}
         return msgspec.structs.replace(report, **told)
 
-    def _own_groups(self, count: int) -> list[TrainingGroup]:
+    def _step(self, groups: Sequence[StepGroup]) -> StepReport:
+        taken = self.training_groups(groups)
+        with self._phase("train"):
+            return self.learner.step(taken)
+
+    def _own_groups(self, count: int) -> list[StepGroup]:
         """Groups on rows of one's own."""
         data = self._own_data
         if data is None or not count:
             return []
         rows = data.rows(count, self.learner.steps, self._settings.seed)
-        with self._phase("generate"):
-            groups = self._sample([data.prompts[row] for row in rows], self.run.group)
-        with self.usage.of("score"):
-            return [data.group(row, made, self.policy.tokenizer) for row, made in zip(rows, groups, strict=True)]
+        made = self.generate(rows, own=True).groups
+        return [
+            StepGroup(row, [GroupPart(OWN, one.packet, one.rewards)], own=True)
+            for row, one in zip(rows, made, strict=True)
+        ]
 
     def training_groups(self, groups: Sequence[StepGroup]) -> list[TrainingGroup]:
         """The same groups in the learner's form."""
+        mine = self._own_data.prompts if self._own_data is not None else ()
         return [
             TrainingGroup(
-                self.prompts[group.row],
+                (mine if group.own else self.prompts)[group.row],
                 [Part(part.source, self._completions(part), part.rewards, part.weight) for part in group.parts],
             )
             for group in groups
         ]
 
-    def evaluate(self, also: str | None = None) -> Evaluation:
+    def evaluate(self, also: str | None = None, part: int = 0, parts: int = 1) -> Evaluation:
         """Greedy pass@1 on held-out prompts (strict), with the format rate and the lenient accuracy.
 
         Args:
             also: a task from `add_evaluation` instead of the run's.
+            part, parts: only every `parts`-th prompt, from `part` on.
         """
         exam = self._exams[also]
         sampling = self._sampling(greedy=True, cap=exam.completion_tokens)
         with self._phase("evaluate"), scoring(exam.reward, exam.scorer) as scorer:
             outcome = greedy.evaluate(
                 self.policy,
-                exam.prompts,
-                exam.examples,
+                exam.prompts[part::parts],
+                exam.examples[part::parts],
                 scorer,
                 sampling,
                 episodes=exam.episodes,
@@ -415,6 +453,10 @@ class Engine:
     def interrupt(self) -> None:
         """Interrupt the running generation or step, which fails without changing weights. Call it from any thread."""
         interrupt()
+
+    def forget(self) -> None:
+        """Take back an interrupt: what it was for has ended."""
+        forget()
 
     def gpu(self) -> GpuFigures | None:
         """The GPU's figures, see `gpu_figures`; runs in a thread of its own."""
@@ -465,7 +507,7 @@ class Engine:
     def _state(self, *, live: bool = False) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of all state that the next step depends on, by file name; with `live`, the state itself."""
         weights, optimiser = self.learner.state(live=live)
-        random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state().cpu()}
+        random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state()}
         return {WEIGHTS: weights, OPTIMISER: optimiser, _RANDOM: random}
 
     def _write(self, state: dict[str, dict[str, torch.Tensor]], directory: str) -> None:
@@ -495,12 +537,20 @@ class Engine:
             raise UsageError(str(error), fix) from error
         random = load_file(path / _RANDOM)
         torch.set_rng_state(random["torch"])
-        if random["sampling"].shape == self.random.get_state().shape:  # else it comes from another kind of device
+        if (
+            random["sampling"].shape == self.random.get_state().shape
+        ):  # else it is of a GPU, from which early versions drew
             self.random.set_state(random["sampling"])
 
     def _prompt(self, example: Example) -> str:
         """The run's template around a question."""
         return self.run.template.replace("{question}", example.question)
+
+    def _text_of(self, row: int, data: OwnData | None) -> str:
+        """The text of a row's prompt."""
+        if data is None:
+            return self._prompt(self.task.train[row])
+        return data.template.replace("{question}", data.examples[row].question)
 
     def _prompts(self, examples: Sequence[Example], data: str) -> list[list[int]]:
         """Token ids of these examples. Raises UsageError as `refuse_prompts` does, which `data` is for."""
@@ -510,7 +560,7 @@ class Engine:
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
         return Sampling(cap, self.run.temperature, self.packets.ends, greedy=greedy)
 
-    def _sample(self, prompts: Sequence[Sequence[int]], group: int) -> list[list[Completion]]:
+    def _sample(self, prompts: Sequence[Sequence[int]], group: int, noise: Tensor | None) -> list[list[Completion]]:
         """Generate; if memory runs out, try again later or with fewer sequences side by side.
 
         Raises:
@@ -518,18 +568,17 @@ class Engine:
         """
         sampling = self._sampling(greedy=False, cap=self.run.completion_tokens)
         return fitting(
-            lambda batch: generate(
-                self.policy, prompts, group=group, sampling=sampling, generator=self.random, batch=batch
-            ),
+            lambda batch: generate(self.policy, prompts, group=group, sampling=sampling, noise=noise, batch=batch),
             self._generating,
             there=group * len(prompts),
             least=group,
         )
 
-    def _played(self, rows: Sequence[int], first: list[list[Completion]]) -> list[list[Completion]]:
-        """Play the episodes that begin with these first answers to rows of the training data, if the run has any."""
-        if self._episodes is None:
-            return first
+    def _played(
+        self, rows: Sequence[int], first: list[list[Completion]], noise: Tensor | None
+    ) -> list[list[Completion]]:
+        """Play the episodes that begin with these first answers to rows of the training data."""
+        assert self._episodes is not None
         return greedy.play(
             self.policy,
             self._episodes,
@@ -539,7 +588,7 @@ class Engine:
             self._scorer,
             self._sampling(greedy=False, cap=self.run.completion_tokens),
             room=self._generating,
-            generator=self.random,
+            noise=noise,
         )
 
     def _rewards(self, row: int, packet: bytes, scorer: Scorer) -> list[float]:
@@ -547,6 +596,12 @@ class Engine:
         if self._episodes is not None:
             completions = [one for one in self.packets.completions(packet, own=False) if one is not None]
             return self._episodes.rewards(completions, example, scorer)
+        return self._worth(packet, example, scorer)
+
+    def _own_rewards(self, data: OwnData, row: int, packet: bytes) -> list[float]:
+        return self._worth(packet, data.examples[row], data.scorer)
+
+    def _worth(self, packet: bytes, example: Example, scorer: Scorer) -> list[float]:
         texts = self.packets.texts(packet)
         begin_group(scorer)
         return [greedy.verdict(written.text, written.finished, example, scorer).reward for written in texts]

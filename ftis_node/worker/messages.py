@@ -172,6 +172,7 @@ class Load(Request[ModelFacts], frozen=True, kw_only=True):
     must_fit: bool = False
     own_data: str | None = None
     own_reward: str = "integer"
+    sizes: Sizes | None = None
 
 
 class Open(Request[OpenedRun], frozen=True):
@@ -181,8 +182,22 @@ class Open(Request[OpenedRun], frozen=True):
     run: Run
 
 
+class Meet(Request[None], frozen=True):
+    """Be one of so many ranks that train together; see `learner.team`. place: of their file."""
+
+    op = "meet"
+    rank: int
+    size: int
+    place: str
+
+
 class Generate(Request[Generated], frozen=True):
-    """Sample a group for each row, as packets of one round of `author` (38 bytes). slots: empty: from 0."""
+    """Sample a group for each row, as packets of one round of `author` (38 bytes).
+
+    slots  empty: from 0
+    seeds  of each row's random numbers; empty: new ones
+    own    the rows are the owner's own data
+    """
 
     op = "generate"
     rows: Sequence[int]
@@ -190,6 +205,8 @@ class Generate(Request[Generated], frozen=True):
     round: int = 0
     policy_step: int = 0
     slots: Sequence[int] = ()
+    seeds: Sequence[int] = ()
+    own: bool = False
 
 
 class ScoreGroup(Request[list[float]], frozen=True):
@@ -225,10 +242,14 @@ class GroupPart(msgspec.Struct, frozen=True):
 
 
 class StepGroup(msgspec.Struct, frozen=True):
-    """All completions of one row to train on: one part, or in a horizontal run one part per author."""
+    """All completions of one row to train on: one part, or in a horizontal run one part per author.
+
+    own: the row is of the owner's own data.
+    """
 
     row: int
     parts: Sequence[GroupPart]
+    own: bool = False
 
 
 class Step(Request[StepReport], frozen=True):
@@ -249,10 +270,15 @@ class Change(Request[None], frozen=True):
 
 
 class Evaluate(Request[Evaluation], frozen=True):
-    """Evaluate on held-out prompts, or on the task that `AddEvaluation` added under the name `also`."""
+    """Evaluate on held-out prompts, or on the task that `AddEvaluation` added under the name `also`.
+
+    part, parts: only so much of them, every `parts`-th from `part` on.
+    """
 
     op = "evaluate"
     also: str | None = None
+    part: int = 0
+    parts: int = 1
 
 
 class TryRows(Request[list[bool]], frozen=True):
@@ -276,6 +302,12 @@ class Interrupt(Request[None], frozen=True):
     """Interrupt the running generation or step."""
 
     op = "interrupt"
+
+
+class Forget(Request[None], frozen=True):
+    """Take back an interrupt: what it was for has ended."""
+
+    op = "forget"
 
 
 class Gpu(Request[GpuFigures | None], frozen=True):

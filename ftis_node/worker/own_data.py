@@ -10,19 +10,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
-
-from ftis_node.evaluate.greedy import judge
-from ftis_node.learner import Part, TrainingGroup
-from ftis_node.packet import Completion
-from ftis_node.tasks import Example, Scorer, begin_group
-from ftis_node.worker.messages import OWN
+from ftis_node.tasks import Example, Scorer
 
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """The rows to train on, their prompts as token ids, and the scorer by their rule."""
+    """The rows to train on, their template, their prompts as token ids, and the scorer by their rule."""
 
+    template: str
     examples: Sequence[Example]
     prompts: Sequence[Sequence[int]]
     scorer: Scorer
@@ -32,10 +27,3 @@ class OwnData:
         order = list(range(len(self.examples)))
         random.Random(f"{seed}/{step}").shuffle(order)
         return [order[place % len(order)] for place in range(count)]
-
-    def group(self, row: int, completions: Sequence[Completion], tokenizer: PreTrainedTokenizerBase) -> TrainingGroup:
-        """What a step trains on."""
-        begin_group(self.scorer)
-        example = self.examples[row]
-        rewards = [judge(tokenizer, completion, example, self.scorer).score.reward for completion in completions]
-        return TrainingGroup(self.prompts[row], [Part(OWN, completions, rewards)])

@@ -109,8 +109,8 @@ def question(
     settings: Settings, workload: Workload, remembered: Mapping[str, Any], shape: Geometry | None = None
 ) -> Question:
     """The planning question of `settle`, from the same arguments."""
-    device = choose_device(settings.device)
-    budget = memory_budget(settings, device)
+    device = choose_device(settings.devices[0])
+    budget = smallest_budget(settings)
     wanted = {**{name: getattr(settings, name) for name in _PLANNED}, **recalled(settings, remembered, budget)}
     wishes = Wishes(
         **wanted,
@@ -129,8 +129,14 @@ def recalled(settings: Settings, remembered: Mapping[str, Any], budget: int) -> 
     return {name: remembered[name] for name in names if name in remembered and getattr(settings, name) is None}
 
 
+def smallest_budget(settings: Settings) -> int:
+    """Bytes to plan with for each of the settings' devices: those of the smallest, or of a shared memory a part."""
+    budgets = [memory_budget(settings, choose_device(name)) for name in set(settings.devices)]
+    return min(budgets) // (len(settings.devices) if settings.devices[0] == "cpu" else 1)
+
+
 def memory_budget(settings: Settings, device: torch.device) -> int:
-    """Bytes to plan with: the set limit, or the free memory. On a GPU a limit is also enforced."""
+    """Bytes to plan with on a device: the set limit, or the free memory. On a GPU a limit is also enforced."""
     if device.type != "cuda":
         memory = psutil.virtual_memory()
         free, limit = round(memory.available * CPU_SHARE), memory_limit(settings, memory.total)

@@ -147,7 +147,7 @@ def settings_for(
     given = {key: value for key, value in flags.items() if value is not None}
     settings, origins = collect(task=task, flags={**read, **given, "model": model})
     origins |= {key: "checkpoint" for key in read if key not in given}
-    if settings.dtype is None and choose_device(settings.device).type == "cuda":
+    if settings.dtype is None and choose_device(settings.devices[0]).type == "cuda":
         large = geometry(settings.model).parameters >= SMALL_MODEL
         settings = settings.model_copy(update={"dtype": "bfloat16" if large else "float32"})
     return settings, origins

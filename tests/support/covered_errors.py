@@ -7,6 +7,9 @@ without a row and without an entry here fails `tests/test_errors.py`.
 from __future__ import annotations
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_federation.py::test_nodes_in_processes_of_their_own_cannot_average": {
+        "lab/participant.py": ("Private rows and averaged weights need all nodes in one process.",),
+    },
     "test_settings.py::test_a_running_node_changes_what_it_can_and_nothing_else": {
         "config/settings.py": ("… cannot be changed while the node runs.",),
     },

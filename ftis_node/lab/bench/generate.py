@@ -123,7 +123,7 @@ def _measured(run: Callable[[], int], size: Size, device: torch.device) -> tuple
 def _engine(policy: Policy, prompts: list[list[int]], size: Size, batch: int) -> int:
     """No id that ends a completion can be drawn."""
     sampling = Sampling(size.completion_tokens, TEMPERATURE, (policy.vocabulary,))
-    generator = torch.Generator(policy.device).manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     groups = generate(policy, prompts, group=size.group, sampling=sampling, generator=generator, batch=batch)
     return sum(len(completion) for group in groups for completion in group)
 

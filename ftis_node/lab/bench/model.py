@@ -128,7 +128,7 @@ def own_work(policy: Policy, size: Size, batch: int) -> Work:
         prompts,
         group=size.group,
         sampling=Sampling(size.completion_tokens, TEMPERATURE, (policy.vocabulary,)),
-        generator=torch.Generator(policy.device).manual_seed(0),
+        generator=torch.Generator().manual_seed(0),
         batch=batch,
     )
     return Work(prompts, completions, [rewards(size.group) for _ in prompts])

@@ -102,15 +102,8 @@ class RandomEngine(Engine):
         )
         return run, self.open(run).prompt_digests
 
-    def generate(
-        self,
-        rows: Sequence[int],
-        author: bytes = b"",
-        round: int = 0,
-        policy_step: int = 0,
-        slots: Sequence[int] = (),
-    ) -> Generated:
-        made = super().generate(rows, author, round, policy_step, slots)
+    def generate(self, rows: Sequence[int], *given: Any, **more: Any) -> Generated:
+        made = super().generate(rows, *given, **more)
         groups = [ScoredPacket(group.packet, rewards(len(group.rewards))) for group in made.groups]
         return Generated(groups, made.seconds, made.generation_batch)
 

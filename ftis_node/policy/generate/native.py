@@ -21,7 +21,7 @@ from ftis_node.packet import Completion
 from ftis_node.policy.generate.cache import ALIGNED, Flags, Ids, SharedCache, bucket, closing_up
 from ftis_node.policy.generate.decoder import Decoder, reach
 from ftis_node.policy.generate.graphs import Graphs
-from ftis_node.policy.generate.sampler import choose, draw, uniforms
+from ftis_node.policy.generate.sampler import choose
 from ftis_node.policy.generate.sampling import Sampling, left_padded, to_completions
 from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
@@ -53,16 +53,16 @@ class _Rows(Protocol):
 
 
 def native(
-    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, generator: torch.Generator | None
+    policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, noise: Tensor | None
 ) -> list[list[Completion]]:
     """One batch; see `generate.generate`."""
     longest = max(len(prompt) for prompt in prompts) + sampling.max_new_tokens
     if policy.lean and longest <= reach(policy.causal_lm):
         with torch.inference_mode():  # not for other modules: training cannot use what they may keep of it
-            return _complete(policy, _decoder, prompts, group, sampling, generator)
+            return _complete(policy, _decoder, prompts, group, sampling, noise)
     if "past_key_values" not in signature(policy.causal_lm.forward).parameters:  # Mamba has a cache of its own kind
-        return reference(policy, prompts, group, sampling, generator)
-    return _complete(policy, _modules, prompts, group, sampling, generator)
+        return reference(policy, prompts, group, sampling, noise)
+    return _complete(policy, _modules, prompts, group, sampling, noise)
 
 
 @torch.no_grad()
@@ -88,22 +88,23 @@ def _complete(
     prompts: Sequence[Sequence[int]],
     group: int,
     sampling: Sampling,
-    generator: torch.Generator | None,
+    noise: Tensor | None,
 ) -> list[list[Completion]]:
     """Draw tokens until all rows have ended.
 
     Args:
         start: reads the prompts and gives logits `[prompts, ≥ V]` of what follows them.
+        noise: as in `generate.generate`; None: greedily.
     """
     device, vocabulary = policy.device, policy.vocabulary
     there = np.arange(len(prompts) * group)  # which rows are left
     over = np.zeros(len(there), dtype=np.bool_)  # which of those have ended
     logits, rows = start(policy, prompts, group, sampling.max_new_tokens)
-    first = draw(
-        logits[:, :vocabulary], group, temperature=sampling.temperature, greedy=sampling.greedy, generator=generator
-    )
-    token, logprob = (part.flatten() for part in first)
-    del logits  # before the next ones are made
+    numbers = None if noise is None else noise.to(device)  # of the rows that are left
+    first = None if numbers is None else numbers[:, 0].view(-1, group)
+    drawn_first = choose(logits[:, :vocabulary], first, sampling.temperature, vocabulary)
+    token, logprob = (part.expand(-1, group).flatten() for part in drawn_first)
+    del logits, drawn_first  # before the next ones are made
 
     def following(token: Tensor, *uniform: Tensor) -> tuple[Tensor, ...]:
         drawn = choose(rows.step(token), uniform[0] if uniform else None, sampling.temperature, vocabulary)
@@ -123,7 +124,8 @@ def _complete(
                 index = torch.from_numpy(order).to(device)
                 rows.keep(order, index)
                 there, token, over = there[order], token[index], over[order]
-        uniform = () if sampling.greedy else (uniforms(token, 1, generator),)
+                numbers = None if numbers is None else numbers[index]
+        uniform = () if numbers is None else (numbers[:, len(drawn), None],)
         token, logprob = step(token, *uniform)
         drawn.append((there, token, logprob))
     return to_completions(*_table(drawn, sampling.max_new_tokens), sampling.eos, group)

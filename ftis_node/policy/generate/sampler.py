@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,18 +20,12 @@ def blocks_of(vocabulary: int) -> int:
     return -(-vocabulary // block) * block
 
 
-def draw(
-    logits: Tensor, count: int, *, temperature: float, greedy: bool, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probs, int64 and fp32 `[rows, count]`, from logits `[rows, V]`; see `choose`."""
-    uniform = None if greedy else uniforms(logits, count, generator)
-    token, logprob = choose(logits, uniform, temperature, logits.shape[1])
-    return token.expand(-1, count), logprob.expand(-1, count)
+def noise_of(seeds: Sequence[int], group: int, tokens: int) -> Tensor:
+    """Uniform numbers in [0, 1), fp64 `[prompts · group, tokens]`; a prompt's follow from its seed alone.
 
-
-def uniforms(logits: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """Uniform numbers in [0, 1), fp64 `[rows, count]`."""
-    return torch.rand(len(logits), count, dtype=torch.float64, device=logits.device, generator=generator)
+    So the same tokens are drawn whichever prompts are generated side by side, and on whichever device.
+    """
+    return torch.from_numpy(np.concatenate([np.random.default_rng(seed).random((group, tokens)) for seed in seeds]))
 
 
 def choose(logits: Tensor, uniform: Tensor | None, temperature: float, vocabulary: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.native import native
@@ -25,6 +26,7 @@ def generate(
     group: int,
     sampling: Sampling,
     generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
     batch: int = 288,
 ) -> list[list[Completion]]:
     """Sample `group` completions of each prompt, by the policy's engine.
@@ -32,7 +34,8 @@ def generate(
     Args:
         prompts: token ids of each prompt, none empty.
         group: completions a prompt (G).
-        generator: source of randomness on the policy's device; the default one if None.
+        noise: a uniform number in [0, 1) for each token, fp64 `[prompts · group, ≥ max_new_tokens]` on the CPU.
+        generator: of the CPU, for `noise` where there is none; the default one if None.
         batch: how many sequences are decoded side by side at most (prompts are split, groups are not).
 
     Returns:
@@ -46,7 +49,12 @@ def generate(
     """
     per_call = max(1, batch // group)
     engine = _ENGINES[policy.engine]
+    if noise is None and not sampling.greedy:
+        shape = (len(prompts) * group, sampling.max_new_tokens)
+        noise = torch.rand(shape, dtype=torch.float64, generator=generator)
     out: list[list[Completion]] = []
     for start in range(0, len(prompts), per_call):
-        out += engine(policy, prompts[start : start + per_call], group, sampling, generator)
+        rows = slice(start * group, (start + per_call) * group)
+        mine = None if sampling.greedy or noise is None else noise[rows]
+        out += engine(policy, prompts[start : start + per_call], group, sampling, mine)
     return out

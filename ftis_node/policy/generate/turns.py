@@ -12,14 +12,17 @@ from ftis_node.packet import Completion
 Following = Callable[[int, Completion], Sequence[int]]
 """(number of the prompt, an episode so far) → the ids that an environment puts after it; none: the episode is over."""
 
-Answering = Callable[[Sequence[Sequence[int]], int], Sequence[Completion]]
-"""(contexts, cap) → an answer to each context, of so many tokens at most."""
+Answering = Callable[[Sequence[Sequence[int]], Sequence[tuple[int, int]], int], Sequence[Completion]]
+"""(contexts, the number of each one's episode and how many tokens were sampled in it, cap) → an answer to each context,
+of so many tokens at most."""
 
 
 @dataclass(eq=False)
 class _Episode:
-    """Grows run by run. ids, given: of all tokens; logprobs: of sampled ones."""
+    """Grows run by run. number: among all; prompt: its prompt's. ids, given: of all tokens; logprobs: of those that
+    were sampled."""
 
+    number: int
     prompt: int
     ids: list[int] = field(default_factory=list)
     given: list[bool] = field(default_factory=list)
@@ -66,7 +69,8 @@ def go_on(
     Returns:
         For each prompt its episodes, in the order of `first`. One that has no room for what follows ends before it.
     """
-    episodes = [_Episode(number) for number, group in enumerate(first) for _ in group]
+    prompt_of = [prompt for prompt, group in enumerate(first) for _ in group]
+    episodes = [_Episode(number, prompt) for number, prompt in enumerate(prompt_of)]
     waiting, answers = episodes, [answer for group in first for answer in group]
     while waiting:
         for episode, answer in zip(waiting, answers, strict=True):
@@ -82,6 +86,7 @@ def go_on(
         waiting = [episode for episode in waiting if not episode.over]
         if waiting:
             contexts = [[*prompts[episode.prompt], *episode.ids] for episode in waiting]
-            answers = list(answering(contexts, min(cap - len(episode.ids) for episode in waiting)))
+            places = [(episode.number, len(episode.logprobs)) for episode in waiting]
+            answers = list(answering(contexts, places, min(cap - len(episode.ids) for episode in waiting)))
     played = iter(episodes)
     return [[next(played).so_far() for _ in group] for group in first]

@@ -1,0 +1,175 @@
+"""Processes that train one model together, each on a device of its own: the ranks of `torch.distributed`.
+
+Each computes the gradient of its share of a batch; then all have the sum, and take the same step. What is reduced is
+what the loss needs of the whole batch. Only tensors travel between them, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.nn import Parameter
+
+from ftis_node.errors import FtisError
+from ftis_node.host.interruption import Interrupted, forget
+from ftis_node.learner.batch import Prompted
+from ftis_node.policy.room import out_of_memory
+
+# How long a rank waits for the others within a step: one may read a large model's weights from a slow disk.
+PATIENCE = datetime.timedelta(hours=1)
+# Elements that are added up at a time, in fp32.
+BUCKET = 1 << 24
+# What became of a rank's share, the worst last.
+_DONE, _INTERRUPTED, _NO_ROOM, _FAILED = range(4)
+
+
+class NoRoomError(MemoryError):
+    """Some rank had not enough memory for its share."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """This rank's view of all: its number and how many there are."""
+
+    rank: int
+    size: int
+
+    @classmethod
+    def meet(cls, rank: int, size: int, place: str, device: torch.device) -> Team:
+        """Wait until all ranks are there.
+
+        Args:
+            place: a file that does not exist yet, in a directory of this user's only.
+        """
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        loopback = next(name for name in ("lo", "lo0") if name in psutil.net_if_addrs())
+        os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)  # nothing leaves this machine
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=dist.FileStore(place, size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=PATIENCE,
+        )
+        return cls(rank, size)
+
+    def share(self, prompted: Sequence[Prompted]) -> list[Prompted]:
+        """This rank's part of the prompts, so that all have about as many tokens to compute: largest first, each to
+        the rank that has least."""
+        loads, mine = [0] * self.size, []
+        for one in sorted(prompted, key=lambda p: (-p.cost(), p.samples[0].index)):
+            rank = loads.index(min(loads))
+            loads[rank] += one.cost()
+            if rank == self.rank:
+                mine.append(one)
+        return mine
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """What ends the block in one rank ends it in all.
+
+        Raises:
+            NoRoomError: some rank ran out of memory. Interrupted: some rank was asked to give up. FtisError: some rank
+                failed otherwise; that one raises what it met.
+        """
+        mine: BaseException | None = None
+        try:
+            yield
+        except Exception as error:
+            mine = error
+        state = _state(mine)
+        worst = int(self._most(torch.tensor([state]))[0])
+        if worst == _INTERRUPTED:
+            forget()
+            raise Interrupted("It was given up.") from None
+        if worst == _NO_ROOM:
+            mine = None  # its traceback holds the tensors that were there
+            raise NoRoomError("Out of memory on one of several devices.") from None
+        if worst == _FAILED:
+            raise mine if mine is not None and state == _FAILED else FtisError("Another device of this node failed.")
+
+    @contextmanager
+    def bound(self) -> Iterator[None]:
+        """What must succeed in all ranks or in none: if it fails, this process ends, and with it all others."""
+        try:
+            yield
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def add_up(self, parameters: Mapping[str, Parameter]) -> None:
+        """Leave the sum of all ranks' gradients in the parameters; a parameter without any has none."""
+        names = list(parameters)
+        there = self._most(torch.tensor([parameters[name].grad is not None for name in names], dtype=torch.int32))
+        pending: list[Parameter] = []
+        elements = 0
+        for name, wanted in zip(names, there.tolist(), strict=True):
+            if not wanted:
+                continue
+            parameter = parameters[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            pending.append(parameter)
+            elements += parameter.numel()
+            if elements >= BUCKET:
+                _reduced(pending)
+                pending, elements = [], 0
+        if pending:
+            _reduced(pending)
+
+    def first(self, *values: float) -> list[float]:
+        """What the first rank has."""
+        told = torch.tensor(values, dtype=torch.float64)
+        dist.broadcast(told, 0)
+        return told.tolist()
+
+    def level(self, tensors: Sequence[Tensor]) -> None:
+        """Put the first rank's values into these tensors of all."""
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), 0)
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Every rank's tensors, on the CPU, in the order of the ranks."""
+        mine = torch.frombuffer(
+            bytearray(save({name: t.cpu().contiguous() for name, t in tensors.items()})), dtype=torch.uint8
+        )
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]))
+        most = max(int(size) for size in sizes)
+        buffers = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(buffers, torch.nn.functional.pad(mine, (0, most - len(mine))))
+        return [load(buffer[: int(size)].numpy().tobytes()) for buffer, size in zip(buffers, sizes, strict=True)]
+
+    def _most(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+
+def _state(error: BaseException | None) -> int:
+    if error is None:
+        return _DONE
+    if isinstance(error, Interrupted):
+        return _INTERRUPTED
+    return _NO_ROOM if out_of_memory(error) else _FAILED
+
+
+def _reduced(parameters: Sequence[Parameter]) -> None:
+    gradients: list[Any] = [parameter.grad for parameter in parameters]
+    whole = torch.cat([gradient.flatten().float() for gradient in gradients])
+    dist.all_reduce(whole)
+    begin = 0
+    for gradient in gradients:
+        gradient.copy_(whole[begin : begin + gradient.numel()].view_as(gradient))
+        begin += gradient.numel()
