@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from typing import Generic
+from typing import ClassVar, Generic
 
 import msgspec
 
@@ -32,6 +32,8 @@ class Asked(Generic[Answer]):
 class Rank:
     """Starts a compute process that is a rank. If it dies, this process ends too: what it has is a part of a step."""
 
+    MODULE: ClassVar[str] = "ftis_node.worker"
+
     def __init__(self, threads: int | None = None) -> None:
         """
         Args:
@@ -44,7 +46,7 @@ class Rank:
         environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ftis_node.worker", str(theirs.fileno())],
+                [sys.executable, "-m", self.MODULE, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env=environment,

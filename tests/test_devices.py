@@ -1,0 +1,325 @@
+"""One node on several devices: what two and three ranks make is what one makes, and none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ftis_node.errors import FtisError
+from ftis_node.step_report import StepReport
+from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
+from ftis_node.worker.engine import OPTIMISER, WEIGHTS
+from ftis_node.worker.messages import (
+    OWN_DATA,
+    AddEvaluation,
+    Evaluate,
+    Generate,
+    Interrupt,
+    Load,
+    Open,
+    Request,
+    Restore,
+    Save,
+    ScoredPacket,
+    Step,
+    TryRows,
+)
+from ftis_node.worker.ranks import Rank
+from tests.support.daemons import Join
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
+
+Answer = TypeVar("Answer")
+KINDS = {"full": {"lora": False}, "lora": {"lora": True}}
+ROWS = list(range(7))
+
+
+class Node:
+    """A compute process with so many ranks, as it was when it was new."""
+
+    def __init__(self, folder: Path, ranks: int, own_data: Path | None = None, **settings: Any) -> None:
+        self._folder = folder
+        self.process = Rank()
+        given = {"device": ",".join(["cpu"] * ranks), "generation_batch": 32, "learning_rate": 1e-3, "warmup_steps": 0}
+        named = arithmetic_settings(**given | {"gradient_clip": 1e9} | settings)
+        facts = self.ask(Load(settings=named, task="arithmetic", own_data=str(own_data) if own_data else None))
+        self.ask(Open(arithmetic_run(facts, prompt_tokens=96)))
+        self.renewed = self.state(1)[0]
+
+    def ask(self, request: Request[Answer]) -> Answer:
+        return self.process.ask(request).result()
+
+    def state(self, number: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The weights and the first moments; number: of the folder in which they are kept."""
+        place = self._folder / str(number)
+        place.mkdir(exist_ok=True, parents=True)
+        self.ask(Save(str(place)))
+        state = load_file(place / OPTIMISER)
+        return load_file(place / WEIGHTS), {name: value for name, value in state.items() if name.endswith("/exp_avg")}
+
+    def renew(self) -> None:
+        self.ask(Restore(str(self._folder / "1"), 0))
+
+    def move(self, made: Sequence[ScoredPacket], steps: int) -> StepReport:
+        """Take steps on a batch of which some groups are another's, and return the last report."""
+        own, theirs = (
+            batch_of(ROWS[:4], made[:4], uneven=True),
+            batch_of(ROWS[4:], made[4:], uneven=True, source="peer"),
+        )
+        return [self.ask(Step([*own, *theirs])) for _ in range(steps)][-1]
+
+
+@pytest.fixture(scope="module")
+def node_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Node]]:
+    """By kind and number of ranks. Each is started once."""
+    made: dict[tuple[str, int], Node] = {}
+    folder = tmp_path_factory.mktemp("states")
+
+    def get(kind: str, ranks: int) -> Node:
+        if (kind, ranks) not in made:
+            made[kind, ranks] = Node(folder / f"{kind}-{ranks}", ranks, author_weight="gain", **KINDS[kind])
+        made[kind, ranks].renew()
+        return made[kind, ranks]
+
+    yield get
+    for node in made.values():
+        node.process.end()
+
+
+def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = None) -> float:
+    """Euclidean; from 0 without another."""
+    parts = (value.double() - (other[name].double() if other is not None else 0) for name, value in one.items())
+    return float(sum(part.square().sum() for part in parts)) ** 0.5
+
+
+# --- the same as one ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_the_gradient_and_five_steps_are_those_of_one_process(
+    node_of: Callable[[str, int], Node], kind: str, ranks: int
+) -> None:
+    alone, together = node_of(kind, 1), node_of(kind, ranks)
+    made = alone.ask(Generate(ROWS)).groups
+    first, other = alone.move(made, 1), together.move(made, 1)
+    assert first.loss == pytest.approx(other.loss, abs=1e-5) and first.gains == pytest.approx(other.gains, abs=1e-3)
+    for source, figures in first.diagnostics.sources.items():
+        assert other.diagnostics.sources[source] == pytest.approx(figures, rel=1e-3, abs=1e-4)
+    expected, found = alone.state()[1], together.state()[1]  # the first moment is then a tenth of the gradient
+    assert expected.keys() == found.keys() and distance(expected, found) <= 1e-5 * distance(expected)
+    alone.move(made, 4)
+    together.move(made, 4)
+    expected, found = alone.state()[0], together.state()[0]
+    assert distance(expected, found) <= 1e-3 * distance(expected, alone.renewed)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_same_tokens_come_with_any_number_of_ranks(node_of: Callable[[str, int], Node], ranks: int) -> None:
+    alone, together = node_of("full", 1), node_of("full", ranks)
+    for rows in (ROWS, [3], []):
+        one, other = alone.ask(Generate(rows, slots=rows)), together.ask(Generate(rows, slots=rows))
+        assert one.groups == other.groups and len(one.groups) == len(rows)
+
+
+def test_answers_and_their_figures_are_the_same(node_of: Callable[[str, int], Node]) -> None:
+    alone, together = node_of("full", 1), node_of("full", 3)
+    assert alone.ask(TryRows(ROWS)) == together.ask(TryRows(ROWS))
+    for node in (alone, together):
+        assert node.ask(AddEvaluation("other", "arithmetic-4", None, 11)) == 11
+    for also in (None, "other"):
+        one, other = (msgspec.structs.asdict(node.ask(Evaluate(also))) for node in (alone, together))
+        for changing in ("seconds", "batch"):
+            del one[changing], other[changing]
+        assert other == pytest.approx(one)
+
+
+@pytest.mark.parametrize(("saved", "restored"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
+    node_of: Callable[[str, int], Node], kind: str, saved: int, restored: int
+) -> None:
+    first, second = node_of(kind, saved), node_of(kind, restored)
+    made = first.ask(Generate(ROWS)).groups
+    first.move(made, 2)
+    kept = first.state()
+    second.ask(Restore(str(first._folder / "0"), 2))
+    assert all(torch.equal(kept[part][name], value) for part in (0, 1) for name, value in second.state()[part].items())
+    assert first.ask(Generate([1, 2, 3])).groups == second.ask(Generate([1, 2, 3])).groups
+    first.move(made, 2)
+    second.move(made, 2)
+    assert distance(first.state()[0], second.state()[0]) <= 1e-3 * distance(first.state()[0], kept[0])
+
+
+def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:
+    rows = tmp_path / "mine.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
+    found = []
+    for ranks in (1, 2):
+        node = Node(tmp_path / str(ranks), ranks, rows, lora=False)
+        made = node.ask(Generate(ROWS)).groups
+        report = node.ask(Step(batch_of(ROWS, made, uneven=True), own_data=3))
+        assert report.own_data_groups == 3
+        found.append((report.own_data_reward, node.ask(Evaluate(OWN_DATA)).prompts))
+        node.process.end()
+    assert found[0] == found[1]
+
+
+# --- what goes wrong in one ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], Node]]:
+    """A compute process whose second rank fails once in this way."""
+    made: list[Node] = []
+
+    def start(how: str) -> Node:
+        monkeypatch.setattr(Rank, "MODULE", "tests.support.ranks")
+        monkeypatch.setenv("FTIS_TEST_FAILS", how)
+        made.append(Node(tmp_path, 2, author_weight="gain", lora=False))
+        return made[-1]
+
+    yield start
+    for node in made:
+        node.process.end()
+
+
+def test_where_memory_is_short_in_one_all_begin_anew(
+    failing: Callable[[str], Node], node_of: Callable[[str, int], Node]
+) -> None:
+    node, alone = failing("memory"), node_of("full", 1)
+    made = alone.ask(Generate(ROWS)).groups
+    report = node.move(made, 1)
+    assert report.memory_retries == 1 and report.skipped is None
+    alone.move(made, 1)
+    assert distance(alone.state()[1], node.state()[1]) <= 1e-5 * distance(alone.state()[1])
+    assert node.move(made, 1).memory_retries == 0
+
+
+def test_what_fails_in_one_fails_in_all_and_changes_nothing(
+    failing: Callable[[str], Node], node_of: Callable[[str, int], Node]
+) -> None:
+    node = failing("at once")
+    made = node_of("full", 1).ask(Generate(ROWS)).groups
+    with pytest.raises(WorkerFault):
+        node.move(made, 1)
+    assert distance(node.state()[0], node.renewed) == 0
+    assert node.move(made, 1).skipped is None, "the next step is as any other"
+
+
+@pytest.mark.parametrize("work", ["generate", "step"])
+def test_an_interrupt_ends_the_work_of_all_and_not_what_comes_next(
+    node_of: Callable[[str, int], Node], work: str
+) -> None:
+    node = node_of("full", 2)
+    made = node.ask(Generate(ROWS)).groups
+    long: Request[Any] = Generate(ROWS * 300)
+    if work == "step":
+        long = Step(batch_of(ROWS * 300, list(made) * 300, uneven=True))
+    asked = node.process.ask(long)
+    time.sleep(0.5)
+    node.ask(Interrupt())
+    with pytest.raises(WorkerFault):
+        asked.result()
+    assert len(node.ask(Generate(ROWS)).groups) == len(ROWS)
+    assert node.move(made, 1).skipped is None
+
+
+# --- a rank that dies ------------------------------------------------------------------------------------------------
+
+
+async def died(kind: type[Request[Any]], folder: Path) -> None:
+    """Kill the second rank in this work of a compute process: whoever waits is told, and nothing goes on."""
+    worker = Worker()
+    await worker.start()
+    settings = arithmetic_settings(device="cpu,cpu", lora=False, generation_batch=8)
+    load = asyncio.create_task(worker.call(Load(settings=settings, task="arithmetic")))
+    assert worker.pid is not None
+    parent = psutil.Process(worker.pid)
+    if kind is not Load:
+        facts = await load
+        await worker.call(Open(arithmetic_run(facts)))
+        made = (await worker.call(Generate(ROWS))).groups
+        works: dict[type[Request[Any]], Request[Any]] = {
+            Generate: Generate(ROWS * 50),
+            Step: Step(batch_of(ROWS * 30, list(made) * 30, uneven=True)),
+            Evaluate: Evaluate(),
+            Save: Save(str(folder)),
+        }
+        load = asyncio.create_task(worker.call(works[kind]))
+        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not (ranks := parent.children()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    ranks[0].send_signal(signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        await load
+        await worker.call(Evaluate())  # it was through already: then the next one is told
+    assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+    await worker.stop()
+
+
+@pytest.mark.parametrize("kind", [Load, Generate, Step, Evaluate, Save], ids=lambda kind: kind.op)
+async def test_a_rank_that_is_killed_ends_all(kind: type[Request[Any]], tmp_path: Path) -> None:
+    await asyncio.wait_for(died(kind, tmp_path), 120)
+
+
+def test_the_ranks_end_with_the_first(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, lora=False)
+    (rank,) = psutil.Process(node.process.pid).children()
+    node.process.end()
+    rank.wait(60)
+
+
+def test_a_daemon_on_two_devices_goes_on_after_one_of_its_processes_is_killed(join: Join) -> None:
+    flags = (
+        "--task",
+        "arithmetic",
+        "--devices",
+        "cpu,cpu",
+        "--full",
+        "--set",
+        "batch_groups=4",
+        "--set",
+        "eval_every=1000",
+    )
+    node = join("node", *flags, "--set", "checkpoint_minutes=0.02")
+    node.wait(lambda s: s.get("step", 0) >= 3 and s.get("checkpoint_step", 3), "it takes steps")
+    assert node.process is not None
+    everything = psutil.Process(node.process.pid).children(recursive=True)
+    computing = [one for one in everything if "ftis_node.worker" in " ".join(one.cmdline())]
+    assert len(computing) == 2
+    at = node.status()["step"]
+    os.kill(computing[1].pid, signal.SIGKILL)
+    node.wait(lambda s: s.get("step", 0) >= at + 3 and s.get("restarts", 1), "it goes on")
+    deadline = time.monotonic() + 30
+    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in computing):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert node.stop() == 0
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu,cuda:0", "cuda:0,cuda:0", "auto,auto", "cuda,cuda:1", "cuda,cuda"])
+def test_devices_that_cannot_train_together_are_refused(device: str) -> None:
+    with pytest.raises(FtisError, match="cannot train together"):
+        arithmetic_settings(device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu,cpu", "cpu,cpu,cpu", "cuda:0,cuda:1"])
+def test_devices_that_can(device: str) -> None:
+    assert arithmetic_settings(device=device).devices == tuple(device.split(","))
