@@ -78,6 +78,9 @@ class Settings(BaseModel):
     """Modules that get LoRA layers."""
     device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto; several: cuda:0,cuda:1.", "--device --devices")] = "auto"
     """cpu, cuda, cuda:1, …, or auto: a GPU if there is one. Several train one model together: cuda:0,cuda:1."""
+    sharded: bool | None = None
+    """Of several devices each keeps a part of the layers' weights and of their state: full training beyond one card.
+    Default: where it does not fit otherwise."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Dtype of the weights. Default: bfloat16 for a larger model on a GPU (float16 before Ampere), else float32."""
     quantisation: Literal["none", "nf4"] | None = None

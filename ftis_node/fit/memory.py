@@ -95,7 +95,7 @@ class Workload:
 @dataclass(frozen=True)
 class Setup:
     """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. by_gain: two
-    more gradients are kept, see `learner.gains`."""
+    more gradients are kept, see `learner.gains`. sharded: each of `devices` keeps a part, see `learner.shards`."""
 
     lora: bool
     dtype: Dtype
@@ -108,6 +108,8 @@ class Setup:
     lora_targets: tuple[str, ...]
     engine: Engine
     by_gain: bool = field(default=False, kw_only=True)
+    devices: int = field(default=1, kw_only=True)
+    sharded: bool = field(default=False, kw_only=True)
 
     @property
     def width(self) -> int:
@@ -125,7 +127,8 @@ class Memory:
     logits       what scoring holds beside the activations, before the backward pass reaches the layers
     update       temporary memory of AdamW, after the backward pass
     kv_cache     while generating
-    sampling     while generating: the largest of drawing a token, attention, and the pass over the prompts
+    sampling     while generating: the largest of drawing a token, attention, and the pass over the prompts; and the
+                 weights that other devices keep otherwise
     overhead     the device's context, and what the allocator cannot use
     """
 
@@ -173,22 +176,33 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     # The head's gradient is made whole before it is added to what is there, and waits for the embedding's if tied.
     gradients = width * (trained + (0 if setup.lora else geometry.vocabulary * geometry.hidden))
     gradients += 2 * width * trained if setup.by_gain else 0
+    away = _elsewhere(geometry, setup)
     kept, one_layer = activations(geometry, workload, setup)
     cache, sampling = _generating(geometry, workload, setup, device)
+    # Of weights in shards a layer and the one that is fetched next are whole, and a layer's gradient.
+    there = 3 * width * away // geometry.layers
     bare = Memory(
-        weights=width * (geometry.parameters + adapters) - _saved(geometry, setup),
-        master=4 * trained if mastered else 0,
-        gradients=gradients,
-        optimiser=round(MOMENT_BYTES[setup.optimiser] * trained),
+        weights=width * (geometry.parameters + adapters - away) - _saved(geometry, setup),
+        master=4 * (trained - away) if mastered else 0,
+        gradients=gradients - width * away,
+        optimiser=round(MOMENT_BYTES[setup.optimiser] * (trained - away)),
         activations=kept,
-        one_layer=one_layer,
+        one_layer=one_layer + there,
         logits=_logits(geometry, workload, setup),
-        update=_update(geometry, trained, mastered, setup, device),
+        update=_update(geometry, trained - away, mastered, setup, device),
         kv_cache=cache,
-        sampling=sampling,
+        sampling=sampling + width * away,
         overhead=0,
     )
     return replace(bare, overhead=CONTEXT_BYTES[device] + round(FRAGMENTATION * bare.total))
+
+
+def _elsewhere(geometry: Geometry, setup: Setup) -> int:
+    """Elements of the layers that other devices keep."""
+    if not setup.sharded:
+        return 0
+    layers = sum(m.inputs * m.outputs * m.count for m in geometry.within_layers)
+    return layers * (setup.devices - 1) // setup.devices
 
 
 def _saved(geometry: Geometry, setup: Setup) -> int:

@@ -62,6 +62,8 @@ class Wishes:
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     engine: Engine = "native"
     by_gain: bool = False
+    devices: int = 1
+    sharded: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -150,19 +152,34 @@ def _setups(
         lora_targets=wishes.lora_targets,
         engine=wishes.engine,
         by_gain=wishes.by_gain,
+        devices=wishes.devices,
     )
     checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
     sizes = {True: [common.micro_batch_tokens], False: [common.micro_batch_tokens]}
     if wishes.gradient_checkpointing is None and wishes.micro_batch_tokens is None:
         sizes[False] += _smaller(most, workload)
     kinds = (False, True) if geometry.has(wishes.lora_targets) else (False,)
-    asked = True if wishes.quantisation == "nf4" else wishes.lora
+    asked = True if wishes.quantisation == "nf4" else False if wishes.sharded else wishes.lora
+    can_be_cut = wishes.devices > 1 and not wishes.by_gain and wishes.optimiser != "adamw8bit"
+    cuts = (False, True) if can_be_cut and wishes.sharded is None else (bool(wishes.sharded),)
+    ways = [(False, cut) for cut in cuts] + [(True, False)] * (asked is True or True in kinds)
     setups = []
-    for lora in kinds if asked is None else (asked,):
-        optimisers: list[OptimiserName] = ["adamw", "adamw8bit"] if eight_bit and not lora else ["adamw"]
+    for lora, sharded in ways:
+        if asked is not None and lora != asked:
+            continue
+        optimisers: list[OptimiserName] = ["adamw"]
+        if eight_bit and not lora and not sharded:
+            optimisers.append("adamw8bit")
         for optimiser in optimisers if wishes.optimiser is None else [wishes.optimiser]:
             setups += [
-                replace(common, lora=lora, optimiser=optimiser, gradient_checkpointing=on, micro_batch_tokens=size)
+                replace(
+                    common,
+                    lora=lora,
+                    sharded=sharded,
+                    optimiser=optimiser,
+                    gradient_checkpointing=on,
+                    micro_batch_tokens=size,
+                )
                 for on in checkpointing
                 for size in sizes[on]
             ]
@@ -287,7 +304,8 @@ def _reasons(
 
 
 def _label(setup: Setup) -> str:
-    extras = ["8-bit AdamW"] if setup.optimiser == "adamw8bit" else []
+    extras = [f"its state in shards over {setup.devices} devices"] if setup.sharded else []
+    extras += ["8-bit AdamW"] if setup.optimiser == "adamw8bit" else []
     extras += ["gradient checkpointing"] if setup.gradient_checkpointing else []
     kind = "NF4 with LoRA" if setup.quantisation == "nf4" else "LoRA"
     return (kind if setup.lora else "Full training") + (f" with {' and '.join(extras)}" if extras else "")

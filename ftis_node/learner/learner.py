@@ -20,6 +20,7 @@ from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, coun
 from ftis_node.learner.gains import Gains, add_measured
 from ftis_node.learner.loss_scale import LossScale
 from ftis_node.learner.optimiser import Optimiser
+from ftis_node.learner.shards import sharded
 from ftis_node.learner.team import Team
 from ftis_node.learner.trust import distrusted, next_length
 from ftis_node.objective import Diagnostics, FilterWatch, Objective, Terms
@@ -71,6 +72,7 @@ class Learner:
         self.temperature = temperature
         self.own = own
         self._team = team
+        self._shards = any(map(sharded, policy.model.parameters()))
         self.steps = 0
         self.gate: float | None = None  # see Objective.next_gate
         self.usual_length: float | None = None  # see trust.next_length
@@ -78,7 +80,7 @@ class Learner:
         self.room = Room(settings.micro_batch_tokens or MICRO_BATCH_TOKENS["cpu"])  # tokens of a micro-batch
         self.trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         rate = settings.effective_learning_rate(task, lora=policy.kind == "lora")
-        self.optimiser = Optimiser(self.trainable, settings, rate)
+        self.optimiser = Optimiser(self.trainable, settings, rate, team)
         self.loss_scale = LossScale(policy.dtype)
         self._bad_steps = self._retries = 0
         self._watch = FilterWatch()
@@ -193,8 +195,11 @@ class Learner:
             if self._team is None:
                 computed.extend(self._computed(prompted, batch, start))
                 return
-            with self._team.agreeing():
-                mine = self._computed(self._team.share(prompted), batch, start)
+            if self._shards:
+                mine = self._in_step(self._team, prompted, batch, start)
+            else:
+                with self._team.agreeing():
+                    mine = self._computed(self._team.share(prompted), batch, start)
             self._team.add_up(self.trainable)
             computed.extend(shared(mine, batch, self._team))
 
@@ -205,8 +210,31 @@ class Learner:
         return computed
 
     def _computed(self, prompted: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
-        parts = micro_batches(prompted, self.micro_batch_tokens)
-        return [self._backward(part, batch, start) for part in parts]
+        computed = []
+        for part in micro_batches(prompted, self.micro_batch_tokens):
+            if not start:
+                check()
+            computed.append(self._backward(part, batch, start))
+        return computed
+
+    def _in_step(
+        self, team: Team, prompted: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]
+    ) -> list[Computed]:
+        """As `_computed`, of this rank's share. Each pass exchanges weights, so all ranks make as many.
+
+        One that fails within a pass, also for want of memory, ends all: the others wait for it there.
+        """
+        parts = list(micro_batches(team.share(prompted), self.micro_batch_tokens))
+        first = prompted[0].samples[0]
+        nothing = [Prompted(prompted[0].prompt_ids, [replace(first, scale=0.0)])]
+        computed = []
+        for number in range(team.most(len(parts))):
+            with team.agreeing():
+                if not start:
+                    check()
+            with team.bound():
+                computed.append(self._backward(parts[number] if number < len(parts) else nothing, batch, start))
+        return computed[: len(parts)]
 
     def _make_room(self, batch: Batch) -> None:
         """Waits, or takes less at a time; never less than the longest sample, which has a micro-batch to itself.
@@ -229,9 +257,7 @@ class Learner:
             raise FtisError("A single completion with its prompt does not fit into memory.")
 
     def _backward(self, part: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> Computed:
-        """Add the gradient of one micro-batch. Raises Interrupted, while no inner step has changed weights."""
-        if not start:
-            check()
+        """Add the gradient of one micro-batch."""
         device = self.policy.device
         samples = [sample for prompted in part for sample in prompted.samples]
         lengths = torch.tensor([sample.sampled for sample in samples], device=device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from ftis_node.errors import FtisError, UsageError
 from ftis_node.fit.memory import UPDATE_ELEMENTS
 from ftis_node.host.quiet import without
 from ftis_node.learner.copies import copied
+from ftis_node.learner.shards import local, part_of, sharded
 from ftis_node.learner.state import flattened, unflattened
+from ftis_node.learner.team import Team
 
 # Each optimiser's name of its first moment, by which a state is told from another optimiser's.
 _MOMENT = {"adamw": "exp_avg", "adamw8bit": "state1"}
@@ -28,13 +31,20 @@ class Optimiser:
     a master copy in fp32, which the update goes to and the weight is rounded from.
     """
 
-    def __init__(self, trainable: Mapping[str, Parameter], settings: Settings, learning_rate: float) -> None:
+    def __init__(
+        self, trainable: Mapping[str, Parameter], settings: Settings, learning_rate: float, team: Team | None = None
+    ) -> None:
         """
+        Args:
+            team: whose ranks have the other parts of parameters that are in shards.
+
         Raises:
             UsageError: 8-bit AdamW is wanted and bitsandbytes is missing.
         """
         self._trainable = dict(trainable)
         self._masters = {name: _master(parameter) for name, parameter in trainable.items()}
+        self._team = team
+        self._cut = {name for name, parameter in trainable.items() if sharded(parameter)}
         self._rate, self._warmup, self._clip = learning_rate, settings.warmup_steps, settings.gradient_clip
         make = _eight_bit() if settings.optimiser == "adamw8bit" else torch.optim.AdamW
         self._moment = _MOMENT[settings.optimiser or "adamw"]
@@ -44,7 +54,14 @@ class Optimiser:
 
     def gradient_norm(self) -> float:
         """The 2-norm of the whole gradient, in fp32."""
-        norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in self._with_gradient().values()]
+        gradients = {name: parameter.grad for name, parameter in self._with_gradient().items()}
+        cut = self._norm([gradient for name, gradient in gradients.items() if name in self._cut])
+        if self._team is not None and self._cut:
+            cut = math.sqrt(self._team.total(cut**2))
+        return math.hypot(cut, self._norm([gradient for name, gradient in gradients.items() if name not in self._cut]))
+
+    def _norm(self, gradients: Sequence[Tensor | None]) -> float:
+        norms = [torch.linalg.vector_norm(local(g), dtype=torch.float32) for g in gradients if g is not None]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
     def step(self, *, norm: float, scale: float, updates: int) -> None:
@@ -63,13 +80,14 @@ class Optimiser:
                 gradient = self._trainable[name].grad
                 self._trainable[name].grad = None
                 assert gradient is not None
-                self._masters[name].grad = gradient.float().mul_(factor) if factor != 1 else gradient.float()
+                mine = local(gradient).float()
+                self._masters[name].grad = mine.mul_(factor) if factor != 1 else mine
             self._adam.step()
             with torch.no_grad():
                 for name in names:
                     self._masters[name].grad = None
-                    if self._masters[name] is not self._trainable[name]:
-                        self._trainable[name].copy_(self._masters[name])
+                    if not self._alike(name):
+                        local(self._trainable[name]).copy_(self._masters[name])
 
     def drop_gradients(self) -> None:
         for parameter in self._trainable.values():
@@ -78,19 +96,21 @@ class Optimiser:
     def state(self, *, live: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU.
 
+        Of what is in shards every rank gets the whole, and every rank must ask.
+
         Args:
-            live: no copies, but what the next step will change.
+            live: no copies of anything else, but what the next step will change.
 
         Raises:
             FtisError: the optimiser keeps something that no checkpoint can hold, which is named.
         """
         # Not of `state_dict`: bitsandbytes nests what it gives there, otherwise in each version.
         state = {
-            f"{name}/{key}": value
+            f"{name}/{key}": self._whole(name, value)
             for name, master in self._masters.items()
             for key, value in flattened(self._adam.state.get(master, {})).items()
         }
-        weights = {name: master.detach() for name, master in self._masters.items()}
+        weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
         return (weights, state) if live else (copied(weights), copied(state))
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -114,10 +134,37 @@ class Optimiser:
             raise FtisError("The checkpoint belongs to another model or to another choice of trainable parameters.")
         with torch.no_grad():
             for name, parameter in self._trainable.items():
-                self._masters[name].copy_(weights[name])
-                parameter.copy_(self._masters[name])
-        restored = {index[name]: unflattened(entry) for name, entry in entries.items()}
+                self._masters[name].copy_(self._mine(name, weights[name]))
+                local(parameter).copy_(self._masters[name])
+        restored = {
+            index[name]: unflattened({key: self._mine(name, value) for key, value in entry.items()})
+            for name, entry in entries.items()
+        }
         self._adam.load_state_dict({**self._adam.state_dict(), "state": restored})
+
+    def nbytes(self) -> int:
+        """Bytes of what `state` gives."""
+        kept = [value for entry in self._adam.state.values() for value in flattened(entry).values()]
+        ranks = self._team.size if self._team is not None and self._cut else 1
+        return ranks * sum(tensor.nbytes for tensor in (*self._masters.values(), *kept))
+
+    def _whole(self, name: str, value: Tensor) -> Tensor:
+        """Of a parameter, or of what is kept of each of its elements, all ranks' parts."""
+        if name not in self._cut or value.shape != self._masters[name].shape:
+            return value
+        assert self._team is not None
+        return self._team.whole(value, len(self._trainable[name]))
+
+    def _mine(self, name: str, value: Tensor) -> Tensor:
+        """The way back."""
+        if name not in self._cut or value.shape != self._trainable[name].shape:
+            return value
+        assert self._team is not None
+        return part_of(value, self._team.rank, self._team.size)
+
+    def _alike(self, name: str) -> bool:
+        """Whether the master is the weight itself."""
+        return self._trainable[name].dtype == torch.float32
 
     def _with_gradient(self) -> dict[str, Parameter]:
         return {name: parameter for name, parameter in self._trainable.items() if parameter.grad is not None}
@@ -125,13 +172,13 @@ class Optimiser:
     def _slices(self) -> Iterator[list[str]]:
         """Names with a gradient: those without a copy at once, the others a few at a time, as each needs room."""
         names = self._with_gradient()
-        alike = [name for name in names if self._masters[name] is self._trainable[name]]
+        alike = [name for name in names if self._alike(name)]
         if alike:
             yield alike
         rest: list[str] = []
         elements = 0
         for name in names:
-            if self._masters[name] is self._trainable[name]:
+            if self._alike(name):
                 continue
             if rest and elements + names[name].numel() > UPDATE_ELEMENTS:
                 yield rest
@@ -143,7 +190,9 @@ class Optimiser:
 
 
 def _master(parameter: Parameter) -> Parameter:
-    return parameter if parameter.dtype == torch.float32 else Parameter(parameter.detach().float())
+    if parameter.dtype == torch.float32:
+        return Parameter(local(parameter)) if sharded(parameter) else parameter
+    return Parameter(local(parameter).detach().float())
 
 
 def _eight_bit() -> Any:

@@ -24,6 +24,7 @@ from torch.nn import Parameter
 from ftis_node.errors import FtisError
 from ftis_node.host.interruption import Interrupted, forget
 from ftis_node.learner.batch import Prompted
+from ftis_node.learner.shards import sharded
 from ftis_node.policy.room import out_of_memory
 
 # How long a rank waits for the others within a step: one may read a large model's weights from a slow disk.
@@ -110,8 +111,11 @@ class Team:
             os._exit(1)
 
     def add_up(self, parameters: Mapping[str, Parameter]) -> None:
-        """Leave the sum of all ranks' gradients in the parameters; a parameter without any has none."""
-        names = list(parameters)
+        """Leave the sum of all ranks' gradients in the parameters; a parameter without any has none.
+
+        Those in shards have it already.
+        """
+        names = [name for name, parameter in parameters.items() if not sharded(parameter)]
         there = self._most(torch.tensor([parameters[name].grad is not None for name in names], dtype=torch.int32))
         pending: list[Parameter] = []
         elements = 0
@@ -139,6 +143,25 @@ class Team:
         """Put the first rank's values into these tensors of all."""
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)
+
+    def total(self, value: float) -> float:
+        """The sum of all ranks' values."""
+        told = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(told)
+        return float(told)
+
+    def most(self, value: int) -> int:
+        """The largest of all ranks' values."""
+        return int(self._most(torch.tensor([value]))[0])
+
+    def whole(self, part: Tensor, rows: int) -> Tensor:
+        """The tensor of so many rows that the ranks' parts are of, see `shards.part_of`; on the CPU."""
+        size = -(-rows // self.size)
+        mine = part.new_zeros(size, *part.shape[1:])
+        mine[: len(part)] = part
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine)
+        return torch.cat([one.cpu() for one in parts])[:rows]
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Every rank's tensors, on the CPU, in the order of the ranks."""

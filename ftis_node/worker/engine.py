@@ -6,7 +6,7 @@ import errno
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from pathlib import Path
@@ -27,6 +27,7 @@ from ftis_node.fit.context import Context, refuse_prompts, refuse_run
 from ftis_node.fit.memory import Workload
 from ftis_node.host.interruption import forget, interrupt
 from ftis_node.learner import Learner, Part, TrainingGroup
+from ftis_node.learner.shards import Shards
 from ftis_node.learner.team import Team
 from ftis_node.learner.tensorfile import write_tensors
 from ftis_node.objective import PRESETS, Objective
@@ -112,6 +113,7 @@ class Engine:
         self.packets: Packets
         self._episodes: Episodes | None
         self._team: Team | None = None
+        self._shards: Shards | None = None
         self.own_task: Task | None = None  # of `own_data`; `open` reads it
         self._own_data: OwnData | None = None
         self.prompts: list[list[int]] = []
@@ -204,16 +206,21 @@ class Engine:
     def _planned(self) -> None:
         """The settings are settled; the model is loaded next."""
 
-    def meet(self, rank: int, size: int, place: str) -> None:
-        """Join the other ranks, see `learner.team`, and take over the first one's weights."""
+    def meet(self, rank: int, size: int, place: str, sharded: bool = False) -> None:
+        """Join the other ranks, see `learner.team`, and take over the first one's weights; sharded: keep a part."""
         self._team = Team.meet(rank, size, place, self.policy.device)
         self._team.level([p for p in self.policy.model.parameters() if p.requires_grad])
+        if sharded:
+            parts = self.policy.causal_lm.get_decoder().modules()
+            layers = next(part for part in parts if isinstance(part, torch.nn.ModuleList))
+            self._shards = Shards(list(layers), size, self.policy.device)
 
     @contextmanager
     def _phase(self, part: str) -> Iterator[None]:
         """A part of the work that keeps the device busy."""
         make_way(self.policy.device)
-        with self.usage.of(part):
+        whole = self._shards is not None and part != "train"
+        with self.usage.of(part), self._shards.whole() if self._shards and whole else nullcontext():
             yield
 
     def _workload(self, settings: Settings, caps: Mapping[str, int]) -> Workload:
@@ -476,9 +483,13 @@ class Engine:
         if not self._snapshot:
             self.save(directory)
 
+    def gather(self) -> None:
+        """Give the first rank this one's parts of a checkpoint."""
+        self.learner.state(live=True)
+
     def _copy(self) -> dict[str, dict[str, torch.Tensor]]:
         """A copy of the state; empty if main memory has no room for it."""
-        size = sum(tensor.nbytes for tensors in self._state(live=True).values() for tensor in tensors.values())
+        size = self.learner.optimiser.nbytes()
         free = psutil.virtual_memory().available
         if free >= SPARE * size:
             try:

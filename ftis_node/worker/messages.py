@@ -183,12 +183,22 @@ class Open(Request[OpenedRun], frozen=True):
 
 
 class Meet(Request[None], frozen=True):
-    """Be one of so many ranks that train together; see `learner.team`. place: of their file."""
+    """Be one of so many ranks that train together; see `learner.team`.
+
+    place: of their file; sharded: each keeps a part of the weights, see `learner.shards`
+    """
 
     op = "meet"
     rank: int
     size: int
     place: str
+    sharded: bool = False
+
+
+class Gather(Request[None], frozen=True):
+    """Give the first rank this one's parts of a checkpoint."""
+
+    op = "gather"
 
 
 class Generate(Request[Generated], frozen=True):

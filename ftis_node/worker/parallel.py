@@ -25,6 +25,7 @@ from ftis_node.worker.messages import (
     Change,
     Evaluate,
     Forget,
+    Gather,
     Generate,
     Generated,
     Interrupt,
@@ -75,7 +76,8 @@ class ParallelEngine(Engine):
         if self._ranks:
             with tempfile.TemporaryDirectory(prefix="ftis-") as folder:
                 place = str(Path(folder) / "ranks")
-                self._all(lambda rank: Meet(rank, self.ranks, place), lambda: self.meet(0, self.ranks, place))
+                given = (self.ranks, place, bool(facts.settings.sharded))
+                self._all(lambda rank: Meet(rank, *given), lambda: self.meet(0, *given))
         return facts
 
     def _planned(self) -> None:
@@ -142,6 +144,20 @@ class ParallelEngine(Engine):
         """Every rank takes the same step."""
         mine = super()._step
         return self._all(lambda _: Step(groups, self.learner.micro_batch_tokens), lambda: mine(groups))[0]
+
+    def save(self, directory: str) -> None:
+        """Write a checkpoint here, of all ranks' shards if there are any."""
+        self._gathering(lambda: super(ParallelEngine, self).save(directory))
+
+    def snapshot(self, directory: str) -> None:
+        """Copy a checkpoint into main memory, likewise."""
+        self._gathering(lambda: super(ParallelEngine, self).snapshot(directory))
+
+    def _gathering(self, mine: Callable[[], None]) -> None:
+        if self._shards is None:
+            mine()
+        else:
+            self._all(lambda _: Gather(), mine)
 
     def interrupt(self) -> None:
         """Interrupt what all ranks do."""

@@ -30,7 +30,7 @@ CPU_SHARE = 0.8
 _TRAINED = ("lora", "optimiser", "quantisation")
 _LEARNED = ("micro_batch_tokens", "generation_batch")
 _MORE_MEMORY = 1.05
-_PLANNED = (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing")
+_PLANNED = (*_TRAINED, *_LEARNED, "dtype", "gradient_checkpointing", "sharded")
 
 
 def settle(
@@ -118,6 +118,7 @@ def question(
         lora_targets=settings.lora_targets,
         engine=settings.engine,
         by_gain=settings.author_weight == "gain",
+        devices=len(settings.devices),
     )
     return Question(shape or geometry(settings.model), budget, workload, wishes, device)
 
