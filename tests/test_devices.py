@@ -19,9 +19,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ftis_node.errors import FtisError
+from ftis_node.fit.memory import Workload
+from ftis_node.fit.plan import Plan, Wishes, plan
+from ftis_node.lab.bench.devices import bench_devices
+from ftis_node.lab.bench.model import Size
+from ftis_node.policy.measure import geometry_of, known_config
 from ftis_node.step_report import StepReport
+from ftis_node.text import GB
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
-from ftis_node.worker.engine import OPTIMISER, WEIGHTS
+from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
 from ftis_node.worker.messages import (
     OWN_DATA,
     AddEvaluation,
@@ -38,7 +44,8 @@ from ftis_node.worker.messages import (
     TryRows,
 )
 from ftis_node.worker.ranks import Rank
-from tests.support.daemons import Join
+from tests.support.cli import refused
+from tests.support.daemons import Join, run_cli
 from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of
 
 Answer = TypeVar("Answer")
@@ -48,6 +55,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "shards": {"lora": False, "sharded": True},
 }
 ROWS = list(range(7))
+
+
+def some(*shown: tuple[Any, ...], later: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Parameters of a test, of which the later ones are for `make slow`: each process takes seconds to start."""
+    return [*shown, *(pytest.param(*one, marks=pytest.mark.slow) for one in later)]
 
 
 class Node:
@@ -112,8 +124,9 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor] | None = Non
 # --- the same as one ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(
+    ("kind", "ranks"), some(("full", 2), ("lora", 2), ("shards", 3), later=[("full", 3), ("lora", 3), ("shards", 2)])
+)
 def test_the_gradient_and_five_steps_are_those_of_one_process(
     node_of: Callable[[str, int], Node], kind: str, ranks: int
 ) -> None:
@@ -134,7 +147,7 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(
     assert distance(expected, found) <= 1e-3 * distance(expected, alone.renewed)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("full", 2), ("full", 3), ("lora", 2), ("shards", 3)])
+@pytest.mark.parametrize(("kind", "ranks"), some(("full", 2), ("shards", 3), later=[("full", 3), ("lora", 3)]))
 def test_the_same_tokens_come_with_any_number_of_ranks(
     node_of: Callable[[str, int], Node], kind: str, ranks: int
 ) -> None:
@@ -144,9 +157,9 @@ def test_the_same_tokens_come_with_any_number_of_ranks(
         assert one.groups == other.groups and len(one.groups) == len(rows)
 
 
-@pytest.mark.parametrize("kind", ["full", "shards"])
-def test_answers_and_their_figures_are_the_same(node_of: Callable[[str, int], Node], kind: str) -> None:
-    alone, together = node_of(kind, 1), node_of(kind, 3)
+@pytest.mark.parametrize(("kind", "ranks"), [("full", 2), ("shards", 3)])
+def test_answers_and_their_figures_are_the_same(node_of: Callable[[str, int], Node], kind: str, ranks: int) -> None:
+    alone, together = node_of(kind, 1), node_of(kind, ranks)
     assert alone.ask(TryRows(ROWS)) == together.ask(TryRows(ROWS))
     for node in (alone, together):
         assert node.ask(AddEvaluation("other", "arithmetic-4", None, 11)) == 11
@@ -157,8 +170,13 @@ def test_answers_and_their_figures_are_the_same(node_of: Callable[[str, int], No
         assert other == pytest.approx(one)
 
 
-@pytest.mark.parametrize(("saved", "restored"), [(1, 2), (2, 1), (2, 3), (3, 2)])
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(
+    ("kind", "saved", "restored"),
+    some(
+        *(("full", 1, 2), ("full", 2, 1), ("lora", 1, 2), ("shards", 1, 3), ("shards", 3, 1)),
+        later=[(kind, *ranks) for kind in KINDS for ranks in ((2, 3), (3, 2))],
+    ),
+)
 def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
     node_of: Callable[[str, int], Node], kind: str, saved: int, restored: int
 ) -> None:
@@ -177,15 +195,17 @@ def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
 def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:
     rows = tmp_path / "mine.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
-    found = []
-    for ranks in (1, 2):
-        node = Node(tmp_path / str(ranks), ranks, rows, lora=False)
-        made = node.ask(Generate(ROWS)).groups
-        report = node.ask(Step(batch_of(ROWS, made, uneven=True), own_data=3))
-        assert report.own_data_groups == 3
-        found.append((report.own_data_reward, node.ask(Evaluate(OWN_DATA)).prompts))
-        node.process.end()
-    assert found[0] == found[1]
+    alone = Engine()
+    facts = alone.load(arithmetic_settings(generation_batch=32), "arithmetic", own_data=str(rows))
+    alone.open(arithmetic_run(facts, prompt_tokens=96))
+    report = alone.step(batch_of(ROWS, alone.generate(ROWS).groups, uneven=True), own_data=3)
+    node = Node(tmp_path, 2, rows)
+    made = node.ask(Generate(ROWS)).groups
+    told = node.ask(Step(batch_of(ROWS, made, uneven=True), own_data=3))
+    prompts = node.ask(Evaluate(OWN_DATA)).prompts
+    node.process.end()
+    assert told.own_data_groups == report.own_data_groups == 3
+    assert told.own_data_reward == report.own_data_reward and prompts == alone.evaluate(OWN_DATA).prompts
 
 
 # --- what goes wrong in one ----------------------------------------------------------------------------------------
@@ -272,7 +292,7 @@ async def died(kind: type[Request[Any]], folder: Path) -> None:
         load = asyncio.create_task(worker.call(works[kind]))
         await asyncio.sleep(0.05)
     async with asyncio.timeout(60):
-        while not (ranks := parent.children()):  # noqa: ASYNC110
+        while not (ranks := [one for one in parent.children() if "ftis_node.worker" in one.cmdline()]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     ranks[0].send_signal(signal.SIGKILL)
     with pytest.raises(WorkerDied):
@@ -282,14 +302,15 @@ async def died(kind: type[Request[Any]], folder: Path) -> None:
     await worker.stop()
 
 
-LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in (Generate, Evaluate, Save)]
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in (Load, Generate, Evaluate, Save)]
 
 
-@pytest.mark.parametrize("kind", [Load, Step, *LATER], ids=lambda kind: kind.op)
+@pytest.mark.parametrize("kind", [Step, *LATER], ids=lambda kind: kind.op)
 async def test_a_rank_that_is_killed_ends_all(kind: type[Request[Any]], tmp_path: Path) -> None:
     await asyncio.wait_for(died(kind, tmp_path), 120)
 
 
+@pytest.mark.slow
 def test_the_ranks_end_with_the_first(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, lora=False)
     (rank,) = psutil.Process(node.process.pid).children()
@@ -337,3 +358,53 @@ def test_devices_that_cannot_train_together_are_refused(device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu,cpu", "cpu,cpu,cpu", "cuda:0,cuda:1"])
 def test_devices_that_can(device: str) -> None:
     assert arithmetic_settings(device=device).devices == tuple(device.split(","))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"device": "cpu"}, {"lora": True}, {"quantisation": "nf4"}, {"optimiser": "adamw8bit"}, {"author_weight": "gain"}],
+)
+def test_what_shards_do_not_go_with_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(FtisError, match="does not go with"):
+        arithmetic_settings(**{"device": "cpu,cpu", "sharded": True} | other)
+
+
+def test_one_device_is_nothing_to_compare() -> None:
+    assert "nothing to compare" in refused("bench", "step", "--devices", "cpu").what
+
+
+def test_several_devices_are_timed_beside_one() -> None:
+    figures = bench_devices(Size(4, 4, 6, 8), ["cpu", "cpu"], repeats=1, tell=lambda _: None)
+    assert figures["speedup_over_one"] == figures["one_step_s"] / figures["several_step_s"] > 0
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+CONFIG = known_config("qwen2.5-3b")
+LARGE = Workload(100, 256, group=12, batch_groups=24)
+
+
+def planned(budget: float, **wishes: Any) -> Plan:
+    return plan(geometry_of(CONFIG, "qwen2.5-3b"), round(budget * GB), LARGE, Wishes(**wishes), "cuda", False)
+
+
+def test_full_training_beyond_one_card_is_in_shards_and_within_it_in_replicas() -> None:
+    assert not planned(80, devices=2).sharded and not planned(80, devices=2).lora
+    alone, together = planned(46), planned(46, devices=2)
+    assert alone.lora and together.fits and together.sharded and not together.lora
+    assert "shards over 2 devices" in " ".join(together.reasons)
+    assert planned(46, devices=2, sharded=False).lora and planned(46, devices=2, by_gain=True).lora
+    assert planned(80, devices=2, sharded=True).sharded and planned(20, devices=2).lora
+
+
+def test_more_devices_leave_each_less_to_hold_but_not_for_generation() -> None:
+    needs = [planned(200, devices=n, sharded=True, generation_batch=12).memory for n in (2, 3, 8)]
+    assert needs[0].training > needs[1].training > needs[2].training
+    whole = planned(200, generation_batch=12, lora=False).memory
+    for need in needs:
+        assert need.weights + need.sampling == pytest.approx(whole.weights + whole.sampling, rel=1e-6)
+
+
+def test_fit_plans_for_devices_of_different_sizes() -> None:
+    told = json.loads(run_cli("fit", "--model", "tiny-a", "--vram", "3,2", "--task", "arithmetic", "--json").stdout)
+    assert told["devices"] == 2 and told["budget_gb"] == 2 and "--devices cuda:0,cuda:1" in told["command"]

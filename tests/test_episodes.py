@@ -68,9 +68,10 @@ def answer(*ids: int, finished: bool = True) -> Completion:
 
 def grown(first: Completion, answers: list[Completion], said: list[list[int]], cap: int = 20, turns: int = 3) -> Any:
     """The episode that grows from these answers, and the caps that they were asked for with."""
-    asked, heard = [], []
+    asked, heard, heard_of = [], [], list(said)
 
-    def answering(contexts: Sequence[Sequence[int]], most: int) -> list[Completion]:
+    def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], most: int) -> list[Completion]:
+        assert places == [(0, len(contexts[0]) - 2 - sum(map(len, heard_of[: len(asked) + 1])))]
         asked.append((list(contexts[0]), most))
         return [answers.pop(0)]
 
@@ -106,15 +107,17 @@ def test_an_episode_without_room_for_what_is_said_and_an_answer_ends_before_it()
 
 
 def test_what_anothers_cap_cut_off_goes_on() -> None:
-    caps = []
+    caps, sampled = [], []
 
-    def answering(contexts: Sequence[Sequence[int]], most: int) -> list[Completion]:
+    def answering(contexts: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], most: int) -> list[Completion]:
         caps.append((len(contexts), most))
+        sampled.append(list(places))
         return [answer(*[3] * most, finished=False) for _ in contexts]
 
     first = [[answer(1, 9)], [answer(*[1] * 7, 9)]]
     made = go_on([[7], [8]], first, answering=answering, following=lambda *_: [5], turns=2, cap=10)
     assert caps == [(2, 1), (1, 6)], "the one with least room says how far all go"
+    assert sampled == [[(0, 2), (1, 8)], [(0, 3)]], "each goes on in its own random numbers"
     assert [len(group[0]) for group in made] == [10, 10] and not any(group[0].finished for group in made)
     assert [group[0].sampled for group in made] == [9, 9]
 

@@ -10,18 +10,27 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from ftis_node.policy.generate import sampler
-from ftis_node.policy.generate.sampler import _invert, draw
+from ftis_node.policy.generate.sampler import _invert, choose, noise_of
 
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def draw(
+    logits: torch.Tensor, count: int, *, temperature: float, greedy: bool = False, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """So many tokens from each row."""
+    uniform = None if greedy else noise_of([seed], len(logits), count)
+    token, logprob = choose(logits, uniform, temperature, logits.shape[1])
+    return token.expand(-1, count), logprob.expand(-1, count)
+
+
 @pytest.mark.parametrize("vocabulary", [2, 7, 26, 300, 2048])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_many_draws_pass_a_chi_square_test(vocabulary: int, temperature: float) -> None:
     logits = 2 * torch.randn(1, vocabulary, generator=seeded(vocabulary))
-    tokens, _ = draw(logits, 400_000, temperature=temperature, greedy=False, generator=seeded(1))
+    tokens, _ = draw(logits, 400_000, temperature=temperature, seed=1)
     counts = np.bincount(tokens[0].numpy(), minlength=vocabulary)
     expected = len(tokens[0]) * torch.softmax(logits[0].double() / temperature, 0).numpy()
     rare = expected < 5
@@ -65,17 +74,24 @@ def test_a_token_below_the_resolution_of_fp32_is_still_drawn() -> None:
 
 def test_several_chunks_are_as_good_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(10, 33, generator=seeded(0))
-    whole = draw(logits, 3, temperature=1.3, greedy=False, generator=seeded(1))
+    whole = draw(logits, 3, temperature=1.3, seed=1)
     monkeypatch.setattr(sampler, "CHUNK_BYTES", 4 * 33 * 4)
-    parts = draw(logits, 3, temperature=1.3, greedy=False, generator=seeded(1))
+    parts = draw(logits, 3, temperature=1.3, seed=1)
     assert torch.equal(whole[0], parts[0])
     torch.testing.assert_close(whole[1], parts[1])
     torch.testing.assert_close(whole[1], (logits / 1.3).log_softmax(-1).gather(1, whole[0]))
 
 
+def test_the_numbers_of_a_prompt_follow_from_its_seed_alone() -> None:
+    both, second = noise_of([5, 9], 3, 40), noise_of([9], 3, 40)
+    assert both.dtype == torch.float64 and both.shape == (6, 40)
+    assert torch.equal(both[3:], second) and not torch.equal(both[:3], both[3:])
+    assert both.min() >= 0 and both.max() < 1 and abs(float(both.mean()) - 0.5) < 0.1
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_none_become_logprobs_that_are_none(wrong: float, greedy: bool) -> None:
-    tokens, logprobs = draw(torch.full((2, 70), wrong), 4, temperature=1.0, greedy=greedy, generator=seeded(0))
+    tokens, logprobs = draw(torch.full((2, 70), wrong), 4, temperature=1.0, greedy=greedy)
     assert ((tokens >= 0) & (tokens < 70)).all()
     assert not torch.isfinite(logprobs).any()

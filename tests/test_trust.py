@@ -80,11 +80,11 @@ def test_padding_is_noticed_after_one_step_and_also_after_a_restart() -> None:
     subject.step(OWN)
     usual = subject.usual_length
     assert usual is not None
-    [part] = FOREIGN[0].parts
+    [part], short = FOREIGN[0].parts, FOREIGN[3].parts[0].completions[1:]
     endless = Completion(
         np.full(int(3 * usual), 9, np.uint32), np.full(int(3 * usual), -3.0, np.float32), finished=False
     )
-    padded = TrainingGroup(FOREIGN[0].prompt_ids, [replace(part, completions=[endless, *part.completions[1:]])])
+    padded = TrainingGroup(FOREIGN[0].prompt_ids, [replace(part, completions=[endless, *short])])
     again = learner(defences=(LENGTH,))
     weights, state = subject.state()
     again.restore(weights, state, subject.steps)

@@ -121,9 +121,23 @@ def step(
     trace: Annotated[
         Path | None, typer.Option(help="Write a profiler's trace of one more step there, for ui.perfetto.dev.")
     ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Compare these with the first of them instead: cpu,cpu or cuda:0,cuda:1.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """CPU time of a whole step of a small model, in parts, beside TRL's GRPOTrainer with its own generation."""
+    if devices is not None:
+        from ftis_node.config.settings import collect
+        from ftis_node.lab.bench.devices import bench_devices
+        from ftis_node.lab.bench.model import Size
+
+        settings, _ = collect(task="arithmetic", flags={"device": devices}, environment={})
+        if len(settings.devices) == 1:
+            raise UsageError("One device is nothing to compare.", "Name several, such as --devices cpu,cpu.")
+        size = Size(groups, group, prompt_tokens, completion_tokens)
+        _print(bench_devices(size, settings.devices, repeats=repeats, tell=_tell), 23, json)
+        return
     import torch
 
     from ftis_node.lab.bench.model import Size

@@ -39,7 +39,10 @@ _PARTS = {
 
 def fit(
     model: Annotated[str, typer.Option(help="A short name (qwen2.5-3b), a hub id, a local folder, or tiny-a, -b, -c.")],
-    vram: Annotated[float | None, typer.Option(help="GB of memory to plan for; default: this machine's GPU.")] = None,
+    vram: Annotated[
+        str | None,
+        typer.Option(help="GB of memory to plan for, of several devices 24,12; default: this machine's GPU."),
+    ] = None,
     vram_share: Annotated[float | None, typer.Option(help="The share of this machine's GPU to plan for.")] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="Plan for a GPU, or for the CPU.")] = "cuda",
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train LoRA layers only, or everything.")] = None,
@@ -66,10 +69,10 @@ def fit(
 
     Reads the model's configuration and nothing else of it. A GB is 2^30 bytes, as on graphics cards.
     """
-    if vram is not None and not (math.isfinite(vram) and vram > 0):
-        raise UsageError(f"--vram {vram} is no size.", "Give the memory in GB, for example --vram 24.")
+    sizes = _sizes(vram)
     caps = _caps(task, prompt_tokens, completion_tokens)
-    settings, _ = collect(task=task, flags={"vram_gb": vram, "vram_share": vram_share})
+    smallest = min(sizes, default=None)  # each device has as much to hold
+    settings, _ = collect(task=task, flags={"vram_gb": smallest, "vram_share": vram_share})
     from ftis_node.policy.names import resolve
 
     resolve(model)  # a wrong name is told before anything heavy is imported
@@ -92,13 +95,14 @@ def fit(
         generation_batch=generation_batch,
         lora_rank=settings.lora_rank,
         lora_targets=settings.lora_targets,
+        devices=max(1, len(sizes)),
     )
     if quantisation == "nf4" and lora is False:
         raise UsageError("NF4 is for frozen weights, and full training has none.", "Leave out --full.")
     bits = importlib.util.find_spec("bitsandbytes") is not None
     load = Workload(*caps, completions, settings.batch_groups)
     chosen = plan(shape, budget, load, wishes, device, bits or optimiser == "adamw8bit", four_bit=bits)
-    command = _command(model, chosen, task, device, vram, vram_share)
+    command = _command(model, chosen, task, device, smallest, vram_share)
     if json:
         print_json(_as_json(shape, chosen, settings.checkpoint_minutes) | {"command": command})
     else:
@@ -107,6 +111,17 @@ def fit(
         if not bits and device == "cuda" and plan(shape, budget, load, wishes, device, True, four_bit=True) != chosen:
             note("With bitsandbytes (pip install 'ftis-node[gpu]') another plan is possible: NF4, or 8-bit AdamW.")
     sys.exit(0 if chosen.fits else 1)
+
+
+def _sizes(vram: str | None) -> list[float]:
+    """GB of each device."""
+    try:
+        sizes = [float(size) for size in vram.split(",")] if vram is not None else []
+    except ValueError:
+        sizes = [math.nan]
+    if not all(math.isfinite(size) and size > 0 for size in sizes):
+        raise UsageError(f"--vram {vram} is no size.", "Give the memory in GB, for example --vram 24 or --vram 24,12.")
+    return sizes
 
 
 def _caps(task: str, prompt_tokens: int | None, completion_tokens: int | None) -> tuple[int, int]:
@@ -147,9 +162,15 @@ def _command(model: str, plan: Plan, task: str, device: str, vram: float | None,
         "gradient_checkpointing": str(plan.gradient_checkpointing).lower(),
         "micro_batch_tokens": plan.micro_batch_tokens,
         "generation_batch": plan.generation_batch,
+        **({"sharded": str(plan.sharded).lower()} if plan.devices > 1 else {}),
     }
     words = ["ftis-node", "join", "--model", model, "--task", task, "--lora" if plan.lora else "--full"]
-    words += ["--device", "cpu"] if device == "cpu" else []
+    names = ["cpu"] * plan.devices if device == "cpu" else [f"cuda:{number}" for number in range(plan.devices)]
+    words += (
+        ["--device" if plan.devices == 1 else "--devices", ",".join(names)]
+        if device == "cpu" or plan.devices > 1
+        else []
+    )
     words += ["--vram", f"{vram:g}"] if vram is not None else []
     return shlex.join(words + [word for key, value in values.items() for word in ("--set", f"{key}={value}")])
 
@@ -170,6 +191,8 @@ def _as_json(shape: Geometry, plan: Plan, minutes: float | None) -> dict[str, An
         "dtype": plan.dtype,
         "quantisation": plan.quantisation,
         "optimiser": plan.optimiser,
+        "devices": plan.devices,
+        "sharded": plan.sharded,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "micro_batch_tokens": plan.micro_batch_tokens,
         "generation_batch": plan.generation_batch,
@@ -185,7 +208,8 @@ def _print(shape: Geometry, plan: Plan, device: str, minutes: float | None) -> N
     from ftis_node.node.checkpointing import wear
     from ftis_node.preflight.place import checkpoint_bytes
 
-    say(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory", "")
+    each = f" in each of {plan.devices} devices" if plan.devices > 1 else ""
+    say(f"{shape.name}: {shape.parameters:,} parameters, {rounded(plan.budget)} of memory{each}", "")
     for part, (name, phase) in _PARTS.items():
         say(f"  {name:36} {rounded(getattr(plan.memory, part)):>9}  {phase}")
     for phase in ("training", "generating"):

@@ -269,6 +269,12 @@ def _reasons(
             f"LoRA, because {_inner(way)} needs {rounded(need.total)} and there are {rounded(budget)}: "
             f"{rounded(state)} are weights, gradients and optimiser state of every parameter."
         )
+    elif setup.sharded and wishes.sharded is None:
+        way, need = min(((w, n) for w, n in full_size if not w.lora and not w.sharded), key=lambda pair: pair[1].total)
+        yield (
+            f"Full training in shards over {setup.devices} devices: it needs {rounded(memory.total)} in each, and "
+            f"{_inner(way)} without shards {rounded(need.total)}, where there are {rounded(budget)}."
+        )
     else:
         yield f"Full training fits: it needs {rounded(memory.total)} of {rounded(budget)}."
     if tried:

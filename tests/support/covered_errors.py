@@ -7,6 +7,15 @@ without a row and without an entry here fails `tests/test_errors.py`.
 from __future__ import annotations
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_devices.py::test_devices_that_cannot_train_together_are_refused": {
+        "config/checks.py": ("… (…) cannot train together.",),
+    },
+    "test_devices.py::test_what_shards_do_not_go_with_is_refused": {
+        "config/checks.py": ("sharded (…) does not go with ….",),
+    },
+    "test_devices.py::test_one_device_is_nothing_to_compare": {
+        "cli/bench.py": ("One device is nothing to compare.",),
+    },
     "test_federation.py::test_nodes_in_processes_of_their_own_cannot_average": {
         "lab/participant.py": ("Private rows and averaged weights need all nodes in one process.",),
     },

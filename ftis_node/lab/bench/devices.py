@@ -1,0 +1,103 @@
+"""The speed of a whole step on several devices beside one: compute processes as the daemon starts them, in turns."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+from ftis_node.config.run import run_for
+from ftis_node.config.settings import Settings
+from ftis_node.lab.bench.measure import Tell
+from ftis_node.lab.bench.model import TEMPERATURE, Size, geometry, random_model, rewards, small_config, word_tokenizer
+from ftis_node.lab.bench.whole import questions
+from ftis_node.worker.messages import OWN, Generate, GroupPart, Load, Open, Step, StepGroup
+from ftis_node.worker.ranks import Rank
+
+PARTS = ("generate", "train", "step")
+
+
+class _Node:
+    """A compute process on these devices, each CPU with one thread."""
+
+    def __init__(self, model: Path, rows: Path, devices: Sequence[str], size: Size) -> None:
+        self._size, self._step = size, 0
+        self._process = Rank(threads=len(devices))
+        caps = {"prompt_tokens": size.prompt_tokens, "completion_tokens": size.completion_tokens, "group": size.group}
+        settings = Settings(
+            model=str(model),
+            device=",".join(devices),
+            lora=False,
+            learning_rate=1e-6,
+            batch_groups=size.groups,
+            generation_batch=size.completions,
+        )
+        self.facts = self._process.ask(Load(settings=settings, task=str(rows), reward="exact", caps=caps)).result()
+        self._process.ask(Open(run_for(self.facts.shared() | caps, group=size.group, temperature=TEMPERATURE))).result()
+
+    def step(self) -> dict[str, float]:
+        """Seconds of a step and its parts. Every third completion has a reward, as random weights earn none."""
+        rows = [(self._step * self._size.groups + place) % self.facts.rows for place in range(self._size.groups)]
+        self._step += 1
+        began = time.perf_counter()
+        made = self._process.ask(Generate(rows)).result().groups
+        generated = time.perf_counter()
+        groups = [
+            StepGroup(row, [GroupPart(OWN, one.packet, rewards(self._size.group))])
+            for row, one in zip(rows, made, strict=True)
+        ]
+        self._process.ask(Step(groups)).result()
+        ended = time.perf_counter()
+        return dict(zip(PARTS, (generated - began, ended - generated, ended - began), strict=True))
+
+    def close(self) -> None:
+        self._process.end()
+
+
+def bench_devices(size: Size, devices: Sequence[str], *, repeats: int, tell: Tell) -> dict[str, Any]:
+    """Wall seconds of a step on the first of these devices, and on all of them.
+
+    Returns:
+        Medians over `repeats` steps, taken in turns; `speedup_over_one` is one's over all's. Both sample the same
+        tokens. Whatever else the machine does counts too.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        place, rows = Path(folder) / "model", Path(folder) / "rows.jsonl"
+        # of another family than `small_config`, as transformers reads Qwen2's tokenizers as byte-level ones only
+        config = LlamaConfig(**{**geometry(small_config()), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0})
+        model = random_model(config, torch.device("cpu"))
+        model.save_pretrained(place)
+        word_tokenizer(config.vocab_size).save_pretrained(place)
+        asked = ({"prompt": question, "answer": "w1"} for question in questions(size, config.vocab_size))
+        rows.write_text("\n".join(map(json.dumps, asked)))
+        nodes = [_Node(place, rows, some, size) for some in (devices[:1], devices)]
+        try:
+            for node in nodes:
+                node.step()  # to warm up
+            taken: list[list[dict[str, float]]] = [[], []]
+            for repeat in range(repeats):
+                tell(f"step {repeat + 1} of {repeats}")
+                for node, steps in zip(nodes, taken, strict=True):
+                    steps.append(node.step())
+        finally:
+            for node in nodes:
+                node.close()
+    one, several = ({part: statistics.median(step[part] for step in steps) for part in PARTS} for steps in taken)
+    return {
+        "speedup_over_one": one["step"] / several["step"],
+        **{f"{part}_speedup": one[part] / several[part] for part in ("generate", "train")},
+        **{f"one_{part}_s": value for part, value in one.items()},
+        **{f"several_{part}_s": value for part, value in several.items()},
+        "devices": list(devices),
+        "parameters": model.num_parameters(),
+        "repeats": repeats,
+        "model": geometry(config),
+        "batch": size.as_dict(),
+    }
