@@ -37,6 +37,17 @@ class DeviceSeconds(msgspec.Struct, frozen=True):
     idle: float = 0.0
 
 
+class Generator(msgspec.Struct, frozen=True):
+    """A server that samples for this node.
+
+    away      why this node sampled by itself, if it did
+    mismatch  root mean square of log π − log μ over own tokens, in nats: of the learner, and as the generator told it
+    """
+
+    away: str | None
+    mismatch: float | None
+
+
 class StepReport(msgspec.Struct, frozen=True):
     """The report of one step.
 
@@ -48,6 +59,7 @@ class StepReport(msgspec.Struct, frozen=True):
     micro_batch_tokens  the budget that was used in the end
     memory_retries      how often memory was short, so that the gradient was begun anew
     gains               with author_weight=gain what each source's groups brought, see `learner.gains`
+    generator           with engine=vllm what the server did
     own_data_groups     groups on rows of the owner's own; own_data_reward: their mean reward
     """
 
@@ -62,6 +74,7 @@ class StepReport(msgspec.Struct, frozen=True):
     micro_batch_tokens: int = 0
     memory_retries: int = 0
     gains: dict[str, float] = {}
+    generator: Generator | None = None
     own_data_groups: int = 0
     own_data_reward: float | None = None
     diagnostics: StepFigures = StepFigures()

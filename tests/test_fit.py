@@ -30,6 +30,8 @@ KEYS = {
     "dtype",
     "quantisation",
     "optimiser",
+    "devices",
+    "sharded",
     "gradient_checkpointing",
     "micro_batch_tokens",
     "generation_batch",

@@ -25,7 +25,7 @@ STEP = {
     "learner/learner.py:<listcomp>": 1,
     "learner/learner.py:_backward": 6,
     "learner/learner.py:_column": 3,
-    "learner/optimiser.py:gradient_norm": 1,
+    "learner/optimiser.py:_norm": 1,
     "objective/columns.py:add": 3,
     "objective/diagnostics.py:_rows": 1,
     "objective/diagnostics.py:add": 9,

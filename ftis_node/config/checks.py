@@ -112,6 +112,11 @@ def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping
             )
     if len(devices) == 1 or unknown:
         return
+    if values["engine"] == "vllm":
+        yield UsageError(
+            f"engine=vllm ({origins['engine']}) goes with one device, and there are {','.join(devices)}.",
+            "Let the node train on one of them, and vLLM sample on the other.",
+        )
     kinds = {device.partition(":")[0] for device in devices}
     gpus = [device for device in devices if device != "cpu"]
     if len(kinds) > 1 or "auto" in kinds or "cuda" in gpus or len(set(gpus)) < len(gpus):

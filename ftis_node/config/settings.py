@@ -105,8 +105,15 @@ class Settings(BaseModel):
     instruct models. A run of one tokenizer decides it for all."""
     thinking: bool = False
     """What a chat template's switch `enable_thinking` says, if it has one. Models that think need long completions."""
-    engine: Literal["native", "hf"] = "native"
-    """Engine that generates: this node's own loop, or transformers' generate (hf), slower, to compare with."""
+    engine: Literal["native", "hf", "vllm"] = "native"
+    """Engine that generates: this node's own loop; a vLLM server of yours (vllm), while it answers; or transformers'
+    generate (hf), slower, to compare with."""
+    vllm_url: str = "http://127.0.0.1:8000"
+    """Address of the vLLM server. Off this machine it needs a key, which this node takes from VLLM_API_KEY."""
+    vllm_folder: str | None = None
+    """Folder of this node alone in which the vLLM server finds its weights. Default: vllm in the home."""
+    vllm_folder_there: str | None = None
+    """The same folder as the server sees it, where its path is another."""
     cuda_graphs: bool = True
     """Record the kernels of a token once and replay them (native engine, on a GPU). Off: if the driver fails at it."""
     cudnn_attention: bool = False

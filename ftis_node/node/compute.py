@@ -74,6 +74,8 @@ class ComputeProcess:
         self._started()
         run = run_file.run if run_file is not None else None
         files = self.options.files()
+        if settings.engine == "vllm" and settings.vllm_folder is None:
+            settings = settings.model_copy(update={"vllm_folder": str(self._home.vllm)})
         self.loaded = facts = await self.worker.call(
             Load(
                 settings=settings,

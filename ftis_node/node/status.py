@@ -20,7 +20,7 @@ from ftis_node.observe.answers import CheckpointStatus, KnownPeer, LeftOut, Node
 from ftis_node.observe.api import Answer
 from ftis_node.observe.view import number
 from ftis_node.policy.names import public_name
-from ftis_node.step_report import DeviceSeconds, StepSeconds, TakenStep
+from ftis_node.step_report import DeviceSeconds, Generator, StepSeconds, TakenStep
 from ftis_node.swarm.identity import author_of, peer_id
 from ftis_node.swarm.needs import Needs, RowState
 from ftis_node.swarm.peer_clocks import ClockDifference
@@ -45,6 +45,7 @@ class LastStep(msgspec.Struct, frozen=True):
     gradient_norm: float | None
     tokens: int
     skipped: str | None
+    generator: Generator | None
 
 
 class NeedsStatus(msgspec.Struct, frozen=True):
@@ -243,7 +244,7 @@ def last_step(last: TakenStep) -> LastStep:
         return None if report.skipped or not math.isfinite(value) else value
 
     loss, norm = shown(report.loss), shown(report.gradient_norm)
-    return LastStep(last.seconds, report.device, loss, norm, report.tokens, report.skipped)
+    return LastStep(last.seconds, report.device, loss, norm, report.tokens, report.skipped, report.generator)
 
 
 def resident_bytes(pid: int | None) -> int | None:

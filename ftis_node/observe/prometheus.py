@@ -86,6 +86,12 @@ METRICS = (
     Metric("reward", "gauge", _REWARDS, "Mean reward of the latest step's samples.", "source"),
     Metric("filtered_fraction", "gauge", "filtered_fraction", "Part of the latest step's negatives that were dropped."),
     Metric("loss", "gauge", "last_step.loss", "Loss of the latest step."),
+    Metric(
+        "generator_mismatch_nats",
+        "gauge",
+        "last_step.generator.mismatch",
+        "Root mean square of log-probs of own tokens here less the vLLM server's.",
+    ),
     Metric("gradient_norm", "gauge", "last_step.gradient_norm", "Norm of the latest step's gradient, before clipping."),
     Metric("last_step_seconds", "gauge", _PHASES, "Where the latest step's time went.", "phase"),
     Metric("step_seconds", "gauge", "step_seconds", "Mean of the latest steps, up to eight.", needs="last_step"),

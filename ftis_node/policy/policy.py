@@ -22,6 +22,7 @@ class Policy:
     lean: `decoder` generates with it; else transformers' modules do.
     engine: what generates, see `generate`.
     graphs: whether `native` captures its steps as CUDA graphs, with shapes that change rarely.
+    server: a `generate.vllm.Server` that samples in the engine's place while it can; None: there is none.
     way: how sequences are scored and generated and why, in words.
     """
 
@@ -34,6 +35,7 @@ class Policy:
     engine: Engine = "native"
     graphs: bool = False
     way: str = ""
+    server: Any = None
 
     @property
     def causal_lm(self) -> Any:

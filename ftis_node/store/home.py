@@ -53,6 +53,7 @@ class Home:
         self.run_file = path / "run.toml"
         self.plan = path / "plan.json"
         self.standing = path / "standing.json"
+        self.vllm = path / "vllm"
         self.page_token = path / "page.token"
         self.schema = path / "home.json"
         self.task_files = path / "task.json"

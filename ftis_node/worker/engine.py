@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
+import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -34,11 +36,12 @@ from ftis_node.objective import PRESETS, Objective
 from ftis_node.packet import Completion
 from ftis_node.policy.generate.sampler import noise_of
 from ftis_node.policy.generate.stream import Sampling, generate
+from ftis_node.policy.generate.vllm import KEY, Server
 from ftis_node.policy.load import choose_device, load_policy
 from ftis_node.policy.measure import geometry
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.room import Room, fitting, make_way, out_of_memory
-from ftis_node.step_report import StepReport
+from ftis_node.step_report import Generator, StepReport
 from ftis_node.tasks import Example, Scorer, Task, begin_group, load_evaluation, load_task, scoring
 from ftis_node.tasks.jsonl import load_jsonl
 from ftis_node.tasks.rewards import TAGS
@@ -171,7 +174,9 @@ class Engine:
         self._generating = Room(self._sizes.generation_batch, plan.generation_batch)
         self._evaluating = Room(self._sizes.generation_batch, plan.generation_batch)
         self._planned()
-        self.policy = load_policy(self._settings.model_copy(update={"device": asked.devices[0]}))
+        server = _server(asked)
+        policy = load_policy(self._settings.model_copy(update={"device": asked.devices[0]}))
+        self.policy = replace(policy, server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
         tokenizer = self.policy.tokenizer
         chat = chat_in(None, tokenizer, self.task.template, asked)
@@ -199,7 +204,7 @@ class Engine:
             rows=len(self.task.train),
             held_out=len(self.task.held_out),
             own_rows=len(self.own_task.train) if self.own_task is not None else 0,
-            plan=with_fields(plan, reasons=(*plan.reasons, self.policy.way)),
+            plan=replace(plan, reasons=(*plan.reasons, self.policy.way)),
             sizes=self._sizes,
         )
 
@@ -251,6 +256,10 @@ class Engine:
         objective = choose_objective(self._settings, self.run.task, self.run.completion_tokens)
         made = (self.policy, objective, self._settings, self.run.temperature, OWN)
         self.learner = Learner(*made, task=self.run.task, team=self._team)
+        if self.policy.server is not None:
+            longest = max(map(len, self.prompts)) + run.completion_tokens
+            text = self._prompt(self.task.train[0])
+            self.policy.server.meet(self.policy, self.prompts[0], text, longest, self.learner.steps)
         self.learner.room = Room(self._sizes.micro_batch_tokens, self._settings.micro_batch_tokens)
         texts = (self._prompt(example) for example in self.task.train)
         digests = b"".join(self.packets.digest(text, ids) for text, ids in zip(texts, self.prompts, strict=True))
@@ -314,6 +323,8 @@ class Engine:
         began = time.perf_counter()
         data = self._own_data if own else None
         prompts, completions = (self.prompts, self.run.completions) if data is None else (data.prompts, self.run.group)
+        if self.policy.server is not None:
+            self.policy.server.prepare(self.policy, self.learner.steps)
         noise = noise_of(seeds or self.seeds(len(rows)), completions, self.run.completion_tokens) if rows else None
         with self._phase("generate"):
             groups = self._sample([prompts[row] for row in rows], completions, noise)
@@ -372,8 +383,20 @@ class Engine:
         report = self._step([*groups, *own])
         rewards = [reward for group in own for part in group.parts for reward in part.rewards]
         mean = sum(rewards) / len(rewards) if rewards else None
-        told = {"own_data_groups": len(own), "own_data_reward": mean, "device": self.usage.step_ended()}
+        told = {
+            "own_data_groups": len(own),
+            "own_data_reward": mean,
+            "generator": self._generator(report),
+            "device": self.usage.step_ended(),
+        }
         return msgspec.structs.replace(report, **told)
+
+    def _generator(self, report: StepReport) -> Generator | None:
+        server = self.policy.server
+        if server is None:
+            return None
+        own = report.diagnostics.sources.get(OWN, {})
+        return Generator(server.away, math.sqrt(2 * max(0.0, own["k2"])) if "k2" in own else None)
 
     def _step(self, groups: Sequence[StepGroup]) -> StepReport:
         taken = self.training_groups(groups)
@@ -489,7 +512,10 @@ class Engine:
 
     def _copy(self) -> dict[str, dict[str, torch.Tensor]]:
         """A copy of the state; empty if main memory has no room for it."""
-        size = self.learner.optimiser.nbytes()
+        if self._shards is None:
+            size = sum(tensor.nbytes for tensors in self._state(live=True).values() for tensor in tensors.values())
+        else:  # to have it whole takes all ranks, and they are asked once
+            size = self.learner.optimiser.nbytes()
         free = psutil.virtual_memory().available
         if free >= SPARE * size:
             try:
@@ -546,11 +572,11 @@ class Engine:
         except FtisError as error:
             fix = "Use the model, --lora/--full and optimiser of the first start, or a fresh --home."
             raise UsageError(str(error), fix) from error
+        if self.policy.server is not None:
+            self.policy.server.changed()
         random = load_file(path / _RANDOM)
         torch.set_rng_state(random["torch"])
-        if (
-            random["sampling"].shape == self.random.get_state().shape
-        ):  # else it is of a GPU, from which early versions drew
+        if random["sampling"].shape == self.random.get_state().shape:  # early versions drew from a GPU's
             self.random.set_state(random["sampling"])
 
     def _prompt(self, example: Example) -> str:
@@ -626,6 +652,14 @@ def _spread(examples: Sequence[Example], count: int | None) -> Sequence[Example]
     if count is None or count >= len(examples):
         return examples
     return [examples[index * len(examples) // count] for index in range(count)]
+
+
+def _server(settings: Settings) -> Server | None:
+    """The vLLM server of the settings, not asked yet."""
+    if settings.engine != "vllm":
+        return None
+    folder = settings.vllm_folder or tempfile.mkdtemp(prefix="ftis-vllm-")
+    return Server.of(settings.vllm_url, folder, settings.vllm_folder_there, os.environ.get(KEY))
 
 
 def choose_objective(settings: Settings, task: str, completion_tokens: int) -> Objective:

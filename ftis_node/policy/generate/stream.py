@@ -1,4 +1,4 @@
-"""Sampling groups of completions, by one of two engines."""
+"""Sampling groups of completions, by an engine of this process or by a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def generate(
     noise: Tensor | None = None,
     batch: int = 288,
 ) -> list[list[Completion]]:
-    """Sample `group` completions of each prompt, by the policy's engine.
+    """Sample `group` completions of each prompt, by the policy's server, or without one that is there by its engine.
 
     Args:
         prompts: token ids of each prompt, none empty.
@@ -52,6 +52,11 @@ def generate(
     if noise is None and not sampling.greedy:
         shape = (len(prompts) * group, sampling.max_new_tokens)
         noise = torch.rand(shape, dtype=torch.float64, generator=generator)
+    if policy.server is not None and noise is not None:
+        seed = int(float(noise[0, 0]) * 2**53)
+        made: list[list[Completion]] | None = policy.server.sample(policy, prompts, group, sampling, seed)
+        if made is not None:
+            return made
     out: list[list[Completion]] = []
     for start in range(0, len(prompts), per_call):
         rows = slice(start * group, (start + per_call) * group)

@@ -1,0 +1,327 @@
+"""The engine `vllm`: a server that the owner runs samples with this node's weights; only HTTP goes between.
+
+LoRA layers travel as files in a folder that both can read, under a new name for each step: a server that loads a name
+again answers from the prefixes that it read with the old weights. Full weights are read anew by a call that vLLM has
+for its developers. If the server does not answer, `sample` says so and the caller generates by itself.
+
+The API: vLLM's `entrypoints/openai/completion/protocol.py` and `entrypoints/serve/lora`, of version 0.32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import logging
+import shutil
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.host.interruption import check
+from ftis_node.packet import Completion
+from ftis_node.policy.generate.sampling import Sampling
+from ftis_node.policy.packing import Prefixed
+from ftis_node.policy.policy import Policy
+from ftis_node.policy.score import completion_logprobs
+
+logger = logging.getLogger(__name__)
+
+FLAGS = "--logprobs-mode processed_logprobs --generation-config vllm"
+LORA_FLAGS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank {rank}"
+FULL_FLAGS = "VLLM_SERVER_DEV_MODE=1 vllm serve …"
+KEY = "VLLM_API_KEY"
+ANSWER_SECONDS, SAMPLE_SECONDS = 10.0, 1800.0
+# Seconds in which a server that did not answer is left alone; doubled each time up to the last.
+RESTS = (2.0, 60.0)
+# Mean |difference| in nats between a server's log-probs and ours for the same weights: above it they are others.
+TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.15, torch.float16: 0.05}
+PROBES, PROBE_TOKENS, PROBE_TEMPERATURE = 8, 12, 0.7
+
+
+class AwayError(Exception):
+    """The server did not answer, or not as a server that works."""
+
+
+class RefusedError(Exception):
+    """The server refused a request; code: of HTTP."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(eq=False)
+class Server:
+    """A vLLM server, and which of this node's weights it has.
+
+    folder  where weights are put for it; there: the same folder as the server sees it
+    away    why this node generates by itself now; None: the server does
+    """
+
+    url: str
+    folder: Path
+    there: str
+    key: str | None = None
+    away: str | None = "it was not asked yet"
+    _model: str = field(default="", init=False)
+    _name: str = field(default="", init=False)  # of the weights that it has
+    _step: int | None = field(default=None, init=False)
+    _known: tuple[Sequence[int], str, int] = field(default=((), "", 0), init=False)  # what `meet` was given
+    _rest: float = field(default=0.0, init=False)  # seconds; and until when it is left alone
+    _until: float = field(default=0.0, init=False)
+
+    @classmethod
+    def of(cls, url: str, folder: str, there: str | None, key: str | None) -> Server:
+        """
+        Raises:
+            UsageError: the address is none, or leads off this machine without a key.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"{url!r} is no address of a server.", "Use one like http://127.0.0.1:8000.")
+        if not key and not _here(parts.hostname):
+            raise UsageError(
+                f"The vLLM server {url} is not on this machine, and would load files for anyone who reaches it.",
+                f"Start it with --api-key, and give the same key to this node in the environment as {KEY}.",
+            )
+        return cls(url.rstrip("/"), Path(folder), there or folder, key)
+
+    def meet(self, policy: Policy, prompt: Sequence[int], text: str, tokens: int, step: int = 0) -> None:
+        """See whether it is there, has this model, and samples from its distribution; then it is used.
+
+        Args:
+            prompt, text: one of the run's, as token ids and as text; tokens: of the longest prompt and completion.
+
+        Raises:
+            UsageError: it is there, and cannot be used as it was started.
+        """
+        self._known = (prompt, text, tokens)
+        try:
+            self._same_model(policy, text, tokens)
+            self._publish(policy, step)
+            self._same_distribution(policy, prompt)
+        except AwayError as error:
+            self._gone(str(error))
+            return
+        self.away, self._rest = None, 0.0
+        logger.info("The vLLM server %s samples for this node, with the model %s.", self.url, self._model)
+
+    def prepare(self, policy: Policy, step: int) -> None:
+        """Give it the weights of this step, if it is there; to be called before each work for it."""
+        if self.away is not None and time.monotonic() < self._until:
+            return
+        try:
+            if self.away is not None:  # it may be another one by now
+                self.meet(policy, *self._known, step)
+            elif self._step != step:
+                self._publish(policy, step)
+        except (AwayError, UsageError) as error:
+            self._gone(error.what if isinstance(error, UsageError) else str(error))
+
+    def changed(self) -> None:
+        """The weights are others than those of any step."""
+        self._step = None
+
+    def sample(
+        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]] | None:
+        """As `generate.generate`, with the server's log-probs; None if it went away."""
+        check()
+        if self.away is not None:
+            return None
+        try:
+            return self._sampled(policy, prompts, group, sampling, seed)
+        except (AwayError, RefusedError) as error:
+            self._gone(str(error))
+            return None
+
+    # --- what is compared at the start ----------------------------------------------------------------------------
+
+    def _same_model(self, policy: Policy, text: str, tokens: int) -> None:
+        try:
+            models = self._ask("/v1/models")["data"]
+        except RefusedError as error:
+            if error.code == 401:
+                raise UsageError(
+                    f"The vLLM server {self.url} wants another key.", f"Put its --api-key into the environment: {KEY}."
+                ) from None
+            raise AwayError(str(error)) from None
+        base = next(model for model in models if model.get("parent") is None)
+        self._model = base["id"]
+        if (longest := base.get("max_model_len")) is not None and longest < tokens:
+            raise UsageError(
+                f"The vLLM server {self.url} takes {longest} tokens, and prompt and completion have up to {tokens}.",
+                f"Start it with --max-model-len {tokens} or more.",
+            )
+        told = self._must("/tokenize", {"model": self._model, "prompt": text, "add_special_tokens": False})
+        if told["tokens"] != policy.tokenizer(text, add_special_tokens=False).input_ids:
+            raise UsageError(
+                f"The vLLM server {self.url} has the model {self._model}, whose tokenizer is another.",
+                "Start it with this node's model.",
+            )
+
+    def _same_distribution(self, policy: Policy, prompt: Sequence[int]) -> None:
+        """Score a short completion both ways."""
+        sampling = Sampling(PROBE_TOKENS, PROBE_TEMPERATURE, ())
+        try:
+            made = self._sampled(policy, [prompt], PROBES, sampling, seed=0)[0]
+        except RefusedError as error:
+            raise UsageError(
+                f"The vLLM server {self.url} refused to sample: {error}",
+                "Use version 0.32 or newer, with the flags of docs/deploy.md.",
+            ) from None
+        claimed = np.concatenate([one.logprobs for one in made])
+        off = {}
+        for temperature in (PROBE_TEMPERATURE, 1.0):
+            given = [Prefixed(prompt, [one.token_ids for one in made], [None] * len(made))]
+            with torch.no_grad():
+                ours = completion_logprobs(policy, given, temperature)[0].cpu().numpy()
+            off[temperature] = float(np.abs(ours - claimed).mean())
+        if off[PROBE_TEMPERATURE] <= TOLERANCE[policy.dtype]:
+            return
+        if off[1.0] <= TOLERANCE[policy.dtype]:
+            raise UsageError(
+                f"The vLLM server {self.url} tells log-probs before the temperature.", f"Start it with {FLAGS}."
+            )
+        raise UsageError(
+            f"The log-probs of the vLLM server {self.url} are off by {off[PROBE_TEMPERATURE]:.2g} nats a token.",
+            f"Start it with this node's weights and dtype ({str(policy.dtype).removeprefix('torch.')}), and {FLAGS}.",
+        )
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def _publish(self, policy: Policy, step: int) -> None:
+        """Give it the policy's weights."""
+        old, name = self._name, f"ftis-{step}-{uuid.uuid4().hex[:8]}"
+        self._clean()
+        (self._adapter if policy.kind == "lora" else self._weights)(policy, name)
+        self._name, self._step = name, step
+        if old and policy.kind == "lora":
+            with contextlib.suppress(RefusedError):  # a server that was started anew does not know it
+                self._ask("/v1/unload_lora_adapter", {"lora_name": old})
+        self._clean(name)
+
+    def _adapter(self, policy: Policy, name: str) -> None:
+        policy.model.save_pretrained(self.folder / name, save_embedding_layers=False)  # type: ignore[operator]
+        told = {"lora_name": name, "lora_path": f"{self.there}/{name}"}
+        rank = max(config.r for config in policy.model.peft_config.values())  # type: ignore[operator]
+        self._must("/v1/load_lora_adapter", told, LORA_FLAGS.format(rank=rank))
+
+    def _weights(self, policy: Policy, name: str) -> None:
+        policy.causal_lm.save_pretrained(self.folder / name)
+        told = {"method": "reload_weights", "kwargs": {"weights_path": f"{self.there}/{name}"}}
+        self._must("/collective_rpc", told, FULL_FLAGS)
+        self._must("/reset_prefix_cache", {}, FULL_FLAGS)
+
+    def _clean(self, kept: str = "") -> None:
+        """Remove older weights from the folder."""
+        for old in self.folder.glob("ftis-*"):
+            if old.name not in (kept, self._name):
+                shutil.rmtree(old, ignore_errors=True)
+
+    # --- HTTP ---------------------------------------------------------------------------------------------------------
+
+    def _sampled(
+        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
+        padded = policy.causal_lm.get_input_embeddings().num_embeddings > policy.vocabulary
+        told = self._ask(
+            "/v1/completions",
+            {
+                "model": self._name if policy.kind == "lora" else self._model,
+                "prompt": [list(prompt) for prompt in prompts],
+                "n": group,
+                "max_tokens": sampling.max_new_tokens,
+                "temperature": sampling.temperature,
+                "seed": seed,
+                "stop_token_ids": list(sampling.eos),
+                "ignore_eos": True,  # only the run's end ids end a completion
+                "logprobs": 0,
+                "return_token_ids": True,
+                "top_p": 1.0,
+                "top_k": 0,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                **({"allowed_token_ids": list(range(policy.vocabulary))} if padded else {}),
+            },
+            SAMPLE_SECONDS,
+        )
+        choices = sorted(told["choices"], key=lambda choice: int(choice["index"]))
+        if len(choices) != group * len(prompts):
+            raise AwayError(f"{len(choices)} completions came in place of {group * len(prompts)}")
+        made = [_completion(choice, sampling, policy.vocabulary) for choice in choices]
+        return [made[start : start + group] for start in range(0, len(made), group)]
+
+    def _must(self, path: str, body: Mapping[str, Any], flags: str = "") -> Any:
+        """`_ask`, where a refusal means that it was started in another way."""
+        try:
+            return self._ask(path, body, SAMPLE_SECONDS)
+        except RefusedError as error:
+            raise UsageError(
+                f"The vLLM server {self.url} refused {path}: {error}",
+                f"Start it so: {flags} {FLAGS}" if flags else f"Start it with this node's model and {FLAGS}.",
+            ) from None
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
+        """What it answers. Raises AwayError, RefusedError."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with _OPENER.open(request, timeout=seconds) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            said = " ".join(error.read(2000).decode(errors="replace").split())[:200]
+            if error.code >= 500:
+                raise AwayError(f"it answered {path} with {error.code} {said}") from None
+            raise RefusedError(error.code, f"{error.code} {said}") from None
+        except (OSError, urllib.error.URLError) as error:
+            raise AwayError(str(getattr(error, "reason", error))) from None
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text.decode(errors="replace")
+
+    def _gone(self, why: str) -> None:
+        if self.away != why:
+            logger.warning("The vLLM server %s samples nothing for now: %s. This node generates itself.", self.url, why)
+        self._rest = min(max(RESTS[0], 2 * self._rest), RESTS[1])
+        self.away, self._step, self._until = why, None, time.monotonic() + self._rest
+
+
+# No proxy: what is sampled goes to the owner's own machine.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _completion(choice: Mapping[str, Any], sampling: Sampling, vocabulary: int) -> Completion:
+    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if not ids or logprobs is None or len(ids) != len(logprobs):
+        raise RefusedError(0, "it told no token ids, or not as many log-probs")
+    token_ids, values = np.asarray(ids, np.uint32), np.asarray(logprobs, np.float32)
+    if len(ids) > sampling.max_new_tokens or token_ids.max() >= vocabulary:
+        raise RefusedError(0, "it sampled ids that the model has not, or too many")
+    if not np.isfinite(values).all():
+        raise FtisError("The server's log-probs are not finite; the weights have diverged.")
+    return Completion(token_ids, np.minimum(values, 0.0), bool(ids[-1] in sampling.eos))
+
+
+def _here(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

