@@ -88,6 +88,7 @@ TRAINING: dict[str, Any] = JOINING | {
     "step_seconds": 3.0,
     "idle_share": 0.25,
     "last_step": {
+        "generator": {"away": None, "mismatch": 0.001},
         "seconds": SECONDS,
         "device": DEVICE,
         "loss": -0.5,
