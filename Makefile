@@ -7,7 +7,7 @@ DEV := .venv/.dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures proto \
-  stopwatch chaos-quick fuzz-quick wheels compose-test lock clean gpu gpu-wheels older
+  stopwatch chaos-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older
 
 demo: $(STAMP)
 	$(BIN)/ftis-node demo
@@ -94,6 +94,10 @@ build/older/.installed: pyproject.toml constraints.txt
 	build/older/bin/python -m pip install --quiet --disable-pip-version-check -c build/older/constraints.txt \
 	  $(TORCH_CPU_INDEX:%=--extra-index-url %) torch==2.11.0 transformers==5.17.0 -e '.[dev]'
 	@touch $@
+
+# Two daemons whose samples come of vLLM servers, on a CPU: ten minutes, and gigabytes for its environment in build/vllm.
+vllm-test: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.manual.vllm $(ARGS)
 
 # A node behind a router that lets nobody in, with relays and without. As root.
 nat: $(DEV)

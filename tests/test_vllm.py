@@ -1,0 +1,251 @@
+"""The engine `vllm`: a server samples with this node's weights while it can, and nothing is lost when it cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.policy.generate import vllm
+from ftis_node.policy.generate.vllm import KEY, Server
+from ftis_node.worker.engine import Engine
+from tests.support.small_models import arithmetic_run, arithmetic_settings, batch_of, completions_of
+from tests.support.vllm_server import VllmServer
+
+ROWS = [0, 1, 2, 3]
+
+
+@pytest.fixture
+def server() -> Iterator[VllmServer]:
+    made = VllmServer()
+    yield made.start()
+    made.stop()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was away is asked again without a pause."""
+    monkeypatch.setattr(vllm, "RESTS", (0.0, 0.0))
+
+
+def opened(server: VllmServer, folder: Path, **settings: Any) -> Engine:
+    engine = Engine()
+    given = {"engine": "vllm", "vllm_url": server.url, "vllm_folder": str(folder), "learning_rate": 1e-2, "lora": True}
+    facts = engine.load(arithmetic_settings(**given | {"warmup_steps": 0} | settings), "arithmetic")
+    engine.open(arithmetic_run(facts, temperature=0.9))
+    return engine
+
+
+def step(engine: Engine) -> Any:
+    made = engine.generate(ROWS)
+    return engine.step(batch_of(ROWS, made.groups, uneven=True)).generator
+
+
+# --- a server that is there -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+def test_each_steps_weights_sample_the_next_groups(server: VllmServer, tmp_path: Path, lora: bool) -> None:
+    engine = opened(server, tmp_path, lora=lora)
+    seen = []
+    for _ in range(4):
+        told = step(engine)
+        assert told.away is None and told.mismatch < 1e-3
+        seen.append(completions_of(engine.generate(ROWS).groups[0])[0].logprobs.tolist())
+    assert len(set(map(tuple, seen))) == 4, "the weights did change"
+    assert len(set(server.loaded)) == len(server.loaded) == 5, "each under a name of its own"
+    assert [path.name for path in tmp_path.iterdir()] == server.loaded[-1:], "older ones are gone"
+    assert list(server.adapters) == (server.loaded[-1:] if lora else [])
+
+
+def test_what_it_samples_is_as_asked(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
+    groups = [completions_of(group) for group in engine.generate(ROWS).groups]
+    assert [len(group) for group in groups] == [8] * 4
+    for group in groups:
+        for one in group:
+            ends = np.isin(one.token_ids, engine.packets.ends)
+            assert one.finished == ends[-1] and not ends[:-1].any() and len(one) <= engine.run.completion_tokens
+    asked = server.asked[-1]
+    assert asked["prompt"] == [engine.prompts[row] for row in ROWS] and asked["n"] == 8
+    assert asked["temperature"] == 0.9 and asked["stop_token_ids"] == list(engine.run.eos)
+    assert (asked["top_p"], asked["top_k"], asked["repetition_penalty"]) == (1.0, 0, 1.0)
+
+
+def test_an_evaluation_is_this_nodes_own(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
+    asked = len(server.asked)
+    assert engine.evaluate().prompts == 40 and len(server.asked) == asked
+
+
+def test_a_checkpoint_that_comes_back_is_given_to_it(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path / "weights")
+    (tmp_path / "kept").mkdir()
+    engine.save(str(tmp_path / "kept"))
+    step(engine)
+    engine.restore(str(tmp_path / "kept"), 1)
+    told = step(engine)
+    assert told.away is None and told.mismatch < 1e-3
+
+
+def test_rows_of_padding_are_forbidden(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
+    padded = engine.policy.causal_lm.get_input_embeddings().num_embeddings > engine.policy.vocabulary
+    allowed = server.asked[-1].get("allowed_token_ids")
+    assert allowed == (list(range(engine.policy.vocabulary)) if padded else None)
+
+
+# --- a server that was started wrongly --------------------------------------------------------------------------------
+
+
+def no_ids(server: VllmServer) -> None:
+    server.ids = False
+
+
+def raw(server: VllmServer) -> None:
+    server.processed = False
+
+
+def short(server: VllmServer) -> None:
+    server.longest = 12
+
+
+def no_lora(server: VllmServer) -> None:
+    server.lora = False
+
+
+def other_tokenizer(server: VllmServer) -> None:
+    server.answer = lambda path, body, plain=server.answer: (  # type: ignore[method-assign, misc]
+        {"tokens": [1, 2]} if path == "/tokenize" else plain(path, body)
+    )
+
+
+def other_weights(server: VllmServer) -> None:
+    server.change = lambda choice: (
+        choice | {"logprobs": {"token_logprobs": [2 * value - 1 for value in choice["logprobs"]["token_logprobs"]]}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (no_ids, "0.32"),
+        (raw, "--logprobs-mode processed_logprobs"),
+        (short, "--max-model-len"),
+        (no_lora, "--enable-lora --max-lora-rank 16"),
+        (other_tokenizer, "tokenizer is another"),
+        (other_weights, "off by"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_it_is_refused_by_the_name_of_what_is_missing(
+    server: VllmServer, tmp_path: Path, wrong: Callable[[VllmServer], None], words: str
+) -> None:
+    wrong(server)
+    with pytest.raises(UsageError) as refusal:
+        opened(server, tmp_path)
+    assert words in f"{refusal.value.what} {refusal.value.fix}"
+
+
+def test_a_key_goes_with_every_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = VllmServer(key="secret").start()
+    with pytest.raises(UsageError, match="another key"):
+        opened(server, tmp_path)
+    monkeypatch.setenv(KEY, "secret")
+    engine = opened(server, tmp_path)
+    assert step(engine).away is None
+    assert "secret" not in engine._settings.model_dump_json()
+    server.stop()
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://127.0.0.1", "http://"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="no address"):
+        Server.of(url, "folder", None, None)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "gpu.example", "[2001:db8::1]", "0.0.0.0"])
+def test_off_this_machine_it_needs_a_key(host: str) -> None:
+    with pytest.raises(UsageError, match="not on this machine"):
+        Server.of(f"http://{host}:8000", "folder", None, None)
+    assert Server.of(f"http://{host}:8000", "folder", "/there", "key").there == "/there"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
+def test_on_this_machine_it_needs_none(host: str) -> None:
+    assert Server.of(f"http://{host}:8000/", "folder", None, None).url == f"http://{host}:8000"
+
+
+def test_it_goes_with_one_device() -> None:
+    with pytest.raises(FtisError, match="one device"):
+        arithmetic_settings(engine="vllm", device="cpu,cpu")
+
+
+# --- a server that is away --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_node_samples_by_itself_until_the_server_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server = VllmServer().start()
+    server.stop()
+    engine = opened(server, tmp_path)
+    for _ in range(2):
+        told = step(engine)
+        assert "refused" in told.away and told.mismatch < 1e-3
+    assert caplog.text.count("This node generates itself") == 1, "said once"
+    server.start()
+    assert step(engine).away is None and "samples for this node" in caplog.text
+    server.stop()
+    assert step(engine).away is not None
+    assert len(engine.generate(ROWS).groups) == 4
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
+    for change in (
+        {"token_ids": [1] * 999},
+        {"token_ids": [10**6]},
+        {"token_ids": []},
+        {"logprobs": None},
+        {"index": 0, "token_ids": [1], "logprobs": {"token_logprobs": [-1.0, -1.0]}},
+    ):
+        server.change = lambda choice, change=change: choice | change  # type: ignore[misc]
+        made = engine.generate(ROWS)
+        assert [len(group.rewards) for group in made.groups] == [8] * 4
+        assert engine.policy.server.away is not None
+        server.change = lambda choice: choice
+        assert step(engine).away is None
+    server.broken = True
+    assert "500" in step(engine).away
+    server.broken = False
+    raw(server)
+    assert "--logprobs-mode" not in str(step(engine).away), "advice is for the start"
+    server.processed = True
+    assert step(engine).away is None
+
+
+def test_one_that_is_away_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(vllm.time, "monotonic", lambda: now[0])
+    server = VllmServer().start()
+    server.stop()
+    engine = opened(server, tmp_path)
+    server.start()
+    assert step(engine).away is not None
+    now[0] += 2.1
+    assert step(engine).away is None
+    server.stop()
+
+
+def test_log_probs_that_are_no_numbers_are_an_error(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
+    server.change = lambda choice: choice | {"logprobs": {"token_logprobs": [float("nan")] * len(choice["token_ids"])}}
+    with pytest.raises(FtisError, match="not finite"):
+        engine.generate(ROWS)
