@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from ftis_node.config.run import load_run_file
-from ftis_node.config.settings import Settings
+from ftis_node.config.settings import Settings, collect
+from ftis_node.policy.generate.vllm import FLAGS, KEY
 from tests.manual.compose import PROFILES, Swarm
 from tests.support.command_lines import parsed
 from tests.support.documented import metrics
@@ -66,6 +67,20 @@ def test_the_bootstrap_is_where_the_run_file_says_and_trains_nothing() -> None:
     new = re.search(r"ftis-node (run new .*?) &&", script)
     assert new is not None
     assert parsed(new[1].replace("$$(ftis-node keys new)", "ID").split())["task"] == "arithmetic"
+
+
+def test_vllm_is_started_as_the_node_wants_it() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.vllm.yaml").read_text())["services"]
+    line, node = " ".join(services["vllm"]["command"]), services["node"]
+    assert (
+        FLAGS in line
+        and "--enable-lora" in line
+        and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in services["vllm"]["environment"]
+    )
+    told = dict(word.split("=", 1) for word in node["command"] if "=" in word)
+    settings, _ = collect(task="gsm8k", flags=told, environment={})
+    assert settings.engine == "vllm" and KEY in node["environment"] and KEY in services["vllm"]["environment"]
+    assert any(volume.startswith(f"weights:{settings.vllm_folder}") for volume in services["vllm"]["volumes"])
 
 
 def test_three_nodes_differ_in_model_and_in_what_of_it_is_trained() -> None:

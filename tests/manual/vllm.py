@@ -156,14 +156,6 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
         assert told["by_server"] == told["steps"], f"{kind}: the server sampled in every step"
         assert told["foreign_groups"] > 0 and told["mismatch_max"] < 1e-3, f"{kind}: {told}"
 
-    # a head that is the embedding too: this vLLM does not take it over, and the node notices
-    home = place / "tied"
-    tied = Daemon(home, "--model", str(small), "--full", *begun, *TASK, *_at(lora)).start()
-    running.append(tied)
-    told = tied.wait(lambda s: s.get("last_step") and s["last_step"]["generator"]["away"], "it notices", PATIENCE)
-    figures["tied"] = {"steps_before": told["step"], "away": told["last_step"]["generator"]["away"]}
-    assert "are off by" in figures["tied"]["away"] and tied.stop() == 0
-
     lora.stop()
     at = int(first.status()["step"])
     first.wait(lambda s: s["step"] >= at + 5 and s["last_step"]["generator"]["away"], "it goes on by itself", PATIENCE)
@@ -173,6 +165,15 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
     for node in (first, second):
         assert node.stop() == 0
     full.stop()
+
+    # a head that is the embedding too: this vLLM does not take it over, and the node notices
+    home = place / "tied"
+    tied = Daemon(home, "--model", str(small), "--full", *begun, *TASK, *_at(lora)).start()
+    running.append(tied)
+    told = tied.wait(lambda s: s.get("last_step") and s["last_step"]["generator"]["away"], "it notices", PATIENCE)
+    figures["tied"] = {"steps_before": told["step"], "away": told["last_step"]["generator"]["away"]}
+    assert "are off by" in figures["tied"]["away"] and tied.stop() == 0
+    lora.stop()
 
     plain = Server(python, place, small, "--generation-config", "vllm")
     running.append(plain)

@@ -2,7 +2,7 @@
 
 LoRA layers travel as files in a folder that both can read, under a new name for each step: a server that loads a name
 again answers from the prefixes that it read with the old weights. Full weights are read anew by a call that vLLM has
-for its developers, and samples are compared each time. If the server does not answer, `sample` says so and the caller generates by itself.
+for its developers, and samples are compared each time. If the server does not answer, the caller generates by itself.
 
 The API: vLLM's `entrypoints/openai/completion/protocol.py` and `entrypoints/serve/lora`, of version 0.32.
 """
