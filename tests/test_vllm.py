@@ -30,7 +30,7 @@ def server() -> Iterator[VllmServer]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that was away is asked again without a pause."""
-    monkeypatch.setattr(vllm, "RESTS", (0.0, 0.0))
+    monkeypatch.setattr(vllm, "RESTS", (1e-9, 1e-9))
 
 
 def opened(server: VllmServer, folder: Path, **settings: Any) -> Engine:
@@ -200,7 +200,7 @@ def test_a_node_samples_by_itself_until_the_server_is_there(tmp_path: Path, capl
         assert "refused" in told.away and told.mismatch < 1e-3
     assert caplog.text.count("This node generates itself") == 1, "said once"
     server.start()
-    assert step(engine).away is None and "samples for this node" in caplog.text
+    assert step(engine).away is None and "is back" in caplog.text
     server.stop()
     assert step(engine).away is not None
     assert len(engine.generate(ROWS).groups) == 4

@@ -50,7 +50,7 @@ def load_policy(settings: Settings) -> Policy:
     """
     source = resolve(settings.model)
     tokenizer = load_tokenizer(settings.model)
-    choose_device(settings.device)  # told before anything is downloaded
+    choose_device(settings.devices[0])  # told before anything is downloaded
     try:
         where = where_to_look(source)
         config = AutoConfig.from_pretrained(source, **where)
@@ -79,7 +79,7 @@ def make_policy(model: Any, tokenizer: PreTrainedTokenizerBase, settings: Settin
     Raises:
         UsageError: there is no such device, or the LoRA layers cannot be added.
     """
-    device = choose_device(settings.device)
+    device = choose_device(settings.devices[0])
     torch.manual_seed(settings.seed)
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(settings.cudnn_attention)  # of the whole process

@@ -175,8 +175,7 @@ class Engine:
         self._evaluating = Room(self._sizes.generation_batch, plan.generation_batch)
         self._planned()
         server = _server(asked)
-        policy = load_policy(self._settings.model_copy(update={"device": asked.devices[0]}))
-        self.policy = replace(policy, server=server)
+        self.policy = replace(load_policy(self._settings), server=server)
         self.random = torch.Generator().manual_seed(self._settings.seed)
         tokenizer = self.policy.tokenizer
         chat = chat_in(None, tokenizer, self.task.template, asked)

@@ -161,7 +161,7 @@ def measured(python: Path, place: Path, running: list[Server | Daemon]) -> dict[
     first.wait(lambda s: s["step"] >= at + 5 and s["last_step"]["generator"]["away"], "it goes on by itself", PATIENCE)
     lora.start()
     first.wait(lambda s: s["last_step"]["generator"]["away"] is None, "it uses the server again", PATIENCE)
-    assert "is back" in first.log() or "samples for this node" in first.log()
+    assert "This node generates itself" in first.log() and "is back" in first.log()
     for node in (first, second):
         assert node.stop() == 0
     full.stop()

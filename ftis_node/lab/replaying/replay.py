@@ -180,7 +180,9 @@ class _Replay:
             raise UsageError(f"The task of this home is {start.task}, not {self._task}.", "Name that one, or none.")
         if start.run != self._run.id.hex():
             raise UserError(f"{self._home.run_file} is of another run than the log.", "Restore it as it was.")
-        settings = start.settings.model_dump(mode="json") | {"device": self._device(start)}
+        settings = start.settings.model_dump(mode="json") | {"device": self._device(start), "sharded": None}
+        if settings["engine"] == "vllm":  # nothing is sampled here, and no server is to be disturbed
+            settings["engine"] = "native"
         relative = Path(start.directory) / start.settings.model
         if relative.is_dir():
             settings["model"] = str(relative)
@@ -310,8 +312,11 @@ class _Replay:
         }
         for name, found in other.items():
             self._note(f"{name} was {', '.join(found[:-1])} and is {found[-1]}: the last bits may differ.")
-        exact = all(start.device == "cpu" for start in starts)
-        if not exact:
+        several = any(len(start.settings.devices) > 1 for start in starts)
+        exact = not several and all(start.device == "cpu" for start in starts)
+        if several:
+            self._note("The daemon had several devices, whose sums have another order: the last bits may differ.")
+        elif not exact:
             self._note(NO_GPU_IS_EXACT)
         if not self._compared:
             self._note("None of these steps' checkpoints is on disk any more: compared by the log's figures alone.")

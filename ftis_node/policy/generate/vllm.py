@@ -114,8 +114,9 @@ class Server:
         except AwayError as error:
             self._gone(str(error))
             return
+        if self._rest:
+            logger.warning("The vLLM server %s is back: it samples for this node again.", self.url)
         self.away, self._rest = None, 0.0
-        logger.info("The vLLM server %s samples for this node, with the model %s.", self.url, self._model)
 
     def prepare(self, policy: Policy, step: int) -> None:
         """Give it the weights of this step, if it is there; to be called before each work for it."""
