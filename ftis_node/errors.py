@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+# Exit code of a compute process that had not enough memory for what several devices do together.
+NO_ROOM = 77
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The sentence that names the nearest of the `known` words, with a space after it; empty if none is near."""

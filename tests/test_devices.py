@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,8 +24,12 @@ from ftis_node.fit.memory import Workload
 from ftis_node.fit.plan import Plan, Wishes, plan
 from ftis_node.lab.bench.devices import bench_devices
 from ftis_node.lab.bench.model import Size
+from ftis_node.node.checkpointing import LearnedSizes
+from ftis_node.node.compute import ComputeProcess
+from ftis_node.node.options import JoinOptions
 from ftis_node.policy.measure import geometry_of, known_config
 from ftis_node.step_report import StepReport
+from ftis_node.store.home import Home
 from ftis_node.text import GB
 from ftis_node.worker.client import Worker, WorkerDied, WorkerFault
 from ftis_node.worker.engine import OPTIMISER, WEIGHTS, Engine
@@ -237,6 +242,35 @@ def test_where_memory_is_short_in_one_all_begin_anew(
     alone.move(made, 1)
     assert distance(alone.state()[1], node.state()[1]) <= 1e-5 * distance(alone.state()[1])
     assert node.move(made, 1).memory_retries == 0
+
+
+async def test_shards_end_together_where_memory_is_short_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "MODULE", "tests.support.ranks")
+    monkeypatch.setenv("FTIS_TEST_FAILS", "memory")
+    worker = Worker()
+    await worker.start()
+    settings = arithmetic_settings(device="cpu,cpu", generation_batch=32, **KINDS["shards"])
+    facts = await worker.call(Load(settings=settings, task="arithmetic"))
+    await worker.call(Open(arithmetic_run(facts)))
+    made = (await worker.call(Generate(ROWS))).groups
+    with pytest.raises(WorkerDied) as died:
+        await worker.call(Step(batch_of(ROWS, made, uneven=True)))
+    assert died.value.no_room
+    await worker.stop()
+
+
+async def test_a_node_whose_shards_had_no_room_takes_half_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis_node.node.compute.LONGEST_PAUSE", 0.0)
+    process = ComputeProcess(JoinOptions(home=Home(tmp_path)), Home(tmp_path), lambda: None)
+    process._learned = LearnedSizes(tmp_path / "plan.json", "tiny-a")
+    settings, planned = SimpleNamespace(micro_batch_tokens=1000), SimpleNamespace(budget=1 << 30)
+    process.loaded = SimpleNamespace(settings=settings, plan=planned)  # type: ignore[assignment]
+    await process.failed(WorkerDied("It was killed."))
+    assert process._learned.sizes == {}
+    await process.failed(WorkerDied("It was killed.", no_room=True))
+    assert LearnedSizes(tmp_path / "plan.json", "tiny-a").sizes == {"budget": 1 << 30, "micro_batch_tokens": 500}
 
 
 def test_what_fails_in_one_fails_in_all_and_changes_nothing(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import Parameter
 
-from ftis_node.errors import FtisError
+from ftis_node.errors import NO_ROOM, FtisError
 from ftis_node.host.interruption import Interrupted, forget
 from ftis_node.learner.batch import Prompted
 from ftis_node.learner.shards import sharded
@@ -31,8 +32,9 @@ from ftis_node.policy.room import out_of_memory
 PATIENCE = datetime.timedelta(hours=1)
 # Elements that are added up at a time, in fp32.
 BUCKET = 1 << 24
+OTHERS_SECONDS = 2.0
 # What became of a rank's share, the worst last.
-_DONE, _INTERRUPTED, _NO_ROOM, _FAILED = range(4)
+_DONE, _INTERRUPTED, _SHORT, _FAILED = range(4)
 
 
 class NoRoomError(MemoryError):
@@ -95,7 +97,7 @@ class Team:
         if worst == _INTERRUPTED:
             forget()
             raise Interrupted("It was given up.") from None
-        if worst == _NO_ROOM:
+        if worst == _SHORT:
             mine = None  # its traceback holds the tensors that were there
             raise NoRoomError("Out of memory on one of several devices.") from None
         if worst == _FAILED:
@@ -103,11 +105,17 @@ class Team:
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """What must succeed in all ranks or in none: if it fails, this process ends, and with it all others."""
+        """What must succeed in all ranks or in none: if it fails, this process ends, and with it all others.
+
+        The exit code says whether memory was short; the others, which lose their connection, let it go first.
+        """
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             traceback.print_exc()
+            if out_of_memory(error):
+                os._exit(NO_ROOM)
+            time.sleep(OTHERS_SECONDS)
             os._exit(1)
 
     def add_up(self, parameters: Mapping[str, Parameter]) -> None:
@@ -185,7 +193,7 @@ def _state(error: BaseException | None) -> int:
         return _DONE
     if isinstance(error, Interrupted):
         return _INTERRUPTED
-    return _NO_ROOM if out_of_memory(error) else _FAILED
+    return _SHORT if out_of_memory(error) else _FAILED
 
 
 def _reduced(parameters: Sequence[Parameter]) -> None:

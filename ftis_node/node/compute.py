@@ -13,6 +13,7 @@ import psutil
 from ftis_node.config.run import RunFile
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError, UserError
+from ftis_node.fit.plan import MIN_TOKENS
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import OutOfFiles
 from ftis_node.node.checkpointing import LearnedSizes, settled
@@ -167,6 +168,9 @@ class ComputeProcess:
         if isinstance(fault, OutOfFiles):  # the network process ran out of file descriptors
             await self.stop()
             return False
+        if isinstance(fault, WorkerDied) and fault.no_room:
+            size = self.facts.settings.micro_batch_tokens or 0
+            self._learned.learn(self.facts.plan.budget, micro_batch_tokens=max(MIN_TOKENS, size // 2))
         self.restarts += 1
         self._failures += 1
         self._faults.append((boot_seconds(), _one_line(fault)))

@@ -8,16 +8,25 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import IO
+from typing import IO, ClassVar
 
 import msgspec
 
-from ftis_node.errors import FtisError, UsageError, UserError
+from ftis_node.errors import NO_ROOM, FtisError, UsageError, UserError
 from ftis_node.worker.messages import HEADER, Answer, Call, Fault, Load, Reply, Request, decoded, encoded, pack
+
+EXIT_SECONDS = 5.0
 
 
 class WorkerDied(FtisError):
-    """The compute process is gone; its open requests are lost, its saved files are not."""
+    """The compute process is gone; its open requests are lost, its saved files are not.
+
+    no_room: it ended for want of memory in a step that several devices take together.
+    """
+
+    def __init__(self, text: str, *, no_room: bool = False) -> None:
+        super().__init__(text)
+        self.no_room = no_room
 
 
 class WorkerFault(FtisError):
@@ -26,6 +35,8 @@ class WorkerFault(FtisError):
 
 class Worker:
     """Starts the compute process and sends it requests. One instance is one process."""
+
+    MODULE: ClassVar[str] = "ftis_node.worker"
 
     def __init__(self) -> None:
         self._ids = itertools.count()
@@ -49,7 +60,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "ftis_node.worker", str(theirs.fileno())),
+                *(sys.executable, "-m", self.MODULE, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log or sys.stderr,
@@ -110,9 +121,18 @@ class Worker:
                 else:
                     future.set_exception(error_of(reply.fault))
         except (asyncio.IncompleteReadError, ConnectionError):
+            no_room = await self._code() == NO_ROOM
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(WorkerDied("The compute process ended while it was working."))
+                    why = "The compute process ended while it was working."
+                    future.set_exception(WorkerDied(why, no_room=no_room))
+
+    async def _code(self) -> int | None:
+        """The exit code of a process whose stream has ended; None if it is still there after a while."""
+        assert self._process is not None
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
+        return None
 
 
 def error_of(fault: Fault) -> FtisError:

@@ -13,6 +13,7 @@ from typing import ClassVar, Generic
 
 import msgspec
 
+from ftis_node.errors import NO_ROOM
 from ftis_node.text import say
 from ftis_node.worker.client import WorkerDied, error_of
 from ftis_node.worker.messages import Answer, Call, Reply, Request, decoded, encoded, pack, receive
@@ -86,7 +87,8 @@ class Rank:
         except OSError:
             pass
         if not self._ended:
-            say(f"The compute process {self.pid} of one of several devices has ended.", error=True, flush=True)
-            os._exit(1)
+            code = self._process.wait()
+            say(f"The compute process {self.pid} of one of several devices has ended ({code}).", error=True, flush=True)
+            os._exit(NO_ROOM if code == NO_ROOM else 1)
         for future in self._waiting.values():
             future.set_exception(WorkerDied("The compute process ended."))
