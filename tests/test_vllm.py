@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,11 +34,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "RESTS", (1e-9, 1e-9))
 
 
-def opened(server: VllmServer, folder: Path, **settings: Any) -> Engine:
+def opened(server: VllmServer, folder: Path, own_data: str | None = None, **settings: Any) -> Engine:
     engine = Engine()
     given = {"engine": "vllm", "vllm_url": server.url, "vllm_folder": str(folder), "learning_rate": 1e-2, "lora": True}
-    facts = engine.load(arithmetic_settings(**given | {"warmup_steps": 0} | settings), "arithmetic")
-    engine.open(arithmetic_run(facts, temperature=0.9))
+    facts = engine.load(arithmetic_settings(**given | {"warmup_steps": 0} | settings), "arithmetic", own_data=own_data)
+    engine.open(arithmetic_run(facts, temperature=0.9, prompt_tokens=96))
     return engine
 
 
@@ -81,6 +82,17 @@ def test_an_evaluation_is_this_nodes_own(server: VllmServer, tmp_path: Path) -> 
     engine = opened(server, tmp_path)
     asked = len(server.asked)
     assert engine.evaluate().prompts == 40 and len(server.asked) == asked
+
+
+def test_rows_of_the_owners_own_are_never_told_to_it(server: VllmServer, tmp_path: Path) -> None:
+    rows = tmp_path / "mine.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": f"7*8-9={n}+", "answer": n % 9}) for n in range(40)))
+    engine = opened(server, tmp_path / "weights", own_data=str(rows))
+    made = engine.generate(ROWS)
+    report = engine.step(batch_of(ROWS, made.groups, uneven=True), own_data=3)
+    assert report.own_data_groups == 3 and report.generator.away is None
+    known = {tuple(prompt) for prompt in engine.prompts}
+    assert all(tuple(prompt) in known for asked in server.asked for prompt in asked["prompt"])
 
 
 def test_a_checkpoint_that_comes_back_is_given_to_it(server: VllmServer, tmp_path: Path) -> None:

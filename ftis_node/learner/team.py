@@ -29,7 +29,7 @@ from ftis_node.learner.shards import sharded
 from ftis_node.policy.room import out_of_memory
 
 # How long a rank waits for the others within a step: one may read a large model's weights from a slow disk.
-PATIENCE = datetime.timedelta(hours=1)
+PATIENCE = datetime.timedelta(minutes=30)
 # Elements that are added up at a time, in fp32.
 BUCKET = 1 << 24
 OTHERS_SECONDS = 2.0

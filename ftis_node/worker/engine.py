@@ -223,8 +223,8 @@ class Engine:
     def _phase(self, part: str) -> Iterator[None]:
         """A part of the work that keeps the device busy."""
         make_way(self.policy.device)
-        whole = self._shards is not None and part != "train"
-        with self.usage.of(part), self._shards.whole() if self._shards and whole else nullcontext():
+        whole = self._shards.whole() if self._shards is not None and part != "train" else nullcontext()
+        with self.usage.of(part), whole:
             yield
 
     def _workload(self, settings: Settings, caps: Mapping[str, int]) -> Workload:
@@ -326,7 +326,9 @@ class Engine:
             self.policy.server.prepare(self.policy, self.learner.steps)
         noise = noise_of(seeds or self.seeds(len(rows)), completions, self.run.completion_tokens) if rows else None
         with self._phase("generate"):
-            groups = self._sample([prompts[row] for row in rows], completions, noise)
+            # the owner's rows stay in this process: no server reads them
+            policy = self.policy if data is None else replace(self.policy, server=None)
+            groups = self._sample(policy, [prompts[row] for row in rows], completions, noise)
             if self._episodes is not None and data is None:
                 groups = self._played(rows, groups, noise)
         packets = [
@@ -596,7 +598,9 @@ class Engine:
     def _sampling(self, *, greedy: bool, cap: int) -> Sampling:
         return Sampling(cap, self.run.temperature, self.packets.ends, greedy=greedy)
 
-    def _sample(self, prompts: Sequence[Sequence[int]], group: int, noise: Tensor | None) -> list[list[Completion]]:
+    def _sample(
+        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, noise: Tensor | None
+    ) -> list[list[Completion]]:
         """Generate; if memory runs out, try again later or with fewer sequences side by side.
 
         Raises:
@@ -604,7 +608,7 @@ class Engine:
         """
         sampling = self._sampling(greedy=False, cap=self.run.completion_tokens)
         return fitting(
-            lambda batch: generate(self.policy, prompts, group=group, sampling=sampling, noise=noise, batch=batch),
+            lambda batch: generate(policy, prompts, group=group, sampling=sampling, noise=noise, batch=batch),
             self._generating,
             there=group * len(prompts),
             least=group,

@@ -6,6 +6,7 @@ tells it; within a step the ranks talk to one another (`learner.team`). The node
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -74,10 +75,11 @@ class ParallelEngine(Engine):
         for loading in self._loading:
             loading.result()
         if self._ranks:
-            with tempfile.TemporaryDirectory(prefix="ftis-") as folder:
-                place = str(Path(folder) / "ranks")
-                given = (self.ranks, place, bool(facts.settings.sharded))
-                self._all(lambda rank: Meet(rank, *given), lambda: self.meet(0, *given))
+            folder = Path(tempfile.mkdtemp(prefix="ftis-ranks-"))
+            given = (self.ranks, str(folder / "ranks"), bool(facts.settings.sharded))
+            self._all(lambda rank: Meet(rank, *given), lambda: self.meet(0, *given))
+            if self.policy.device.type == "cpu":  # nccl may look for the others there again
+                shutil.rmtree(folder)
         return facts
 
     def _planned(self) -> None:
