@@ -23,10 +23,10 @@ PEERS = [peer(id=f"{number:08d}", used=number) for number in range(12)]
 LINES = [f"2026-11-22 12:00:0{number},000 INFO line {number} " + "x" * 90 for number in range(6)]
 
 
-def seen(height: int, width: int = 80, *, whole: bool = False) -> list[str]:
+def seen(height: int, width: int = 80, *, whole: bool = False, **changed: Any) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
-    console.print(node_view(answered(**STATUS), read(PEERS, list[Peer]), LINES, HINT, whole=whole))
+    console.print(node_view(answered(**STATUS | changed), read(PEERS, list[Peer]), LINES, HINT, whole=whole))
     return file.getvalue().splitlines()
 
 
@@ -46,3 +46,16 @@ def test_on_24_rows_the_figures_and_some_peers_are_seen() -> None:
 def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_once() -> None:
     for text in ("\n".join(seen(60)), "\n".join(seen(24, whole=True))):
         assert all(f"line {number}" in text for number in range(6)) and "and 4 more" in text
+
+
+@pytest.mark.parametrize(
+    ("generator", "words"),
+    [
+        ({"away": None, "mismatch": 0.002}, "vLLM (mismatch 0.002 nats)"),
+        ({"away": "refused", "mismatch": None}, "this node; vLLM is away"),
+        (None, None),
+    ],
+)
+def test_who_samples_is_told_where_there_is_a_server(generator: dict[str, Any] | None, words: str | None) -> None:
+    text = "\n".join(seen(60, 140, last_step=STATUS["last_step"] | {"generator": generator}))
+    assert words in text if words else "sampled by" not in text

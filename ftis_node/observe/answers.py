@@ -62,10 +62,18 @@ class Planned(msgspec.Struct, frozen=True):
     fits: bool
 
 
+class Generator(msgspec.Struct, frozen=True):
+    """A vLLM server. away: why the node samples by itself; mismatch: of log-probs, in nats."""
+
+    away: str | None = None
+    mismatch: float | None = None
+
+
 class LastStep(msgspec.Struct, frozen=True):
     """The latest step's seconds by part."""
 
     seconds: dict[str, float]
+    generator: Generator | None = None
 
 
 class Clock(msgspec.Struct, frozen=True):

@@ -153,7 +153,11 @@ def _figures(status: Status) -> Table:
         ("swarm", f"{counted(status.peers, 'peer')}, {counted(status.pool.waiting, 'group')} waiting"),
         ("traffic", f"in {megabytes[0]} MB, out {megabytes[1]} MB"),
     ]
-    rows += [("gpu", gpu_line(gpu)) if (gpu := status.gpu) else ("", "")]
+    rows += [("gpu", gpu_line(status.gpu))] if status.gpu else []
+    if status.last_step is not None and (server := status.last_step.generator) is not None:
+        by = "vLLM" if server.away is None else "this node; vLLM is away"
+        rows.append(("sampled by", f"{by} (mismatch {number(server.mismatch, '.2g')} nats)"))
+    rows += [("", "")] * (len(rows) % 2)
     table = Table.grid(padding=(0, 2))
     for left, right in zip(rows[::2], rows[1::2], strict=True):
         table.add_row(words(left[0], "dim"), words(left[1]), words(right[0], "dim"), words(right[1]))
