@@ -212,7 +212,8 @@ def _refusal(home: Path, *flags: str) -> str:
     assert node.process is not None
     code = node.process.wait(PATIENCE)
     assert code != 0, node.log()
-    return re.sub(r"\s+", " ", node.log()[node.log().rindex("error:") :]).strip()
+    said = (home / "output.log").read_text()
+    return re.sub(r"\s+", " ", said[said.rindex("error:") :]).strip()
 
 
 def _free_port() -> int:
