@@ -45,8 +45,10 @@ from ftis_node.worker.messages import (
     Restore,
     Save,
     ScoredPacket,
+    Snapshot,
     Step,
     TryRows,
+    Write,
 )
 from ftis_node.worker.ranks import Rank
 from tests.support.cli import refused
@@ -195,6 +197,22 @@ def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
     first.move(made, 2)
     second.move(made, 2)
     assert distance(first.state()[0], second.state()[0]) <= 1e-3 * distance(first.state()[0], kept[0])
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("full", 2), ("shards", 3)])
+def test_a_snapshot_is_of_its_moment_and_whole(
+    node_of: Callable[[str, int], Node], tmp_path: Path, kind: str, ranks: int
+) -> None:
+    node = node_of(kind, ranks)
+    made = node.ask(Generate(ROWS)).groups
+    node.move(made, 1)
+    weights, moments = node.state()
+    node.ask(Snapshot(str(tmp_path)))
+    node.move(made, 1)
+    node.ask(Write(str(tmp_path)))
+    kept, state = load_file(tmp_path / WEIGHTS), load_file(tmp_path / OPTIMISER)
+    assert kept.keys() == weights.keys() and all(torch.equal(kept[name], weights[name]) for name in weights)
+    assert all(torch.equal(state[name], moments[name]) for name in moments)
 
 
 def test_rows_of_ones_own_are_trained_on_by_all(tmp_path: Path) -> None:

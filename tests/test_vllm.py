@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from ftis_node.errors import FtisError, UsageError
+from ftis_node.host.interruption import Interrupted
 from ftis_node.policy.generate import vllm
 from ftis_node.policy.generate.vllm import KEY, Server
 from ftis_node.worker.engine import Engine
@@ -234,6 +236,14 @@ def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, t
         assert engine.policy.server.away is not None
         server.change = lambda choice: choice
         assert step(engine).away is None
+    plain = server.answer
+    for path in ("/v1/models", "/tokenize", "/v1/completions"):
+        for nonsense in ([], {"data": 3}, "a proxy's page", None, {"choices": [3]}):
+            server.answer = lambda asked, body, at=path, told=nonsense: told if asked == at else plain(asked, body)  # type: ignore[method-assign, misc]
+            engine.policy.server.away = "it is asked anew"
+            assert step(engine).away is not None
+    server.answer = plain  # type: ignore[method-assign]
+    assert step(engine).away is None
     server.broken = True
     assert "500" in step(engine).away
     server.broken = False
@@ -241,6 +251,37 @@ def test_one_that_breaks_or_talks_nonsense_is_done_without(server: VllmServer, t
     assert "--logprobs-mode" not in str(step(engine).away), "advice is for the start"
     server.processed = True
     assert step(engine).away is None
+
+
+def test_one_that_dies_in_the_middle_of_an_answer_is_away(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
+    server.cut = True
+    assert "Incomplete" in step(engine).away
+
+
+def test_what_it_samples_can_be_interrupted(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
+    server.slow.set()
+    timer = threading.Timer(0.3, engine.interrupt)
+    timer.start()
+    with pytest.raises(Interrupted):
+        engine.generate(ROWS)
+    server.slow.clear()
+    assert step(engine).away is None
+
+
+def test_weights_that_cannot_be_written_are_no_end(server: VllmServer, tmp_path: Path) -> None:
+    engine = opened(server, tmp_path)
+    engine.policy.server.folder = tmp_path / "file"
+    (tmp_path / "file").write_text("")
+    step(engine)
+    assert "cannot be written" in step(engine).away
+
+
+def test_a_folder_is_told_by_its_whole_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = Server.of("http://localhost:1", "weights", None, None)
+    assert made.folder == tmp_path / "weights" and made.there == str(tmp_path / "weights")
 
 
 def test_one_that_is_away_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,8 +200,9 @@ class Learner:
             else:
                 with self._team.agreeing():
                     mine = self._computed(self._team.share(prompted), batch, start)
-            self._team.add_up(self.trainable)
-            computed.extend(shared(mine, batch, self._team))
+            with self._team.bound(by_size=True):
+                self._team.add_up(self.trainable)
+                computed.extend(shared(mine, batch, self._team))
 
         if self._by_gain and not start:
             self.gains = add_measured(self.trainable, batch, self.own, add)
@@ -232,7 +233,7 @@ class Learner:
             with team.agreeing():
                 if not start:
                     check()
-            with team.bound():
+            with team.bound(by_size=True):
                 computed.append(self._backward(parts[number] if number < len(parts) else nothing, batch, start))
         return computed[: len(parts)]
 
@@ -244,7 +245,7 @@ class Learner:
         self.optimiser.drop_gradients()
         self._retries += 1
         longest = max(len(group.prompt_ids) + sample.tokens for group in batch.prompted for sample in group.samples)
-        there = sum(group.cost() for group in batch.prompted)
+        there = sum(group.cost() for group in batch.prompted) // (self._team.size if self._team is not None else 1)
         if self._team is None:
             enough = self.room.short(there, longest)
         else:

@@ -96,7 +96,7 @@ class Optimiser:
     def state(self, *, live: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU.
 
-        Of what is in shards every rank gets the whole, and every rank must ask.
+        Of what is in shards the first rank gets the whole, in new tensors, and every rank must ask.
 
         Args:
             live: no copies of anything else, but what the next step will change.
@@ -111,7 +111,7 @@ class Optimiser:
             for key, value in flattened(self._adam.state.get(master, {})).items()
         }
         weights = {name: self._whole(name, master.detach()) for name, master in self._masters.items()}
-        return (weights, state) if live else (copied(weights), copied(state))
+        return (weights, state) if live else (self._copied(weights), self._copied(state))
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Put back what `state` gave.
@@ -142,11 +142,13 @@ class Optimiser:
         }
         self._adam.load_state_dict({**self._adam.state_dict(), "state": restored})
 
-    def nbytes(self) -> int:
-        """Bytes of what `state` gives."""
-        kept = [value for entry in self._adam.state.values() for value in flattened(entry).values()]
-        ranks = self._team.size if self._team is not None and self._cut else 1
-        return ranks * sum(tensor.nbytes for tensor in (*self._masters.values(), *kept))
+    def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of what is not new already."""
+        live = {name: value for name, value in tensors.items() if not self._is_new(name)}
+        return tensors | copied(live)
+
+    def _is_new(self, name: str) -> bool:
+        return name in self._cut or name.rpartition("/")[0] in self._cut
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
         """Of a parameter, or of what is kept of each of its elements, all ranks' parts."""

@@ -17,19 +17,22 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from ftis_node.learner.team import Team
+
 
 class Shards:
     """The layers of a model, cut over so many ranks of which each has its own process."""
 
-    def __init__(self, layers: Sequence[nn.Module], ranks: int, device: torch.device) -> None:
+    def __init__(self, layers: Sequence[nn.Module], team: Team, device: torch.device) -> None:
         """
         Args:
             layers: with the same weights in all ranks.
         """
-        mesh = init_device_mesh(device.type, (ranks,))
+        mesh = init_device_mesh(device.type, (team.size,))
+        self._team = team
         self._layers: list[Any] = []
         for layer in layers:
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
             assert isinstance(layer, FSDPModule)
             layer.set_gradient_divide_factor(1.0)  # a sum: the loss has the whole batch's denominator
             layer.set_force_sum_reduction_for_comms(enable=True)
@@ -38,9 +41,10 @@ class Shards:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """All weights are there, as plain tensors. Every rank must enter and leave it."""
-        for layer in self._layers:
-            layer.set_reshard_after_forward(False, recurse=False)
-            layer.unshard()
+        with self._team.bound():
+            for layer in self._layers:
+                layer.set_reshard_after_forward(False, recurse=False)
+                layer.unshard()
         try:
             yield
         finally:

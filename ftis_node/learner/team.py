@@ -13,19 +13,18 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from ftis_node.errors import NO_ROOM, FtisError
 from ftis_node.host.interruption import Interrupted, forget
 from ftis_node.learner.batch import Prompted
-from ftis_node.learner.shards import sharded
 from ftis_node.policy.room import out_of_memory
 
 # How long a rank waits for the others within a step: one may read a large model's weights from a slow disk.
@@ -104,16 +103,18 @@ class Team:
             raise mine if mine is not None and state == _FAILED else FtisError("Another device of this node failed.")
 
     @contextmanager
-    def bound(self) -> Iterator[None]:
+    def bound(self, *, by_size: bool = False) -> Iterator[None]:
         """What must succeed in all ranks or in none: if it fails, this process ends, and with it all others.
 
-        The exit code says whether memory was short; the others, which lose their connection, let it go first.
+        Args:
+            by_size: with less at a time it might have had room. Then the exit code says that memory was short; the
+                others, which lose their connection, let it go first.
         """
         try:
             yield
         except BaseException as error:
             traceback.print_exc()
-            if out_of_memory(error):
+            if by_size and out_of_memory(error):
                 os._exit(NO_ROOM)
             time.sleep(OTHERS_SECONDS)
             os._exit(1)
@@ -123,23 +124,22 @@ class Team:
 
         Those in shards have it already.
         """
-        names = [name for name, parameter in parameters.items() if not sharded(parameter)]
+        names = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
         there = self._most(torch.tensor([parameters[name].grad is not None for name in names], dtype=torch.int32))
-        pending: list[Parameter] = []
-        elements = 0
+        pieces: list[Tensor] = []
         for name, wanted in zip(names, there.tolist(), strict=True):
             if not wanted:
                 continue
             parameter = parameters[name]
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            pending.append(parameter)
-            elements += parameter.numel()
-            if elements >= BUCKET:
-                _reduced(pending)
-                pending, elements = [], 0
-        if pending:
-            _reduced(pending)
+            gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+            parameter.grad = gradient.contiguous()
+            for piece in parameter.grad.view(-1).split(BUCKET):  # type: ignore[no-untyped-call]
+                if sum(map(len, pieces)) + len(piece) > BUCKET:
+                    _add_up(pieces)
+                    pieces = []
+                pieces.append(piece)
+        if pieces:
+            _add_up(pieces)
 
     def first(self, *values: float) -> list[float]:
         """What the first rank has."""
@@ -163,13 +163,14 @@ class Team:
         return int(self._most(torch.tensor([value]))[0])
 
     def whole(self, part: Tensor, rows: int) -> Tensor:
-        """The tensor of so many rows that the ranks' parts are of, see `shards.part_of`; on the CPU."""
+        """The tensor of so many rows that the ranks' parts are of, see `shards.part_of`; on the first rank's CPU, and
+        nothing on the others'."""
         size = -(-rows // self.size)
         mine = part.new_zeros(size, *part.shape[1:])
         mine[: len(part)] = part
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
-        return torch.cat([one.cpu() for one in parts])[:rows]
+        parts = [torch.empty_like(mine) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(mine, parts)
+        return torch.empty(0) if parts is None else torch.cat([one.cpu() for one in parts])[:rows]
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Every rank's tensors, on the CPU, in the order of the ranks."""
@@ -196,11 +197,11 @@ def _state(error: BaseException | None) -> int:
     return _SHORT if out_of_memory(error) else _FAILED
 
 
-def _reduced(parameters: Sequence[Parameter]) -> None:
-    gradients: list[Any] = [parameter.grad for parameter in parameters]
-    whole = torch.cat([gradient.flatten().float() for gradient in gradients])
+def _add_up(pieces: Sequence[Tensor]) -> None:
+    """Put the sums of all ranks' pieces in their place, added up in fp32."""
+    whole = torch.cat([piece.float() for piece in pieces])
     dist.all_reduce(whole)
     begin = 0
-    for gradient in gradients:
-        gradient.copy_(whole[begin : begin + gradient.numel()].view_as(gradient))
-        begin += gradient.numel()
+    for piece in pieces:
+        piece.copy_(whole[begin : begin + len(piece)])
+        begin += len(piece)

@@ -217,7 +217,7 @@ class Engine:
         if sharded:
             parts = self.policy.causal_lm.get_decoder().modules()
             layers = next(part for part in parts if isinstance(part, torch.nn.ModuleList))
-            self._shards = Shards(list(layers), size, self.policy.device)
+            self._shards = Shards(list(layers), self._team, self.policy.device)
 
     @contextmanager
     def _phase(self, part: str) -> Iterator[None]:
@@ -505,18 +505,17 @@ class Engine:
         """
         self._snapshot = self._copy()
         if not self._snapshot:
-            self.save(directory)
+            self._write(self._state(live=True), directory)
 
     def gather(self) -> None:
         """Give the first rank this one's parts of a checkpoint."""
-        self.learner.state(live=True)
+        self._state(live=True)
 
     def _copy(self) -> dict[str, dict[str, torch.Tensor]]:
         """A copy of the state; empty if main memory has no room for it."""
-        if self._shards is None:
-            size = sum(tensor.nbytes for tensors in self._state(live=True).values() for tensor in tensors.values())
-        else:  # to have it whole takes all ranks, and they are asked once
-            size = self.learner.optimiser.nbytes()
+        if self._shards is not None:  # to write it, it must be whole in any case
+            return self._state()
+        size = sum(tensor.nbytes for tensors in self._state(live=True).values() for tensor in tensors.values())
         free = psutil.virtual_memory().available
         if free >= SPARE * size:
             try:
@@ -544,7 +543,8 @@ class Engine:
 
     def _state(self, *, live: bool = False) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of all state that the next step depends on, by file name; with `live`, the state itself."""
-        weights, optimiser = self.learner.state(live=live)
+        with self._team.bound() if self._team is not None and self._shards is not None else nullcontext():
+            weights, optimiser = self.learner.state(live=live)
         random = {"torch": torch.get_rng_state(), "sampling": self.random.get_state()}
         return {WEIGHTS: weights, OPTIMISER: optimiser, _RANDOM: random}
 

@@ -112,7 +112,7 @@ class ScoredPacket(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """One group per row, the seconds they took, and the number of sequences generated side by side."""
+    """One group per row, the seconds they took, and the sequences that a device generated side by side."""
 
     groups: list[ScoredPacket]
     seconds: float

@@ -126,7 +126,7 @@ class ParallelEngine(Engine):
         answers = self._all(part, lambda: super(ParallelEngine, self).generate(**part(0).arguments()))
         groups = _in_turn([answer.groups for answer in answers])
         seconds = max(answer.seconds for answer in answers)
-        return Generated(groups, seconds, sum(answer.generation_batch for answer in answers))
+        return Generated(groups, seconds, min(answer.generation_batch for answer in answers))
 
     def try_rows(self, rows: Sequence[int]) -> list[bool]:
         """Each rank answers its part of the rows."""

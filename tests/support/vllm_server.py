@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,13 +34,14 @@ class VllmServer:
     """Started with `start`. The switches are how an owner may have started it wrongly.
 
     processed  log-probs after the temperature; lora: adapters can be loaded; ids: tells token ids; broken: answers
-    everything with 500; change: what is done to a choice before it is told
+    everything with 500; cut: ends each answer too early; change: what is done to a choice before it is told
     """
 
     def __init__(self, model: str = "tiny-a", key: str | None = None, port: int = 0) -> None:
         self.model, self.key, self.port = model, key, port
         self.processed = self.lora = self.ids = True
-        self.broken = False
+        self.broken = self.cut = False
+        self.slow = threading.Event()  # completions wait while it is set
         self.longest = 192
         self.tokenizer = load_tokenizer(model)
         self.base = load_policy(Settings(model=model, device="cpu", lora=False))
@@ -75,7 +77,7 @@ class VllmServer:
                     code, answer = refused.args[0], {"error": {"message": refused.args[1]}}
                 data = json.dumps(answer).encode()
                 self.send_response(code)
-                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Content-Length", str(len(data) + (9 if outer.cut else 0)))
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -125,9 +127,11 @@ class VllmServer:
 
     def _completions(self, body: dict[str, Any]) -> Any:
         self.asked.append(body)
+        while self.slow.is_set():
+            time.sleep(0.02)
         policy = self.base if body["model"] == self.model else self.adapters[body["model"]]
         sampling = Sampling(body["max_tokens"], body["temperature"], tuple(body["stop_token_ids"]))
-        random = torch.Generator().manual_seed(body["seed"])
+        random = torch.Generator().manual_seed(len(self.asked))
         groups = generate(policy, body["prompt"], group=body["n"], sampling=sampling, generator=random)
         choices = []
         for prompt, group in zip(body["prompt"], groups, strict=True):

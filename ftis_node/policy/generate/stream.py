@@ -53,8 +53,7 @@ def generate(
         shape = (len(prompts) * group, sampling.max_new_tokens)
         noise = torch.rand(shape, dtype=torch.float64, generator=generator)
     if policy.server is not None and noise is not None and len(noise):
-        seed = int(float(noise[0, 0]) * 2**53)
-        made: list[list[Completion]] | None = policy.server.sample(policy, prompts, group, sampling, seed)
+        made: list[list[Completion]] | None = policy.server.sample(policy, prompts, group, sampling)
         if made is not None:
             return made
     out: list[list[Completion]] = []

@@ -10,22 +10,25 @@ The API: vLLM's `entrypoints/openai/completion/protocol.py` and `entrypoints/ser
 from __future__ import annotations
 
 import contextlib
+import http.client
 import ipaddress
 import json
 import logging
+import queue
 import shutil
+import socket
+import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from ftis_node.errors import FtisError, UsageError
 from ftis_node.host.interruption import check
@@ -35,13 +38,15 @@ from ftis_node.policy.packing import Prefixed
 from ftis_node.policy.policy import Policy
 from ftis_node.policy.score import completion_logprobs
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 FLAGS = "--logprobs-mode processed_logprobs --generation-config vllm"
 LORA_FLAGS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank {rank}"
 FULL_FLAGS = "VLLM_SERVER_DEV_MODE=1 vllm serve …"
 KEY = "VLLM_API_KEY"
-ANSWER_SECONDS, SAMPLE_SECONDS = 10.0, 1800.0
+ANSWER_SECONDS, SAMPLE_SECONDS, LOOK_SECONDS = 10.0, 1800.0, 0.2
 # Seconds in which a server that did not answer is left alone; doubled each time up to the last.
 RESTS = (2.0, 60.0)
 # Mean |difference| in nats between a server's log-probs and ours for the same weights: above it they are others.
@@ -95,7 +100,8 @@ class Server:
                 f"The vLLM server {url} is not on this machine, and would load files for anyone who reaches it.",
                 f"Start it with --api-key, and give the same key to this node in the environment as {KEY}.",
             )
-        return cls(url.rstrip("/"), Path(folder), there or folder, key)
+        place = Path(folder).expanduser().absolute()
+        return cls(url.rstrip("/"), place, there or str(place), key)
 
     def meet(self, policy: Policy, prompt: Sequence[int], text: str, tokens: int, step: int = 0) -> None:
         """See whether it is there, has this model, and samples from its distribution; then it is used.
@@ -140,14 +146,17 @@ class Server:
         self._step = None
 
     def sample(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, seed: int
+        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling
     ) -> list[list[Completion]] | None:
-        """As `generate.generate`, with the server's log-probs; None if it went away."""
-        check()
+        """As `generate.generate`, with the server's log-probs and random numbers; None if it went away.
+
+        Raises:
+            Interrupted: it was asked for.
+        """
         if self.away is not None:
             return None
         try:
-            return self._sampled(policy, prompts, group, sampling, seed)
+            return self._sampled(policy, prompts, group, sampling)
         except (AwayError, RefusedError) as error:
             self._gone(str(error))
             return None
@@ -156,22 +165,25 @@ class Server:
 
     def _same_model(self, policy: Policy, text: str, tokens: int) -> None:
         try:
-            models = self._ask("/v1/models")["data"]
+            models = self._ask("/v1/models")
         except RefusedError as error:
             if error.code == 401:
                 raise UsageError(
                     f"The vLLM server {self.url} wants another key.", f"Put its --api-key into the environment: {KEY}."
                 ) from None
             raise AwayError(str(error)) from None
-        base = next(model for model in models if model.get("parent") is None)
-        self._model = base["id"]
-        if (longest := base.get("max_model_len")) is not None and longest < tokens:
+        with _sense():
+            base = next(model for model in models["data"] if model.get("parent") is None)
+            self._model, longest = str(base["id"]), int(base.get("max_model_len") or tokens)
+        if longest < tokens:
             raise UsageError(
                 f"The vLLM server {self.url} takes {longest} tokens, and prompt and completion have up to {tokens}.",
                 f"Start it with --max-model-len {tokens} or more.",
             )
         told = self._must("/tokenize", {"model": self._model, "prompt": text, "add_special_tokens": False})
-        if told["tokens"] != policy.tokenizer(text, add_special_tokens=False).input_ids:
+        with _sense():
+            read = list(told["tokens"])
+        if read != policy.tokenizer(text, add_special_tokens=False).input_ids:
             raise UsageError(
                 f"The vLLM server {self.url} has the model {self._model}, whose tokenizer is another.",
                 "Start it with this node's model.",
@@ -181,7 +193,7 @@ class Server:
         """Score a short completion both ways."""
         sampling = Sampling(PROBE_TOKENS, PROBE_TEMPERATURE, ())
         try:
-            made = self._sampled(policy, [prompt], PROBES, sampling, seed=0)[0]
+            made = self._sampled(policy, [prompt], PROBES, sampling)[0]
         except RefusedError as error:
             if error.code >= 500:
                 raise AwayError(str(error)) from None
@@ -213,6 +225,13 @@ class Server:
         """Give it the policy's weights."""
         old, name = self._name, f"ftis-{step}-{uuid.uuid4().hex[:8]}"
         self._clean()
+        try:
+            if policy.kind == "lora":
+                policy.model.save_pretrained(self.folder / name, save_embedding_layers=False)  # type: ignore[operator]
+            else:
+                policy.causal_lm.save_pretrained(self.folder / name)
+        except (OSError, SafetensorError) as error:
+            raise AwayError(f"the weights for it cannot be written: {error}") from None
         (self._adapter if policy.kind == "lora" else self._weights)(policy, name)
         self._name, self._step = name, step
         if old and policy.kind == "lora":
@@ -221,13 +240,11 @@ class Server:
         self._clean(name)
 
     def _adapter(self, policy: Policy, name: str) -> None:
-        policy.model.save_pretrained(self.folder / name, save_embedding_layers=False)  # type: ignore[operator]
         told = {"lora_name": name, "lora_path": f"{self.there}/{name}"}
         rank = max(config.r for config in policy.model.peft_config.values())  # type: ignore[operator]
         self._must("/v1/load_lora_adapter", told, LORA_FLAGS.format(rank=rank))
 
     def _weights(self, policy: Policy, name: str) -> None:
-        policy.causal_lm.save_pretrained(self.folder / name)
         told = {"method": "reload_weights", "kwargs": {"weights_path": f"{self.there}/{name}"}}
         self._must("/collective_rpc", told, FULL_FLAGS)
         self._must("/reset_prefix_cache", {}, FULL_FLAGS)
@@ -241,7 +258,7 @@ class Server:
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
     def _sampled(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling, seed: int
+        self, policy: Policy, prompts: Sequence[Sequence[int]], group: int, sampling: Sampling
     ) -> list[list[Completion]]:
         padded = policy.causal_lm.get_input_embeddings().num_embeddings > policy.vocabulary
         told = self._ask(
@@ -252,7 +269,6 @@ class Server:
                 "n": group,
                 "max_tokens": sampling.max_new_tokens,
                 "temperature": sampling.temperature,
-                "seed": seed,
                 "stop_token_ids": list(sampling.eos),
                 "ignore_eos": True,  # only the run's end ids end a completion
                 "logprobs": 0,
@@ -267,10 +283,11 @@ class Server:
             },
             SAMPLE_SECONDS,
         )
-        choices = sorted(told["choices"], key=lambda choice: int(choice["index"]))
-        if len(choices) != group * len(prompts):
-            raise AwayError(f"{len(choices)} completions came in place of {group * len(prompts)}")
-        made = [_completion(choice, sampling, policy.vocabulary) for choice in choices]
+        with _sense():
+            choices = sorted(told["choices"], key=lambda choice: int(choice["index"]))
+            made = [_completion(choice, sampling, policy.vocabulary) for choice in choices]
+        if len(made) != group * len(prompts):
+            raise AwayError(f"{len(made)} completions came in place of {group * len(prompts)}")
         return [made[start : start + group] for start in range(0, len(made), group)]
 
     def _must(self, path: str, body: Mapping[str, Any], flags: str = "") -> Any:
@@ -293,18 +310,30 @@ class Server:
         return True
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, seconds: float = ANSWER_SECONDS) -> Any:
-        """What it answers. Raises AwayError, RefusedError."""
-        data = None if body is None else json.dumps(body).encode()
+        """What it answers. Raises AwayError, RefusedError; Interrupted, if that is asked for while it is waited for."""
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=seconds)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        request = urllib.request.Request(self.url + path, data, headers)
+        data = None if body is None else json.dumps(body).encode()
+
+        def exchanged() -> tuple[int, bytes]:
+            connection.request("GET" if data is None else "POST", parts.path + path, data, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
         try:
-            with _OPENER.open(request, timeout=seconds) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            said = " ".join(error.read(2000).decode(errors="replace").split())[:200]
-            raise RefusedError(error.code, f"it answered {path} with {error.code} {said}") from None
-        except (OSError, urllib.error.URLError) as error:
-            raise AwayError(str(getattr(error, "reason", error))) from None
+            code, text = _meanwhile(exchanged)
+        except (OSError, http.client.HTTPException) as error:
+            raise AwayError(str(error) or type(error).__name__) from None
+        finally:
+            if connection.sock is not None:  # of an interrupted request, which vLLM then gives up
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        if code != 200:
+            said = " ".join(text.decode(errors="replace").split())[:200]
+            raise RefusedError(code, f"it answered {path} with {code} {said}")
         try:
             return json.loads(text)
         except ValueError:
@@ -317,8 +346,33 @@ class Server:
         self.away, self._step, self._until = why, None, time.monotonic() + self._rest
 
 
-# No proxy: what is sampled goes to the owner's own machine.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _meanwhile(work: Callable[[], T]) -> T:
+    """The result of work in a thread of its own. Raises Interrupted as soon as that is asked for."""
+    done: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    while True:
+        check()
+        with contextlib.suppress(queue.Empty):
+            result, error = done.get(timeout=LOOK_SECONDS)
+            if error is not None:
+                raise error
+            return cast("T", result)
+
+
+@contextlib.contextmanager
+def _sense() -> Iterator[None]:
+    """An answer that says something else is no answer."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
+        raise AwayError(f"it answered nonsense ({error!r:.100})") from None
 
 
 def _completion(choice: Mapping[str, Any], sampling: Sampling, vocabulary: int) -> Completion:
