@@ -51,11 +51,11 @@ def test_a_tall_terminal_shows_everything_and_so_does_a_view_that_is_printed_onc
 @pytest.mark.parametrize(
     ("generator", "words"),
     [
-        ({"away": None, "mismatch": 0.002}, "vLLM (mismatch 0.002 nats)"),
-        ({"away": "refused", "mismatch": None}, "this node; vLLM is away"),
+        ({"away": None, "mismatch": 0.002}, "vLLM; 0.002 nats off"),
+        ({"away": "refused", "mismatch": None}, "itself, vLLM is away"),
         (None, None),
     ],
 )
 def test_who_samples_is_told_where_there_is_a_server(generator: dict[str, Any] | None, words: str | None) -> None:
     text = "\n".join(seen(60, 140, last_step=STATUS["last_step"] | {"generator": generator}))
-    assert words in text if words else "sampled by" not in text
+    assert words in text if words else "sampler" not in text

@@ -155,8 +155,8 @@ def _figures(status: Status) -> Table:
     ]
     rows += [("gpu", gpu_line(status.gpu))] if status.gpu else []
     if status.last_step is not None and (server := status.last_step.generator) is not None:
-        by = "vLLM" if server.away is None else "this node; vLLM is away"
-        rows.append(("sampled by", f"{by} (mismatch {number(server.mismatch, '.2g')} nats)"))
+        by = "vLLM" if server.away is None else "itself, vLLM is away"
+        rows.append(("sampler", f"{by}; {number(server.mismatch, '.1g')} nats off"))
     rows += [("", "")] * (len(rows) % 2)
     table = Table.grid(padding=(0, 2))
     for left, right in zip(rows[::2], rows[1::2], strict=True):

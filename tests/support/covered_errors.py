@@ -7,6 +7,28 @@ without a row and without an entry here fails `tests/test_errors.py`.
 from __future__ import annotations
 
 COVERED: dict[str, dict[str, tuple[str, ...]]] = {
+    "test_vllm.py::test_it_is_refused_by_the_name_of_what_is_missing": {
+        "policy/generate/vllm.py": (
+            "The vLLM server … refused to sample",
+            "The vLLM server … tells log-probs before the temperature.",
+            "The vLLM server … takes … tokens",
+            "The vLLM server … cannot be used",
+            "The vLLM server … has the model …, whose tokenizer is another.",
+            "The log-probs of the vLLM server … are off",
+        ),
+    },
+    "test_vllm.py::test_a_key_goes_with_every_question": {
+        "policy/generate/vllm.py": ("The vLLM server … wants another key.",),
+    },
+    "test_vllm.py::test_what_is_no_address_is_refused": {
+        "policy/generate/vllm.py": ("… is no address of a server.",),
+    },
+    "test_vllm.py::test_off_this_machine_it_needs_a_key": {
+        "policy/generate/vllm.py": ("The vLLM server … is not on this machine",),
+    },
+    "test_vllm.py::test_it_goes_with_one_device": {
+        "config/checks.py": ("engine=vllm (…) goes with one device",),
+    },
     "test_devices.py::test_devices_that_cannot_train_together_are_refused": {
         "config/checks.py": ("… (…) cannot train together.",),
     },
