@@ -154,7 +154,9 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(
     assert distance(expected, found) <= 1e-3 * distance(expected, alone.renewed)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("full", 3), ("lora", 3), ("shards", 3)]))
+@pytest.mark.parametrize(
+    ("kind", "ranks"), some(("full", 2), ("shards", 2), later=[("full", 3), ("lora", 3), ("shards", 3)])
+)
 def test_the_same_tokens_come_with_any_number_of_ranks(
     node_of: Callable[[str, int], Node], kind: str, ranks: int
 ) -> None:
@@ -181,7 +183,8 @@ def test_answers_and_their_figures_are_the_same(node_of: Callable[[str, int], No
     ("kind", "saved", "restored"),
     some(
         *(("full", 1, 2), ("full", 2, 1), ("shards", 1, 2), ("shards", 2, 1)),
-        later=[("lora", 1, 2), ("shards", 1, 3), ("shards", 3, 1)] + [(kind, *ranks) for kind in KINDS for ranks in ((2, 3), (3, 2))],
+        later=[("lora", 1, 2), ("shards", 1, 3), ("shards", 3, 1)]
+        + [(kind, *ranks) for kind in KINDS for ranks in ((2, 3), (3, 2))],
     ),
 )
 def test_a_checkpoint_of_any_number_of_ranks_is_restored_on_any_other(
