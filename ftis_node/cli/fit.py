@@ -166,11 +166,8 @@ def _command(model: str, plan: Plan, task: str, device: str, vram: float | None,
     }
     words = ["ftis-node", "join", "--model", model, "--task", task, "--lora" if plan.lora else "--full"]
     names = ["cpu"] * plan.devices if device == "cpu" else [f"cuda:{number}" for number in range(plan.devices)]
-    words += (
-        ["--device" if plan.devices == 1 else "--devices", ",".join(names)]
-        if device == "cpu" or plan.devices > 1
-        else []
-    )
+    if device == "cpu" or plan.devices > 1:
+        words += ["--device" if plan.devices == 1 else "--devices", ",".join(names)]
     words += ["--vram", f"{vram:g}"] if vram is not None else []
     return shlex.join(words + [word for key, value in values.items() for word in ("--set", f"{key}={value}")])
 

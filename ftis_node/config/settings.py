@@ -79,7 +79,7 @@ class Settings(BaseModel):
     device: Annotated[str, Flag("cpu, cuda, cuda:1 or auto; several: cuda:0,cuda:1.", "--device --devices")] = "auto"
     """cpu, cuda, cuda:1, …, or auto: a GPU if there is one. Several train one model together: cuda:0,cuda:1."""
     sharded: bool | None = None
-    """Of several devices each keeps a part of the layers' weights and of their state: full training beyond one card.
+    """Each of several devices keeps a part of the layers' weights and of their state: full training beyond one card.
     Default: where it does not fit otherwise."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Dtype of the weights. Default: bfloat16 for a larger model on a GPU (float16 before Ampere), else float32."""
@@ -305,6 +305,11 @@ class Settings(BaseModel):
     @classmethod
     def _comma_pair(cls, value: Any) -> Any:
         return tuple(float(part) for part in value.split(",")) if isinstance(value, str) else value
+
+    @property
+    def engine_here(self) -> Literal["native", "hf"]:
+        """The engine of this node's own process, which stands in for a vLLM server that is away."""
+        return "hf" if self.engine == "hf" else "native"
 
     @property
     def devices(self) -> tuple[str, ...]:

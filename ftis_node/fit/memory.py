@@ -179,7 +179,7 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     away = _elsewhere(geometry, setup)
     kept, one_layer = activations(geometry, workload, setup)
     cache, sampling = _generating(geometry, workload, setup, device)
-    # Of weights in shards a layer and the one that is fetched next are whole, and a layer's gradient.
+    # A layer in shards is whole for its pass, the next one while it is fetched, and a layer's gradient.
     there = 3 * width * away // geometry.layers
     bare = Memory(
         weights=width * (geometry.parameters + adapters - away) - _saved(geometry, setup),

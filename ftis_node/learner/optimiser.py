@@ -96,7 +96,7 @@ class Optimiser:
     def state(self, *, live: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Copies of the (master) weights by name, and of the optimiser's state as ``name/key``, on the CPU.
 
-        Of what is in shards the first rank gets the whole, in new tensors, and every rank must ask.
+        The first rank gets all parts of what is in shards, in new tensors; every rank must ask.
 
         Args:
             live: no copies of anything else, but what the next step will change.
@@ -151,7 +151,7 @@ class Optimiser:
         return name in self._cut or name.rpartition("/")[0] in self._cut
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
-        """Of a parameter, or of what is kept of each of its elements, all ranks' parts."""
+        """All ranks' parts of a parameter, or of what the optimiser keeps of each of its elements."""
         if name not in self._cut or value.shape != self._masters[name].shape:
             return value
         assert self._team is not None

@@ -59,12 +59,12 @@ def sharded(tensor: Tensor | None) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of it, in the same memory and without a graph."""
+    """This rank's part of it, in the same memory and without a graph."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part_of(whole: Tensor, rank: int, ranks: int) -> Tensor:
-    """What a rank has of a tensor: FSDP2 cuts as `torch.chunk` does, so the last parts may be small, or nothing."""
+    """A rank's part of a tensor: FSDP2 cuts as `torch.chunk` does, so the last parts may be small, or nothing."""
     size = -(-len(whole) // ranks)
     return whole[rank * size : (rank + 1) * size]

@@ -92,7 +92,7 @@ class Team:
         except Exception as error:
             mine = error
         state = _state(mine)
-        worst = int(self._most(torch.tensor([state]))[0])
+        worst = self.most(state)
         if worst == _INTERRUPTED:
             forget()
             raise Interrupted("It was given up.") from None

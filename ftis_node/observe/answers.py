@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from ftis_node.errors import UserError
+from ftis_node.step_report import Generator
 
 Kind = TypeVar("Kind")
 
@@ -60,13 +61,6 @@ class Planned(msgspec.Struct, frozen=True):
     memory_bytes: int
     budget: int
     fits: bool
-
-
-class Generator(msgspec.Struct, frozen=True):
-    """A vLLM server. away: why the node samples by itself; mismatch: of log-probs, in nats."""
-
-    away: str | None = None
-    mismatch: float | None = None
 
 
 class LastStep(msgspec.Struct, frozen=True):

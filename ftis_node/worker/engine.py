@@ -337,7 +337,9 @@ class Engine:
         ]
         with self.usage.of("score"):
             rewards = [
-                self._rewards(row, packet, self._scorer) if data is None else self._own_rewards(data, row, packet)
+                self._rewards(row, packet, self._scorer)
+                if data is None
+                else self._worth(packet, data.examples[row], data.scorer)
                 for row, packet in zip(rows, packets, strict=True)
             ]
         answers = [ScoredPacket(packet, reward) for packet, reward in zip(packets, rewards, strict=True)]
@@ -637,9 +639,6 @@ class Engine:
             completions = [one for one in self.packets.completions(packet, own=False) if one is not None]
             return self._episodes.rewards(completions, example, scorer)
         return self._worth(packet, example, scorer)
-
-    def _own_rewards(self, data: OwnData, row: int, packet: bytes) -> list[float]:
-        return self._worth(packet, data.examples[row], data.scorer)
 
     def _worth(self, packet: bytes, example: Example, scorer: Scorer) -> list[float]:
         texts = self.packets.texts(packet)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 
 from ftis_node.config.run import Run
@@ -106,22 +107,14 @@ class ParallelEngine(Engine):
         given = (name, task, data, prompts)
         return self._all(lambda _: AddEvaluation(*given), lambda: super(ParallelEngine, self).add_evaluation(*given))[0]
 
-    def generate(
-        self,
-        rows: Sequence[int],
-        author: bytes = b"",
-        round: int = 0,
-        policy_step: int = 0,
-        slots: Sequence[int] = (),
-        seeds: Sequence[int] = (),
-        own: bool = False,
-    ) -> Generated:
+    def generate(self, rows: Sequence[int], *given: Any, **more: Any) -> Generated:
         """Each rank samples for its part of the rows."""
-        slots, seeds = slots or range(len(rows)), seeds or self.seeds(len(rows))
+        asked = Generate(rows, *given, **more)
+        slots, seeds = asked.slots or range(len(rows)), asked.seeds or self.seeds(len(rows))
 
         def part(rank: int) -> Generate:
             mine = slice(rank, None, self.ranks)
-            return Generate(rows[mine], author, round, policy_step, list(slots[mine]), seeds[mine], own)
+            return msgspec.structs.replace(asked, rows=rows[mine], slots=list(slots[mine]), seeds=seeds[mine])
 
         answers = self._all(part, lambda: super(ParallelEngine, self).generate(**part(0).arguments()))
         groups = _in_turn([answer.groups for answer in answers])

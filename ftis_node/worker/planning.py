@@ -116,7 +116,7 @@ def question(
         **wanted,
         lora_rank=settings.lora_rank,
         lora_targets=settings.lora_targets,
-        engine="hf" if settings.engine == "hf" else "native",
+        engine=settings.engine_here,
         by_gain=settings.author_weight == "gain",
         devices=len(settings.devices),
     )
