@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,11 @@ import torch
 
 from ftis_node.config.run import Run, check_fit
 from ftis_node.errors import UsageError
+from ftis_node.host.clocks import boot_seconds
+from ftis_node.lab.compute import InProcess
 from ftis_node.packet import (
     Completion,
+    Group,
     Packet,
     PacketError,
     TextCompletion,
@@ -23,11 +27,13 @@ from ftis_node.packet import (
 )
 from ftis_node.swarm.admission import AdmissionContext, Reason, Rejection, admit
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.needs import right_of
 from ftis_node.tokenizer.codec import Codec
 from ftis_node.worker.engine import Engine
 from ftis_node.worker.messages import GroupPart, ReadableGroup, StepGroup
 from ftis_node.worker.packets import Slot, TextPackets
 from tests.support.small_models import arithmetic_run, arithmetic_settings, tiny_tokenizer
+from tests.support.steppers import stepper
 
 AUTHOR = Identity(bytes(32)).author
 
@@ -73,6 +79,32 @@ def test_models_of_three_tokenizers_agree_on_the_prompts_and_on_every_reward(
         assert reader.score(row, group.packet) == group.rewards
         read, written = (each.texts([ReadableGroup(row, group.packet, 8)]) for each in (reader, author))
         assert read == written and "<answer>" in "".join(read[0].completions)
+
+
+@pytest.mark.parametrize("cap", [4, 12, 40])
+async def test_no_honest_author_is_struck_by_a_reader_of_another_tokenizer_or_by_itself(
+    cap: int, tmp_path: Path
+) -> None:
+    nodes = {model: opened(model, completion_tokens=cap) for model in ("tiny-chars", "tiny-numbers", "tiny-bpe")}
+    keys = {model: Identity(bytes([place]) * 32).author for place, model in enumerate(nodes)}
+    written = {}
+    for model, (engine, context) in nodes.items():
+        rows = [context.row_of(keys[model], 7, slot) for slot in range(6)]
+        written[model] = list(zip(rows, engine.generate(rows, keys[model], 7, 1).groups, strict=True))
+    unread = 0
+    for reader, (engine, context) in nodes.items():
+        (tmp_path / reader).mkdir()
+        node = stepper(tmp_path / reader, others=2, run=context.run, worker=InProcess(engine))
+        for author, groups in written.items():
+            for slot, (row, made) in enumerate(groups):
+                group = admit(context, keys[author], made.packet, announced=(7, slot))
+                assert isinstance(group, Group)
+                node.score_later(group, boot_seconds(), right_of(made.rewards))
+                unread += not engine.score(row, made.packet)
+        await node.scored()
+        assert not node.standing.left_alone()
+        assert all(not node.standing.report(key).refused for key in keys.values())
+    assert unread or cap > 12
 
 
 def test_a_step_on_anothers_group_learns_over_chunks(numbers: tuple[Engine, AdmissionContext]) -> None:
@@ -290,7 +322,7 @@ def test_row_47_right_answers_that_nobody_can_read_are_no_signal(chars: tuple[En
         place = {"run_id": context.run_id, "author": AUTHOR, "round": 7, "slot": 0, "policy_step": 0}
         return encode(pack_text_group(**place, prompt=engine.task.prompt(example), completions=made))
 
-    assert engine.score(row, group(b"\xff", b"\xf0\x9f")) == [0.0, 0.0, 0.0]
+    assert engine.score(row, group(b"\xff", b"\xf0\x9f")) == []
     assert engine.score(row, group(b"\xff", b"1")) == [1.0, 1.0, 0.0]
 
 

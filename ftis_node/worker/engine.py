@@ -349,14 +349,13 @@ class Engine:
         """New seeds of random numbers."""
         return torch.randint(1 << 62, (count,), generator=self.random).tolist()
 
-    def score(self, row: int, packet: bytes) -> list[float]:
-        """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own.
+    def score(self, row: int, packet: bytes, own: bool = False) -> list[float]:
+        """Rewards [G] of a group, by this node's own reading of its text; in a thread of its own.
 
-        All are 0, which is no signal, if this node can train on none of its completions: right answers that its
-        tokenizer cannot read would take others' place in a batch and teach nothing.
+        There are none if this node can train on none of a foreign group's completions: right answers that its tokenizer
+        cannot read would take others' place in a batch and teach nothing.
         """
-        rewards = self._rewards(row, packet, self._side_scorer)
-        return rewards if self.packets.readable(packet) else [0.0] * len(rewards)
+        return self._rewards(row, packet, self._side_scorer) if own or self.packets.readable(packet) else []
 
     def close(self) -> None:
         """End the scoring processes, if any; `open` starts others."""

@@ -220,7 +220,7 @@ class Generate(Request[Generated], frozen=True):
 
 
 class ScoreGroup(Request[list[float]], frozen=True):
-    """Score a foreign group; the answer is its rewards [G]."""
+    """Score a foreign group; the answer is its rewards [G], none if this node can train on none of its completions."""
 
     op = "score"
     row: int
