@@ -186,6 +186,30 @@ def test_grafts_weight_is_of_each_sides_own_tokens() -> None:
         assert terms.value.item() == pytest.approx(3 * weight), claims
 
 
+@pytest.mark.parametrize("name", ["graft", "hacpo"])
+@pytest.mark.parametrize("count_end", [True, False])
+def test_a_peer_with_the_same_policy_is_trusted_whole_with_the_end_and_without(name: str, count_end: bool) -> None:
+    """As the learner calls it: `written` counts the sampled end."""
+    for length in (1, 2, 3, 50):
+        policy = torch.linspace(-3.0, -0.1, length)
+        terms = (
+            PRESETS[name]
+            .replace(count_end=count_end)
+            .terms(
+                new=policy,
+                start=policy,
+                generator=policy,
+                lengths=torch.tensor([length]),
+                advantages=torch.tensor([1.0]),
+                ended=torch.tensor([True]),
+                own=torch.tensor([False]),
+                written=torch.tensor([length]),
+            )
+        )
+        counted = length - (not count_end)
+        assert terms.value.item() == pytest.approx(counted / (max(counted, 1) if name == "hacpo" else 1)), length
+
+
 @pytest.mark.parametrize(
     ("rewards", "advantages"),
     [([0, 1, 1], [0, 0.1, 0]), ([0, 0], [0, 0]), ([0.2, 0.5], [0, 0.1]), ([1], [0.1])],

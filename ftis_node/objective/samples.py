@@ -16,7 +16,7 @@ class Samples:
 
     `counted` bool `[T]`: the token is in loss, divergence and likelihood. `lengths` int64 `[N]` counts those, and is 0
     for a sample that was only an uncounted EOS. `chunks` int64 `[T]` names each token's chunk, `generator` is `[C]`;
-    None: each token is a chunk. `written` int64 `[N]` counts the tokens of a sample's author.
+    None: each token is a chunk. `written` int64 `[N]` counts the same of a sample's author, in its tokens.
     """
 
     new: Tensor
@@ -82,11 +82,10 @@ def pack(
     dtype = torch.promote_types(new.dtype, torch.float32)
     lengths, ended, own = lengths.to(new.device), ended.to(new.device, torch.bool), own.to(new.device, torch.bool)
     owner, counted = owners(lengths), torch.ones_like(new, dtype=torch.bool)
+    written = lengths if written is None else written.to(new.device)
     if not count_end:
         counted[lengths.cumsum(0)[ended] - 1] = False
-        lengths = lengths - ended.to(lengths.dtype)
-
-    written = lengths if written is None else written.to(new.device)
+        lengths, written = (count - ended.to(count.dtype) for count in (lengths, written))
 
     def constant(tensor: Tensor) -> Tensor:
         return tensor.detach().to(new.device, dtype)
