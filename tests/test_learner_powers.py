@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from torch import Tensor
 from ftis_node.config.settings import Settings
 from ftis_node.errors import FtisError
 from ftis_node.fit.memory import SPREAD
-from ftis_node.learner import Learner, Part, TrainingGroup
+from ftis_node.host.interruption import Interrupted, interrupt
+from ftis_node.learner import Learner, Part, TrainingGroup, optimiser
 from ftis_node.learner.batch import Batch, micro_batches
 from ftis_node.learner.learner import BAD_STEPS
 from ftis_node.objective import PRESETS
@@ -393,6 +395,55 @@ def test_a_real_lack_of_memory_is_survived() -> None:
     assert done.returncode == 0, done.stderr
     retries, skipped, tokens = done.stdout.split()
     assert int(retries) >= 1 and skipped == "None" and int(tokens) == 25_600
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("where", ["zeros_like", "float"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_gpu_that_lacks_memory_for_the_update_gets_it_a_moment_later_and_the_step_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, where: str, times: int
+) -> None:
+    """AdamW's moments, and fp32 copies of gradients. Without room after all waits it is an error."""
+    monkeypatch.setattr(optimiser, "_FUSED", ("cpu",))
+    monkeypatch.setattr(room, "time", SimpleNamespace(sleep=lambda seconds: None))
+    policy = twin(POLICY)
+    policy.model.to(dtype)
+    cramped, roomy = learner(policy=policy), learner(policy=policy)
+    roomy.step(BATCH)
+    owner: Any = torch if where == "zeros_like" else Tensor
+    working, calls = getattr(owner, where), [0]
+
+    def short(*args: Any, **kwargs: Any) -> Tensor:
+        calls[0] += 1
+        if in_update and calls[0] % 5 == 0 and calls[0] // 5 <= times:  # not the first: some are there already
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        found: Tensor = working(*args, **kwargs)
+        return found
+
+    in_update, update = False, cramped.optimiser.step
+
+    def stepped(**kwargs: Any) -> None:
+        nonlocal in_update
+        in_update, calls[0] = True, 0
+        update(**kwargs)
+        in_update = False
+
+    monkeypatch.setattr(owner, where, short)
+    monkeypatch.setattr(cramped.optimiser, "step", stepped)
+    cramped.step(BATCH)
+    assert calls[0] > 5, "it was short of memory"
+    assert_same(weights_of(cramped), weights_of(roomy))
+    for one, other in zip(cramped.state(), roomy.state(), strict=True):
+        assert_same(one, other)
+
+
+def test_an_interrupted_step_keeps_no_gradients() -> None:
+    subject = learner()
+    subject.micro_batch_tokens = 16
+    subject.policy.causal_lm.get_decoder().register_forward_hook(lambda *_: interrupt())  # the second micro-batch ends
+    with pytest.raises(Interrupted):
+        subject.step(BATCH)
+    assert all(parameter.grad is None for parameter in subject.trainable.values())
 
 
 # --- numbers that are none ------------------------------------------------------------------------------------------

@@ -109,6 +109,12 @@ class Learner:
         Raises:
             FtisError: a single sample does not fit into memory.
         """
+        try:
+            return self._step(groups)
+        finally:
+            self.optimiser.drop_gradients()  # also those of a step that was interrupted
+
+    def _step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         began = time.perf_counter()
         batch = Batch.of(groups, self.objective, self.own)
         diagnostics = Diagnostics()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,10 @@ from ftis_node.learner.copies import copied
 from ftis_node.learner.shards import local, part_of, sharded
 from ftis_node.learner.state import flattened, unflattened
 from ftis_node.learner.team import Team
+from ftis_node.policy.room import patiently
 
+# Devices on which AdamW is one kernel that allocates nothing: short of memory, it has changed nothing.
+_FUSED = ("cuda",)
 # Each optimiser's name of its first moment, by which a state is told from another optimiser's.
 _MOMENT = {"adamw": "exp_avg", "adamw8bit": "state1"}
 
@@ -46,26 +50,28 @@ class Optimiser:
         self._team = team
         self._cut = {name for name, parameter in trainable.items() if sharded(parameter)}
         self._rate, self._warmup, self._clip = learning_rate, settings.warmup_steps, settings.gradient_clip
-        make = _eight_bit() if settings.optimiser == "adamw8bit" else torch.optim.AdamW
         self._moment = _MOMENT[settings.optimiser or "adamw"]
-        self._adam = make(
-            list(self._masters.values()), lr=learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
-        )
+        masters = list(self._masters.values())
+        self._retried = all(master.device.type in _FUSED for master in masters)
+        fused = {"fused": True} if self._retried and settings.optimiser != "adamw8bit" else {}
+        make = _eight_bit() if settings.optimiser == "adamw8bit" else torch.optim.AdamW
+        self._adam = make(masters, lr=learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, **fused)
 
     def gradient_norm(self) -> float:
         """The 2-norm of the whole gradient, in fp32."""
-        gradients = {name: parameter.grad for name, parameter in self._with_gradient().items()}
+        gradients = self._gradients()
         cut = self._norm([gradient for name, gradient in gradients.items() if name in self._cut])
         if self._team is not None and self._cut:
             cut = math.sqrt(self._team.total(cut**2))
         return math.hypot(cut, self._norm([gradient for name, gradient in gradients.items() if name not in self._cut]))
 
-    def _norm(self, gradients: Sequence[Tensor | None]) -> float:
-        norms = [torch.linalg.vector_norm(local(g), dtype=torch.float32) for g in gradients if g is not None]
+    def _norm(self, gradients: Sequence[Tensor]) -> float:
+        norms = [torch.linalg.vector_norm(local(g), dtype=torch.float32) for g in gradients]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
     def step(self, *, norm: float, scale: float, updates: int) -> None:
-        """Take one step on the gradients that lie in the parameters, and drop them.
+        """Take one step on the gradients that lie in the parameters, and drop them. On a GPU that has too little memory
+        for this at the moment it is tried again.
 
         Args:
             norm: what `gradient_norm` gave.
@@ -75,19 +81,36 @@ class Optimiser:
         factor = scale * min(1.0, self._clip / max(norm * scale, 1e-12))
         for group in self._adam.param_groups:
             group["lr"] = self._rate * min(1.0, (updates + 1) / max(self._warmup, 1))
-        for names in self._slices():
-            for name in names:
-                gradient = self._trainable[name].grad
-                self._trainable[name].grad = None
-                assert gradient is not None
-                mine = local(gradient).float()
-                self._masters[name].grad = mine.mul_(factor) if factor != 1 else mine
-            self._adam.step()
+        trying: Callable[[Callable[[], None]], None] = patiently if self._retried else lambda attempt: attempt()
+        gradients = self._gradients()
+        self.drop_gradients()
+        for names in self._slices(gradients):
+            trying(functools.partial(self._hand_over, names, gradients))
+            if factor != 1:
+                torch._foreach_mul_([self._masters[name].grad for name in names], factor)
+            trying(functools.partial(self._update, names))
             with torch.no_grad():
                 for name in names:
                     self._masters[name].grad = None
                     if not self._alike(name):
                         local(self._trainable[name]).copy_(self._masters[name])
+
+    def _hand_over(self, names: Sequence[str], gradients: dict[str, Tensor]) -> None:
+        """Move gradients to the masters, in fp32. Called again, it goes on."""
+        for name in names:
+            if name in gradients:
+                self._masters[name].grad = local(gradients[name]).float()
+                del gradients[name]
+
+    def _update(self, names: Sequence[str]) -> None:
+        """AdamW's update of the masters. Moments that it has only begun to make are dropped."""
+        new = [self._masters[name] for name in names if not self._adam.state.get(self._masters[name])]
+        try:
+            self._adam.step()
+        except (RuntimeError, MemoryError):
+            for master in new:
+                self._adam.state.pop(master, None)
+            raise
 
     def drop_gradients(self) -> None:
         for parameter in self._trainable.values():
@@ -168,25 +191,30 @@ class Optimiser:
         """Whether the master is the weight itself."""
         return self._trainable[name].dtype == torch.float32
 
-    def _with_gradient(self) -> dict[str, Parameter]:
-        return {name: parameter for name, parameter in self._trainable.items() if parameter.grad is not None}
+    def _gradients(self) -> dict[str, Tensor]:
+        found = ((name, parameter.grad) for name, parameter in self._trainable.items())
+        return {name: gradient for name, gradient in found if gradient is not None}
 
-    def _slices(self) -> Iterator[list[str]]:
-        """Names with a gradient: those without a copy at once, the others a few at a time, as each needs room."""
-        names = self._with_gradient()
-        alike = [name for name in names if self._alike(name)]
-        if alike:
+    def _slices(self, gradients: Mapping[str, Tensor]) -> Iterator[list[str]]:
+        """Names with a gradient: those without a copy at once, the others a few at a time, as each needs room.
+
+        8-bit AdamW makes a parameter's moments just before it updates it, so there a new parameter comes alone.
+        """
+        alone = self._moment == _MOMENT["adamw8bit"]
+        new = [name for name in gradients if alone and not self._adam.state.get(self._masters[name])]
+        known = [name for name in gradients if name not in new]
+        yield from ([name] for name in new)
+        if alike := [name for name in known if self._alike(name)]:
             yield alike
         rest: list[str] = []
         elements = 0
-        for name in names:
-            if self._alike(name):
-                continue
-            if rest and elements + names[name].numel() > UPDATE_ELEMENTS:
+        for name in (name for name in known if not self._alike(name)):
+            size = self._trainable[name].numel()
+            if rest and elements + size > UPDATE_ELEMENTS:
                 yield rest
                 rest, elements = [], 0
             rest.append(name)
-            elements += names[name].numel()
+            elements += size
         if rest:
             yield rest
 

@@ -113,6 +113,23 @@ def fitting(attempt: Callable[[int], T], room: Room, *, there: int, least: int) 
             raise FtisError("The completions of a single prompt do not fit into memory side by side.")
 
 
+def patiently(attempt: Callable[[], None]) -> None:
+    """Make an attempt that changes nothing where memory is short: again after each of `WAITS`, then for the last time.
+
+    Others may give back what they took; nothing can be done in smaller pieces here.
+    """
+    for seconds in WAITS:
+        try:
+            return attempt()
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        free_memory()
+        logger.warning("Out of memory: trying again in %.0f s.", seconds)
+        time.sleep(seconds)
+    attempt()
+
+
 # Less free memory than this part of a GPU's counts as short.
 SCARCE = 0.1
 
