@@ -237,7 +237,7 @@ def test_parts_that_waited_for_their_rewards_come_back_after_a_restart(tmp_path:
     store.add([(made.group, made.group.data)], own=False)
     came: list[Group] = []
     stepper = SimpleNamespace(pool=parts(), score_later=lambda group, born: came.append(group))
-    refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=stepper), 600.0)  # type: ignore[arg-type]
+    refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=stepper))  # type: ignore[arg-type]
     assert [key_of(group) for group in came] == [key_of(made.group)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.host.clocks import boot_seconds
+from ftis_node.node.assembly import refill_pool
 from ftis_node.node.step_batch import OwnGroup, without_dead
 from ftis_node.packet import Group
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce
 from ftis_node.swarm.needs import ROWS_MAX, Needs, RowState, right_of, teaches, teaching_rows
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
-from ftis_node.swarm.table import Table
+from ftis_node.swarm.table import Arrival, Table
 from tests.support.scored_groups import scored
 from tests.support.steppers import stepper
-from tests.support.swarm import CONTEXT, RUN, identity
+from tests.support.swarm import CONTEXT, RUN, group, identity, packet
 
 FAILED, MIXED, RIGHT = (0.0, 0.0), (0.0, 1.0), (1.0, 1.0)
 
@@ -221,3 +223,25 @@ async def test_a_wrong_hint_is_a_fault_where_the_rule_is_the_same_everywhere(
         await node.scored()
     assert (node.standing.banned(author) is not None) is banned
     assert node.standing.report(author).refused == ({"wrong hint": 3} if banned else {})
+
+
+async def test_after_a_restart_the_pool_has_again_what_is_young_enough_for_its_row_and_no_older(tmp_path: Path) -> None:
+    """Ages are counted from when the author made a group, not from its arrival here or from the start."""
+    node, author, came = stepper(tmp_path, others=1, max_age=600.0, needed_age=3600.0), identity(1).author, {}
+    arrived = []
+    for round, age in enumerate((500.0, 700.0, 700.0, 3700.0)):
+        body = packet(author, round, 0)
+        arrived.append(Arrival(group(author, body), body, boot_seconds() - age, 1))
+    rows = [one.group.row for one in arrived]
+    assert len(set(rows)) == len(rows)
+    for row in rows[2:]:
+        node.progress.needs.tried(row, FAILED)
+
+    def score(group: Group, born: float, right: int | None = None) -> None:
+        came[group.row] = boot_seconds() - born
+
+    node.score_later = score  # type: ignore[method-assign]
+    await node.on_groups(arrived)
+    came.clear()
+    refill_pool(SimpleNamespace(store=node._store, context=CONTEXT, stepper=node))  # type: ignore[arg-type]
+    assert came == {rows[0]: pytest.approx(500.0, abs=60), rows[2]: pytest.approx(700.0, abs=60)}

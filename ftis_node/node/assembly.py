@@ -225,20 +225,18 @@ def go_on_from(rooms: Rooms, restored: Progress | None, facts: ModelFacts, optio
     )
 
 
-def refill_pool(rooms: Rooms, max_age: float) -> None:
-    """Score the admitted groups that were neither scored nor trained on before the compute process ended.
+def refill_pool(rooms: Rooms) -> None:
+    """Score the admitted groups that were neither scored nor trained on before the compute process ended, and may be.
 
-    When a group of common rows was announced is not known any more: not long before it came, so in that epoch or the
-    one before.
+    When a group of common rows was issued by its author's clock is not known any more; that clock may be an epoch off.
     """
-    for author, body, held in rooms.store.waiting(max_age):
-        came = unix_seconds() - held
-        for issued_at in (came, came - rooms.context.run.epoch):
-            verdict = admit(rooms.context, author, body, issued_at=int(issued_at))
-            if isinstance(verdict, Group):
-                if not rooms.stepper.pool.knows(verdict.key):
-                    rooms.stepper.score_later(verdict, boot_seconds() - held)
-                break
+    pool, epoch = rooms.stepper.pool, rooms.context.run.epoch
+    for author, body, age in rooms.store.waiting(pool.longest_age):
+        made, born = unix_seconds() - age, boot_seconds() - age
+        verdicts = (admit(rooms.context, author, body, issued_at=int(made - late)) for late in (0, epoch, -epoch))
+        group = next((verdict for verdict in verdicts if isinstance(verdict, Group)), None)
+        if group is not None and pool.fresh(group.row, born) and not pool.knows(group.key):
+            rooms.stepper.score_later(group, born)
 
 
 async def open_network(

@@ -272,7 +272,7 @@ class Node:
         looking = asyncio.create_task(self._overview.run())
         self._stack.callback(self._overview.save)
         self._stack.callback(looking.cancel)
-        refill_pool(rooms, self.settings.max_age)
+        refill_pool(rooms)
         logger.info("Run %s: %s", run.id.hex(), in_short(run))
         logger.info("Others join it with what `ftis-node invite%s` prints", self.home.flag)
 
@@ -528,7 +528,7 @@ class Node:
         self._evaluations.went_back(rooms.stepper.progress.step)
         rooms.stepper.worker = worker  # only now: an engine without a run cannot score
         rooms.stepper.resting = False
-        refill_pool(rooms, self.settings.max_age)
+        refill_pool(rooms)
         if not self._stopping.is_set():
             self._apart = None
 

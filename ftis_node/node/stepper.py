@@ -190,7 +190,8 @@ class Stepper:
 
     async def on_groups(self, arrived: Sequence[Arrival]) -> None:
         """Store admitted groups and have them scored; each enters the pool when its rewards are known."""
-        self._store.add([(one.group, one.body) for one in arrived], own=False)
+        now = self._age_clock()
+        self._store.add([(one.group, one.body) for one in arrived], own=False, ages=[now - one.born for one in arrived])
         for one in arrived:
             self.score_later(one.group, one.born, one.right)
 
@@ -219,7 +220,8 @@ class Stepper:
             return
         scored = Scored(group, tuple(rewards), born)
         self.standing.scored(group.author, rewards, signal=scored.has_signal)
-        if right is not None and right != right_of(rewards) and self.run.reward in PURE_RULES:
+        told = right is not None and bool(rewards) and self.run.reward in PURE_RULES
+        if told and right != right_of(rewards):  # a group that this node cannot read says nothing about its author
             self.standing.refused(group.author, "wrong hint")
         if self.standing.banned(group.author) is not None:
             return

@@ -109,11 +109,14 @@ class PacketStore:
         if self._rounds.any:
             self.take_round(self._rounds.upcoming())
 
-    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
-        """Keep admitted packets with their bytes, the oldest making room once the quota is reached."""
+    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool, ages: Sequence[float] = ()) -> None:
+        """Keep admitted packets with their bytes, the oldest making room once the quota is reached.
+
+        ages: seconds since their authors made them; without any they are new.
+        """
         now = self._clock.now()
         with self._transaction():
-            for group, body in groups:
+            for (group, body), age in zip(groups, ages or [0.0] * len(groups), strict=True):
                 key = (self.run_id, *_key(group.author, group.packet.round, group.packet.slot))
                 added = self._db.execute(
                     "INSERT OR IGNORE INTO packets VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -121,7 +124,7 @@ class PacketStore:
                 ).rowcount
                 self._bytes += len(body) * added
                 if not own:
-                    self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, 'admitted', ?)", (*key, now))
+                    self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, 'admitted', ?)", (*key, now - age))
             self._make_room()
         for group, body in groups:
             self._remember(group.digest, body)
@@ -139,13 +142,13 @@ class PacketStore:
         return self._db.execute("SELECT 1 FROM packets WHERE digest = ?", (digest,)).fetchone() is not None
 
     def seen(self, author: bytes, round: int, slot: int) -> bool:
-        """Whether a group of this key was ever admitted, refused for its content, or trained on."""
+        """Whether a group of this key was admitted, refused for its content, or trained on within a day."""
         key = (self.run_id, *_key(author, round, slot))
         query = "SELECT 1 FROM seen WHERE run = ? AND author = ? AND round = ? AND slot = ?"
         return self._db.execute(query, key).fetchone() is not None
 
     def settle(self, keys: Iterable[tuple[bytes, int, int]], fate: str) -> None:
-        """Write down, before it happens, what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`.
+        """Write down what becomes of groups: `trained`, `no-signal`, `refused` or `unscored`.
 
         Only `trained` waits for the disk. A power loss may take the latest of the others, which are then scored or
         refused once more: whoever sends such groups must not cost a node a sync each.
@@ -157,15 +160,16 @@ class PacketStore:
             self._db.execute("DELETE FROM seen WHERE at < ?", (now - SEEN_SECONDS,))
 
     def waiting(self, max_age: float) -> list[tuple[bytes, bytes, float]]:
-        """Foreign packets that were admitted and never settled: (author, body, seconds held), for a resumed pool."""
+        """Foreign packets that were admitted and never settled, for a resumed pool: (author, body, seconds since it was
+        made)."""
         now = self._clock.now()
         query = (
-            "SELECT p.author, p.body, p.stored FROM packets p JOIN seen s "
+            "SELECT p.author, p.body, s.at FROM packets p JOIN seen s "
             "ON s.run = p.run AND s.author = p.author AND s.round = p.round AND s.slot = p.slot "
-            "WHERE p.run = ? AND p.own = 0 AND s.fate = 'admitted' AND p.stored >= ?"
+            "WHERE p.run = ? AND p.own = 0 AND s.fate = 'admitted' AND s.at >= ?"
         )
         rows = self._db.execute(query, (self.run_id, now - max_age)).fetchall()
-        return [(bytes(author), bytes(body), max(0.0, now - stored)) for author, body, stored in rows]
+        return [(bytes(author), bytes(body), max(0.0, now - made)) for author, body, made in rows]
 
     def _remember(self, digest: bytes, body: bytes) -> None:
         """Many peers ask for a new packet at once."""

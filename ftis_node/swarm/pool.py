@@ -11,7 +11,8 @@ from ftis_node.packet import Group
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """An admitted group with this node's rewards for it [G]. born: when its author made it, by the pool's clock."""
+    """An admitted group with this node's rewards for it [G], none if it can train on none of its completions. born:
+    when its author made it, by the pool's clock."""
 
     group: Group
     rewards: tuple[float, ...]
@@ -20,7 +21,7 @@ class Scored:
     @property
     def has_signal(self) -> bool:
         """Whether the rewards differ; a group where all are equal teaches nothing."""
-        return min(self.rewards) != max(self.rewards)
+        return len(set(self.rewards)) > 1
 
 
 class Newcomers:
@@ -97,7 +98,8 @@ class Pool:
         self.no_signal = 0
         self.expired = 0
         self._clock = clock
-        self._needed, self._needed_age = needed, max(max_age, needed_age)
+        self.longest_age = max(max_age, needed_age)
+        self._needed = needed
         self._keep_all = keep_all
         self._rng = rng or random.Random()
         self._by_author: dict[bytes, list[Scored]] = {}
@@ -154,6 +156,10 @@ class Pool:
                 taken.append(freshest)
         return taken
 
+    def fresh(self, row: int, born: float) -> bool:
+        """Whether a group that answers this row and was made then may still be trained on."""
+        return born >= self._clock() - (self.longest_age if self._needed(row) else self.max_age)
+
     def rows(self) -> set[int]:
         """The rows that the waiting groups answer."""
         return {scored.group.row for groups in self._by_author.values() for scored in groups}
@@ -188,10 +194,9 @@ class Pool:
 
     def expire(self) -> None:
         """Drop the groups that are too old; forget them when no copy may come in any more."""
-        limit, last = self._clock() - self.max_age, self._clock() - self._needed_age
-        self._born = {key: born for key, born in self._born.items() if born >= last}
+        self._born = {key: born for key, born in self._born.items() if born >= self._clock() - self.longest_age}
         for author, groups in list(self._by_author.items()):
-            fresh = [one for one in groups if one.born >= (last if self._needed(one.group.row) else limit)]
+            fresh = [one for one in groups if self.fresh(one.group.row, one.born)]
             self.expired += len(groups) - len(fresh)
             if fresh:
                 self._by_author[author] = fresh
