@@ -35,6 +35,8 @@ from ftis_node.swarm.parts import CLOSED_MAX, Parts, key_of
 from ftis_node.swarm.pool import Newcomers, Scored
 from ftis_node.swarm.standing import Standing
 from ftis_node.worker.client import Worker
+from ftis_node.worker.messages import Generated, ScoredPacket
+from tests.support.clock import Clock
 from tests.support.daemons import Join, run_cli
 from tests.support.lab import A, B, kind, run, spec, timeless
 from tests.support.swarm import PROMPTS, content, identity, make_run
@@ -239,6 +241,37 @@ def test_parts_that_waited_for_their_rewards_come_back_after_a_restart(tmp_path:
     stepper = SimpleNamespace(pool=parts(), score_later=lambda group, born: came.append(group))
     refill_pool(SimpleNamespace(store=store, context=CONTEXT, stepper=stepper))  # type: ignore[arg-type]
     assert [key_of(group) for group in came] == [key_of(made.group)]
+
+
+async def test_a_step_waits_for_the_parts_that_lack_and_counts_only_those_that_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, asked = horizontal(tmp_path), []
+    monkeypatch.setattr(node, "_patience", lambda missing: asked.append(missing) or 0.0)
+    await node._wait(asyncio.Event())
+    for author in AUTHORS[:3]:
+        node.pool.add(part(author, 1, 0))
+    await node._wait(asyncio.Event())
+    for author in AUTHORS[:2]:
+        node.pool.add(part(author, 2, 0))
+    node._unix = lambda: float(EPOCH)  # both groups can be closed now
+    await node._wait(asyncio.Event())
+    assert asked == [2, 2, 1], "six, three and one of six parts lack; a node's share are two"
+
+
+async def test_a_rounds_cost_is_shared_by_the_parts_that_the_epoch_had_left(tmp_path: Path) -> None:
+    class Slow:
+        async def call(self, request: Any) -> Any:
+            clock.now += 8.0 * len(request.rows)
+            groups = [part(identity(9).author, slot, 0, request.round).group for slot in request.slots]
+            return Generated([ScoredPacket(one.data, [0.0, 1.0]) for one in groups], 0.0, 9)
+
+    clock, node = Clock(), horizontal(tmp_path)
+    node._clock, node.worker = clock, Slow()
+    node.swarm.announce = lambda *_: None  # type: ignore[method-assign]
+    assert len(await node.generate(RUN.slots - 1)) == RUN.slots - 1
+    assert len(await node.generate(RUN.slots)) == 1, "the epoch has one row left"
+    assert list(node._group_seconds) == [8.0, 8.0]
 
 
 def test_what_is_pulled_answers_open_groups_of_this_epoch_and_the_last(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,3 +132,35 @@ async def test_where_the_disk_is_full_the_worker_is_not_waited_for(tmp_path: Pat
     with pytest.raises(OSError, match="no room"):
         await node._beside(work(), full)
     await asyncio.wait_for(cancelled.wait(), 1)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_disk_that_fills_while_a_group_is_scored_ends_the_step_and_loses_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listens: bool
+) -> None:
+    class Dull:
+        async def call(self, request: Any) -> Any:
+            return [0.0, 0.0]
+
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    node = stepper(tmp_path, others=1, worker=Dull(), own_share=0.0 if listens else None)
+    told = {"poke": lambda: None, "has_peers": lambda: True, "recent_authors": lambda seconds: set()}
+    node.swarm = SimpleNamespace(**told)  # type: ignore[assignment]
+    waits = scored(1, 0, 0, boot_seconds())
+    node.pool.add(waits)
+    monkeypatch.setattr(node._store, "settle", full)
+    node.score_later(scored(2, 0, 0, 0.0).group, boot_seconds())
+    step = node.step(asyncio.Event())
+    if not listens:
+        await asyncio.wait(node._scoring)
+        monkeypatch.setattr(node, "generate", _nothing)
+    with pytest.raises(sqlite3.OperationalError):
+        await asyncio.wait_for(step, 60)
+    assert node.pool.waiting() == {waits.group.author: 1}
+    assert not caplog.records, "nobody is left to say that its exception was never retrieved"
+
+
+async def _nothing(count: int) -> list[Any]:
+    return []

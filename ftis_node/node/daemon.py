@@ -17,6 +17,7 @@ from ftis_node.errors import FtisError, UserError
 from ftis_node.host.clocks import boot_seconds
 from ftis_node.host.descriptors import raise_limit, wait_for_room
 from ftis_node.host.files import replace_text
+from ftis_node.host.loops import forever
 from ftis_node.host.signals import listen
 from ftis_node.node.assembly import Rooms, check_peers, find_run, furnish, go_on_from, open_network, refill_pool
 from ftis_node.node.compute import ComputeProcess
@@ -256,7 +257,7 @@ class Node:
         )
         self._stack.callback(rooms.close)
         self._evaluations.recall(self.home.metrics)
-        keeping = asyncio.create_task(self._keep_hours())
+        keeping = asyncio.create_task(forever(self._keep_hours))
         self._stack.callback(keeping.cancel)
         self._hurry()
         go_on_from(rooms, await rooms.saving.restore(self._compute.worker), self._compute.facts, self.options)
@@ -269,7 +270,7 @@ class Node:
         if self.options.run is None:
             check_peers(rooms.swarm.membership, bootstraps, self.home.path, run)
         self._overview = Overview(rooms.swarm, run, identity.author, self.home.swarm_history)
-        looking = asyncio.create_task(self._overview.run())
+        looking = asyncio.create_task(forever(self._overview.run))
         self._stack.callback(self._overview.save)
         self._stack.callback(looking.cancel)
         refill_pool(rooms)

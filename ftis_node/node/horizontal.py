@@ -80,6 +80,7 @@ class HorizontalStepper(Stepper):
 
     async def step(self, stopping: asyncio.Event) -> TakenStep | None:
         """As `Stepper.step`."""
+        self._raise_failed()
         began = self._clock()
         made, most = 0, self._most()
         while not (stopping.is_set() or self.hurry.is_set()) and made < most and not self._enough():
@@ -109,17 +110,21 @@ class HorizontalStepper(Stepper):
         share = self.settings.own_share
         return math.ceil((1.0 if share is None else share) * self._completions / self.run.completions)
 
-    def _enough(self) -> bool:
-        """Whether the groups that can be closed fill a batch."""
+    def _lacking(self) -> int:
+        """The parts that the groups that can be closed lack to fill a batch."""
         waiting = self._parts.by_group()
         ready = self._parts.ready(self._mine, self._epoch())
         parts = sum(len(waiting.get(key, ())) + (key in self._mine) for key in ready)
-        return parts * self.run.completions >= self._completions
+        return max(0, math.ceil(self._completions / self.run.completions) - parts)
+
+    def _enough(self) -> bool:
+        """Whether the groups that can be closed fill a batch."""
+        return not self._lacking()
 
     async def _wait(self, stopping: asyncio.Event) -> None:
-        """Wait for parts, at most as long as making the missing ones would take."""
-        listens = self.settings.own_share == 0
-        deadline = self._clock() + (WAIT_SECONDS if listens else self._patience(self.batch_groups))
+        """Wait for parts, at most as long as making the missing ones would take, or a node's share of a batch."""
+        listens, share = self.settings.own_share == 0, self.batch_groups  # in parts: of each group one
+        deadline = self._clock() + (WAIT_SECONDS if listens else self._patience(min(self._lacking(), share)))
         while not (stopping.is_set() or self.hurry.is_set() or self._enough()) and self._clock() < deadline:
             left = max(deadline - self._clock(), 0.01)
             await first_of(self._pool_grew, stopping, self.hurry, seconds=min(left, WAIT_SECONDS))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from ftis_node.config.settings import Settings
-from ftis_node.errors import FtisError, UserError
+from ftis_node.errors import UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.progress import Progress, Totals
 from ftis_node.node.step_batch import OwnGroup, describe, mean, step_groups, to_show, without_dead
@@ -136,12 +136,13 @@ class Stepper:
         self._store = store
         self._pool_grew = asyncio.Event()
         self._scoring: dict[asyncio.Task[None], int] = {}  # with the rows of their groups
+        self._failed: BaseException | None = None  # of scoring
         self._supply: float | None = None  # mean groups that enter the pool per step; None before the first
         self._counted = 0  # `pool.added` at the latest batch
         self._left = 0  # groups that the latest batch had no room for
         self._step_seconds: deque[float] = deque(maxlen=8)
         self._device: deque[DeviceSeconds] = deque(maxlen=8)  # of the latest steps
-        self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one own group
+        self._group_seconds: deque[float] = deque(maxlen=8)  # cost of generating one own group, or part of one
 
     @property
     def own_data_groups(self) -> int:
@@ -199,7 +200,19 @@ class Stepper:
         """Score a group and put it into the pool if it may teach. right: its author's hint, if known."""
         task = asyncio.create_task(self._score(group, born, right))
         self._scoring[task] = group.row
-        task.add_done_callback(self._scoring.pop)
+        task.add_done_callback(self._end_scoring)
+
+    def _end_scoring(self, task: asyncio.Task[None]) -> None:
+        """An unexpected error, such as a full disk, ends the step that waits or the next one: the node deals with it."""
+        del self._scoring[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed = error
+            self._pool_grew.set()
+
+    def _raise_failed(self) -> None:
+        error, self._failed = self._failed, None
+        if error is not None:
+            raise error
 
     async def scored(self) -> None:
         """Wait until every received group has its rewards."""
@@ -286,8 +299,9 @@ class Stepper:
             return None
         self.note_supply()
         try:
+            self._raise_failed()
             own += await self.generate(0 if self.hurry.is_set() else self._missing(len(own) + len(foreign)))
-        except FtisError:
+        except Exception:
             self.pool.put_back([*answers, *foreign])  # a new compute process will repeat the step
             raise
         if not own and not foreign:
@@ -387,7 +401,7 @@ class Stepper:
         taken = self.pool.take(count, newcomers)
         self.swarm.poke()
         deadline = self._clock() + self._patience(count - len(taken))
-        while len(taken) < count and not (stopping.is_set() or self.hurry.is_set()):
+        while len(taken) < count and not (stopping.is_set() or self.hurry.is_set() or self._failed):
             if self.settings.own_share == 0:
                 self.waiting_for = f"groups of others ({len(taken)} of {count})"
             elif self._clock() >= deadline:
@@ -431,7 +445,7 @@ class Stepper:
         request = Generate(rows, author, number, self.progress.step, slots)
         answer = await self._beside(self.worker.call(request), lambda: self._store.take_round(number))
         self.generation_batch = answer.generation_batch
-        self._group_seconds.append((self._clock() - began) / count)
+        self._group_seconds.append((self._clock() - began) / len(slots))
         groups: list[OwnGroup] = []
         for slot, made in zip(slots, answer.groups, strict=True):
             verdict = admit(self._context, author, made.packet, announced=(number, slot), issued_at=issued_at)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ftis_node.config.run import RunFile
 from ftis_node.host.clocks import boot_seconds, unix_seconds
+from ftis_node.host.loops import forever
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.admission import AdmissionContext
 from ftis_node.swarm.announcement import Announcement, PacketRef, announce, decode_announcement
@@ -181,7 +182,7 @@ class Swarm:
         self._to_exchange.set()
         loops = (self._exchange_loop, self.pulling.loop, self._maintain_loop, self._record_loop, self.supervisor.watch)
         for loop in loops:
-            self._tasks.append(asyncio.create_task(self._forever(loop), name=loop.__qualname__))
+            self._tasks.append(asyncio.create_task(forever(loop), name=loop.__qualname__))
 
     async def close(self) -> None:
         """Stop the loops and the DHT; the owner of the transport closes it."""
@@ -467,15 +468,6 @@ class Swarm:
     async def _serve(self) -> None:
         """Register this node's handlers with p2pd."""
         await self._transport.serve(self)
-
-    async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Log a loop's unexpected errors and restart it, at most once a second."""
-        while True:
-            try:
-                await loop()
-            except Exception:
-                logger.exception("The swarm's %s failed; it goes on", getattr(loop, "__qualname__", loop))
-                await asyncio.sleep(1.0)
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         with suppress(TimeoutError):
