@@ -18,6 +18,7 @@ from ftis_node.swarm.addresses import Whereabouts
 from ftis_node.swarm.budgets import Budgets
 from ftis_node.swarm.handshake import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known_addresses import MET_MAX
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.membership import (
     ANCHORS,
@@ -430,49 +431,127 @@ def test_addresses_without_number_are_kept_to_a_bound(alice: Alone) -> None:
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
-def test_the_next_start_hears_of_the_peers_of_this_one(tmp_path: Path) -> None:
+def kept(path: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads((path / "peers.json").read_text())
+    return found
+
+
+def test_the_next_start_hears_of_the_peers_of_this_one_and_of_earlier_ones(tmp_path: Path) -> None:
     cache = tmp_path / "peers.json"
     first = Alone(cache=cache)
     first.save_cache()
     assert not cache.exists(), "an empty view must not overwrite what was known"
-    greets(first, BOB)
+    for peer in (BOB, CAROL):
+        greets(first, peer)
     first.save_cache()
     second = Alone(cache=cache)
-    second.load_cache()
-    assert second.strangers() == [BOB.author]
+    greets(second, CAROL, addresses=[address(CAROL, 7)])
+    second.save_cache()
+    third = Alone(cache=cache)
+    third.recall()
+    assert set(third.strangers()) == {BOB.author, CAROL.author}, "a smaller view forgets nobody"
+    assert kept(tmp_path)["met"] == [address(CAROL, 7), address(BOB)], "the latest first, and no older one of a peer"
+    for number in range(100, 300):
+        greets(third, identity(number))
+        third.drop(identity(number).author)
+        third.save_cache()
+    assert len(kept(tmp_path)["met"]) <= MET_MAX
 
 
 def test_the_cache_holds_nothing_that_this_node_would_not_dial(tmp_path: Path) -> None:
-    cache = tmp_path / "peers.json"
-    first, public = Alone(cache=cache, host="192.168.7.7"), Alone(cache=tmp_path / "other.json")
+    first, public = Alone(cache=tmp_path / "peers.json", host="192.168.7.7"), Alone(cache=tmp_path / "other.json")
     for membership in (first, public):
         greets(membership, BOB, addresses=[at(LAN), at(LOOPBACK)])
         membership.save_cache()
-    assert json.loads(cache.read_text()) == [at(LAN)]
-    assert json.loads((tmp_path / "other.json").read_text()) == []
+    assert kept(tmp_path)["met"] == [at(LAN)]
+    assert not (tmp_path / "other.json").exists()
 
 
-async def test_row_43_a_node_that_was_in_a_private_network_once_is_not_at_home_there_for_ever(tmp_path: Path) -> None:
-    """Else strangers who claim to be there would renew it with every start."""
+@pytest.mark.parametrize("place", [LAN, LOOPBACK, "/ip4/10.1.2.3"])
+async def test_what_the_owner_named_once_is_dialled_again_by_the_same_command_without_it(
+    tmp_path: Path, place: str
+) -> None:
     cache = tmp_path / "peers.json"
     first = Alone(cache=cache)
-    first.trust([at(LAN)])
+    assert first.trust([at(place)]) == [at(place)]
+    greets(first, BOB, addresses=[at(place)])
+    greets(first, CAROL, addresses=[at(place, CAROL)])
+    first.save_cache()
+    second = Alone(cache=cache)
+    named = second.trust([])
+    second.recall()
+    second.look_for(named)
+    for peer in (BOB, CAROL):
+        assert await second.dials(peer.author) == [at(place, peer)]
+
+
+async def test_row_43_what_strangers_claim_makes_no_node_at_home_in_a_private_network_at_its_next_start(
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "peers.json"
+    first = Alone(cache=cache, host="192.168.7.7")
     greets(first, BOB, addresses=[at(LAN)])
     first.save_cache()
     second = Alone(cache=cache)
-    second.load_cache()
+    second.trust([])
+    second.recall()
     assert await second.dials(BOB.author) == []
     assert not second.hear([at(LAN, CAROL)], MALLORY.author)
     second.trust([at(LAN, CAROL)])
     assert await second.dials(BOB.author) == [at(LAN)], "its owner says again that it is there"
 
 
-@pytest.mark.parametrize("content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff"])
+async def test_a_peer_that_mdns_found_and_that_was_met_is_dialled_at_the_next_start_and_nobody_else_there(
+    tmp_path: Path,
+) -> None:
+    first = Alone(cache=tmp_path / "peers.json")
+    first.hear_on_lan([at(LAN), at(LAN, CAROL)])
+    greets(first, BOB, addresses=[at(LAN)])
+    first.save_cache()
+    for _ in range(2):  # also after a start at which nobody was met
+        second = Alone(cache=tmp_path / "peers.json")
+        second.trust([])
+        second.recall()
+        assert await second.dials(BOB.author) == [at(LAN)] and CAROL.author not in second.strangers()
+        assert not second.hear([at(LAN, identity(5))], MALLORY.author)
+        second.save_cache()
+
+
+async def test_an_address_that_is_not_dialled_is_named_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice = Alone(cache=tmp_path / "peers.json")
+    alice.hear([at(LAN)])
+    for _ in range(2):
+        await alice.greet(BOB.author)
+    [told] = caplog.messages
+    assert at(LAN) in told and "outside of the networks" in told and "--peers" in told
+
+
+def test_a_peer_that_was_named_and_is_of_another_run_is_not_kept_and_one_of_another_version_is(tmp_path: Path) -> None:
+    alice = Alone(cache=tmp_path / "peers.json")
+    alice.trust([address(BOB), address(CAROL)])
+    greets(alice, BOB, run_id=OTHER_RUN.id)
+    greets(alice, CAROL, major=PROTOCOL_MAJOR + 1)
+    alice.save_cache()
+    assert kept(tmp_path)["named"] == [address(CAROL)]
+
+
+def test_the_list_of_an_older_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "peers.json").write_text(json.dumps([at(LAN)]))
+    alice = Alone(cache=tmp_path / "peers.json")
+    alice.recall()
+    assert alice.strangers() == [BOB.author]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "5", "null", "{}", '[5, null, ["x"], "rubbish"]', "\udcff", '["rubbish"]']
+)
 def test_a_damaged_cache_is_as_good_as_none(tmp_path: Path, content: str) -> None:
     cache = tmp_path / "peers.json"
     cache.write_bytes(content.encode(errors="surrogateescape"))
     alice = Alone(cache=cache)
-    alice.load_cache()
+    alice.recall()
     assert alice.strangers() == []
 
 
@@ -480,4 +559,4 @@ def test_the_cache_holds_two_addresses_a_peer(tmp_path: Path) -> None:
     alice = Alone(cache=tmp_path / "peers.json")
     greets(alice, BOB, addresses=[address(BOB, port) for port in range(1, 20)])
     alice.save_cache()
-    assert json.loads((tmp_path / "peers.json").read_text()) == [address(BOB, 1), address(BOB, 2)]
+    assert kept(tmp_path)["met"] == [address(BOB, 1), address(BOB, 2)]

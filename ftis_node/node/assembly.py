@@ -156,7 +156,7 @@ def furnish(
         needed_age=needed_age(settings, stepper),
         want=stepper.want,
         on_groups=stepper.on_groups,
-        peer_cache=home.path / "peers.json",
+        peer_cache=home.peers,
         upload_bytes=settings.upload_mbit * 1e6 / 8,
         roster=roster_of(home, run, identity, invitation),
         describe=describe,

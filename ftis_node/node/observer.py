@@ -125,7 +125,7 @@ class Observer:
             max_age=settings.max_age,
             want=lambda: Want(0, Newcomers(), 0),
             on_groups=_no_groups,
-            peer_cache=home.path / "peers.json",
+            peer_cache=home.peers,
             roster=roster,
             observing=True,
         )

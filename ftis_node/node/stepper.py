@@ -203,7 +203,7 @@ class Stepper:
         task.add_done_callback(self._end_scoring)
 
     def _end_scoring(self, task: asyncio.Task[None]) -> None:
-        """An unexpected error, such as a full disk, ends the step that waits or the next one: the node deals with it."""
+        """An unexpected error, such as a full disk, ends the step that waits, or the next: the node deals with it."""
         del self._scoring[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed = error

@@ -59,6 +59,7 @@ class Home:
         self.task_files = path / "task.json"
         self.port = path / "port"
         self.swarm_history = path / "swarm.history"
+        self.peers = path / "peers.json"
         self.members = path / "members"
         self.orders = path / "orders"
         self.invitation = path / "invitation"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
@@ -17,7 +16,6 @@ from pathlib import Path
 from ftis_node.config.run import RunFile, run_file_as_json
 from ftis_node.errors import UsageError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
-from ftis_node.host.files import replace_text
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import (
     Whereabouts,
@@ -43,6 +41,7 @@ from ftis_node.swarm.handshake import (
 )
 from ftis_node.swarm.identity import Identity, peer_id
 from ftis_node.swarm.invitation import read as read_invitation
+from ftis_node.swarm.known_addresses import MET_MAX, NAMED_MAX, KnownAddresses
 from ftis_node.swarm.limits import OWN, Limits
 from ftis_node.swarm.peer_clocks import PeerClocks
 from ftis_node.swarm.retries import TRIES_OF_MET, Retries
@@ -142,6 +141,7 @@ class Membership:
         self._roster = roster
         self._traffic = traffic
         self._cache = cache
+        self._known = KnownAddresses.read(cache)
         self._recorded = recorded
         self._candidates: dict[bytes, dict[str, bytes | None]] = {}  # addresses, each with its teller
         self.tellers = Tellers()
@@ -153,22 +153,27 @@ class Membership:
         self._dials = Budgets(boot_seconds, DIALS_A_SECOND, DIALS_AT_ONCE)
         self._trusted: frozenset[str] = frozenset()
         self._owners: frozenset[bytes | None] = frozenset()  # peers that this node's owner named
-        self._on_lan: dict[str, None] = {}  # addresses in this machine's networks, found by mDNS
+        self._on_lan = dict.fromkeys(self._known.on_lan)  # addresses in this machine's networks, found by mDNS
         how = transport.listening
         self._at_home = Whereabouts(how.host, (*how.announce, *how.relays))
         self.own_addresses: list[str] = []
-        self._warned: set[bytes] = set()  # the owner's peers whose silence is in the log
+        self._warned: set[bytes] = set()  # peers whose silence is in the log
 
     @property
     def own_id(self) -> str:
         """This node's peer id in base58."""
         return self._identity.peer_id
 
-    def trust(self, addresses: Iterable[str]) -> None:
-        """Trust the owner's addresses: the node dials them, and others in their networks."""
-        self._trusted = frozenset(addresses)
+    def trust(self, addresses: Iterable[str]) -> list[str]:
+        """Trust the owner's addresses: the node dials them, and others in their networks.
+
+        Returns these and those that the owner named at earlier starts of this home.
+        """
+        self._known.named = list(dict.fromkeys((*addresses, *self._known.named)))[:NAMED_MAX]
+        self._trusted = frozenset(self._known.named)
         self._owners = frozenset(map(peer_at, self._trusted))
         self._at_home.add(self._trusted)
+        return self._known.named
 
     async def refresh_addresses(self) -> list[str]:
         """Ask p2pd for this node's addresses; keep the last ones if it does not answer."""
@@ -234,6 +239,13 @@ class Membership:
 
     def _may_dial(self, address: str) -> bool:
         return address in self._trusted or address in self._on_lan or self._at_home.reach(address)
+
+    def _why_not_dialled(self, peer: bytes) -> str:
+        texts = [text for text in self._candidates[peer] if not self._may_dial(text)]
+        if not texts:
+            return "no address of it is known"
+        outside = f"{', '.join(texts)} {'is' if len(texts) == 1 else 'are'} outside of the networks"
+        return f"{outside} in which this node's owner named a peer; if it is yours, name it with --peers"
 
     def _to_dial(self, peer: bytes) -> list[str]:
         """The known addresses of a peer to dial now; each counts against the budget of the peer that named it."""
@@ -309,7 +321,7 @@ class Membership:
             return False  # the dial budget of the peer that named it is used up
         try:
             if not addresses and peer in self._candidates and peer not in self.view and not await self._connected(peer):
-                raise Unreachable("none of its addresses is one to dial")
+                raise Unreachable(self._why_not_dialled(peer))
             await self._transport.connect(peer, addresses)
             if peer in self._owners:
                 await self._look_where(peer)
@@ -318,8 +330,9 @@ class Membership:
                 hello.invitation = self._roster.ticket_for(peer)
             answer = await shake(self._transport, peer, hello)
         except Unreachable as error:
-            level = logging.WARNING if peer in self._owners and peer not in self._warned else logging.DEBUG
-            self._warned |= {peer} & self._owners
+            told = (peer in self._owners or not self.view) and peer not in self._warned
+            level = logging.WARNING if told else logging.DEBUG
+            self._warned |= {peer} if told and len(self._warned) < CANDIDATES_MAX else set()
             logger.log(level, "No handshake with %s: %s", peer_id(peer), error)
             await self._greeted_in_vain(peer)
             return False
@@ -461,20 +474,31 @@ class Membership:
         chosen = self._rng.sample(peers, min(count, len(peers)))
         return [address for peer in chosen for address in varied(peer.addresses, ADDRESSES_TOLD)]
 
-    def load_cache(self) -> None:
-        """Add the peers of a previous start to the candidates; the owner must name private networks again."""
-        if self._cache is not None:
-            with suppress(OSError, ValueError):
-                cached = json.loads(self._cache.read_text())
-                if isinstance(cached, list):
-                    self.hear([text for text in cached if isinstance(text, str)])
+    def recall(self) -> None:
+        """Add the peers of previous starts to the candidates."""
+        self.hear([*self._known.on_lan, *self._known.met])
 
     def save_cache(self) -> None:
-        """Save the view's addresses for the next start."""
-        if self._cache is not None and self.view:
-            dialled = (filter(self._may_dial, peer.addresses) for peer in self.view.values())
-            addresses = [address for some in dialled for address in varied(some, ADDRESSES_TOLD)]
-            replace_text(self._cache, json.dumps(addresses))
+        """Keep addresses for the next start: the view's, and those of peers that were met before.
+
+        What the owner named stays named, unless the peer there is of another run.
+        """
+        if self._cache is None:
+            return
+        known, dialled = (
+            self._known,
+            {peer.id: list(filter(self._may_dial, peer.addresses)) for peer in self.view.values()},
+        )
+        present = [text for addresses in dialled.values() for text in varied(addresses, ADDRESSES_TOLD)]
+        met = {peer for peer, addresses in dialled.items() if addresses}
+        known.met = [*present, *(text for text in known.met if peer_at(text) not in met)][:MET_MAX]
+        known.on_lan += [text for text in known.met if text in self._on_lan and text not in known.on_lan]
+        del known.on_lan[:-MET_MAX]
+        if self._roster is None:
+            elsewhere = self.refused.keys() - self.majors.keys()
+            known.named = [text for text in known.named if peer_at(text) not in elsewhere]
+        if known.all:
+            known.write(self._cache)
 
     def _hello(self) -> ftis_pb2.Handshake:
         hello = greeting(self._run_file.run, [] if self._observing else self.own_addresses)

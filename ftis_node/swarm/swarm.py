@@ -172,10 +172,9 @@ class Swarm:
             await self._transport.restart()
             await self._serve()
         await self.membership.refresh_addresses()
-        self.membership.load_cache()
-        self._bootstraps, self._hints = bootstraps, hints
-        self.membership.trust(bootstraps)
-        self.membership.look_for([*bootstraps, *hints])
+        self._bootstraps, self._hints = self.membership.trust(bootstraps), hints
+        self.membership.recall()
+        self.membership.look_for([*self._bootstraps, *hints])
         await asyncio.gather(*(self.membership.greet(peer) for peer in self.membership.strangers()))
         await self._directory.join(self.membership.view)
         self._meet_more()
@@ -379,7 +378,7 @@ class Swarm:
                 self.membership.look_for(self._bootstraps)
             if not self.membership.view:
                 self.membership.look_for(self._hints)
-                self.membership.load_cache()
+                self.membership.recall()
                 await self._look_up()
             strangers = [peer for peer in self.membership.strangers() if self.standing.shunned(peer) is None]
             strangers = strangers[: 1 if self._settled() else self._exchange_peers]
