@@ -58,7 +58,6 @@ class StepReport(msgspec.Struct, frozen=True):
     warnings            what a person should know of a peer's samples, in words
     micro_batch_tokens  the budget that was used in the end
     memory_retries      how often memory was short, so that the gradient was begun anew
-    gains               with author_weight=gain what each source's groups brought, see `learner.gains`
     generator           with engine=vllm what the server did
     own_data_groups     groups on rows of the owner's own; own_data_reward: their mean reward
     """
@@ -73,7 +72,6 @@ class StepReport(msgspec.Struct, frozen=True):
     warnings: list[str] = []
     micro_batch_tokens: int = 0
     memory_retries: int = 0
-    gains: dict[str, float] = {}
     generator: Generator | None = None
     own_data_groups: int = 0
     own_data_reward: float | None = None

@@ -57,8 +57,8 @@ from tests.support.small_models import arithmetic_run, arithmetic_settings, batc
 
 Answer = TypeVar("Answer")
 KINDS: dict[str, dict[str, Any]] = {
-    "full": {"lora": False, "author_weight": "gain"},
-    "lora": {"lora": True, "author_weight": "gain"},
+    "full": {"lora": False},
+    "lora": {"lora": True},
     "shards": {"lora": False, "sharded": True},
 }
 ROWS = list(range(7))
@@ -143,7 +143,6 @@ def test_the_gradient_and_five_steps_are_those_of_one_process(
     assert first.loss == pytest.approx(other.loss, abs=1e-5) and other.gradient_norm == pytest.approx(
         first.gradient_norm
     )
-    assert other.gains == (pytest.approx(first.gains, abs=1e-3) if kind != "shards" else {})
     for source, figures in first.diagnostics.sources.items():
         assert other.diagnostics.sources[source] == pytest.approx(figures, rel=1e-3, abs=1e-4)
     expected, found = alone.state()[1], together.state()[1]  # the first moment is then a tenth of the gradient
@@ -245,7 +244,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
     def start(how: str) -> Node:
         monkeypatch.setattr(Rank, "MODULE", "tests.support.ranks")
         monkeypatch.setenv("FTIS_TEST_FAILS", how)
-        made.append(Node(tmp_path, 2, author_weight="gain", lora=False))
+        made.append(Node(tmp_path, 2, lora=False))
         return made[-1]
 
     yield start
@@ -419,7 +418,7 @@ def test_devices_that_can(device: str) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"device": "cpu"}, {"lora": True}, {"quantisation": "nf4"}, {"optimiser": "adamw8bit"}, {"author_weight": "gain"}],
+    [{"device": "cpu"}, {"lora": True}, {"quantisation": "nf4"}, {"optimiser": "adamw8bit"}],
 )
 def test_what_shards_do_not_go_with_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(FtisError, match="does not go with"):
@@ -451,7 +450,7 @@ def test_full_training_beyond_one_card_is_in_shards_and_within_it_in_replicas() 
     alone, together = planned(46), planned(46, devices=2)
     assert alone.lora and together.fits and together.sharded and not together.lora
     assert "shards over 2 devices" in " ".join(together.reasons)
-    assert planned(46, devices=2, sharded=False).lora and planned(46, devices=2, by_gain=True).lora
+    assert planned(46, devices=2, sharded=False).lora
     assert planned(80, devices=2, sharded=True).sharded and planned(20, devices=2).lora
 
 

@@ -201,8 +201,9 @@ def test_a_batch_in_another_order_is_seen_in_the_weights(copy: Path) -> None:
 
 
 def test_other_thread_counts_and_versions_are_taken_up_and_told(copy: Path) -> None:
+    """Also of a version that could weigh authors, and did not."""
     change = {"versions": {"torch": "2.0.0", "python": "3"}}
-    edit(copy, of("started", lambda line: line | change))
+    edit(copy, of("started", lambda line: line | change | {"settings": line["settings"] | {"author_weight": "equal"}}))
     report = replay(copy, until=2)
     assert report["other_versions"]["torch"][0] == "2.0.0" and any("torch was 2.0.0" in n for n in report["notes"])
 

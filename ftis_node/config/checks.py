@@ -103,12 +103,11 @@ def _devices(devices: Sequence[str], values: Mapping[str, Any], origins: Mapping
             f"LoRA layers ({origins['lora']})": values["lora"],
             f"quantisation=nf4 ({origins['quantisation']})": values["quantisation"] == "nf4",
             f"optimiser=adamw8bit ({origins['optimiser']})": values["optimiser"] == "adamw8bit",
-            f"author_weight=gain ({origins['author_weight']})": values["author_weight"] == "gain",
         }
         for what in (what for what, there in against.items() if there):
             yield UsageError(
                 f"sharded ({origins['sharded']}) does not go with {what}.",
-                "Leave out sharded, or use --full on several devices with adamw and equal weights of authors.",
+                "Leave out sharded, or use --full on several devices with adamw.",
             )
     if len(devices) == 1 or unknown:
         return

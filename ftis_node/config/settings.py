@@ -197,9 +197,6 @@ class Settings(BaseModel):
     defences: tuple[Literal["claims", "newcomers", "likelihood", "length"], ...] = ("claims", "newcomers")
     """Defences against authors (claims, newcomers) and samples (likelihood, length) that look wrong."""
 
-    author_weight: Literal["equal", "gain"] = "equal"
-    """What authors count in the loss: all alike, or each by what its groups bring beside one's own."""
-
     eval_every: int = Field(5, ge=1)
     """[steps] Between two evaluations."""
     eval_prompts: int = Field(256, ge=1)

@@ -94,8 +94,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setup:
-    """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. by_gain: two
-    more gradients are kept, see `learner.gains`. sharded: each of `devices` keeps a part, see `learner.shards`."""
+    """How the weights are trained, and in which portions. quantisation: of frozen weights within layers. sharded: each
+    of `devices` keeps a part, see `learner.shards`."""
 
     lora: bool
     dtype: Dtype
@@ -107,7 +107,6 @@ class Setup:
     lora_rank: int
     lora_targets: tuple[str, ...]
     engine: Engine
-    by_gain: bool = field(default=False, kw_only=True)
     devices: int = field(default=1, kw_only=True)
     sharded: bool = field(default=False, kw_only=True)
 
@@ -175,7 +174,6 @@ def estimate(geometry: Geometry, workload: Workload, setup: Setup, device: Devic
     mastered = width < 4
     # The head's gradient is made whole before it is added to what is there, and waits for the embedding's if tied.
     gradients = width * (trained + (0 if setup.lora else geometry.vocabulary * geometry.hidden))
-    gradients += 2 * width * trained if setup.by_gain else 0
     away = _elsewhere(geometry, setup)
     kept, one_layer = activations(geometry, workload, setup)
     cache, sampling = _generating(geometry, workload, setup, device)

@@ -61,7 +61,6 @@ class Wishes:
     lora_rank: int = 128
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     engine: Engine = "native"
-    by_gain: bool = False
     devices: int = 1
     sharded: bool | None = None
 
@@ -151,7 +150,6 @@ def _setups(
         lora_rank=wishes.lora_rank,
         lora_targets=wishes.lora_targets,
         engine=wishes.engine,
-        by_gain=wishes.by_gain,
         devices=wishes.devices,
     )
     checkpointing = (False, True) if wishes.gradient_checkpointing is None else (wishes.gradient_checkpointing,)
@@ -160,7 +158,7 @@ def _setups(
         sizes[False] += _smaller(most, workload)
     kinds = (False, True) if geometry.has(wishes.lora_targets) else (False,)
     asked = True if wishes.quantisation == "nf4" else False if wishes.sharded else wishes.lora
-    can_be_cut = wishes.devices > 1 and not wishes.by_gain and wishes.optimiser != "adamw8bit"
+    can_be_cut = wishes.devices > 1 and wishes.optimiser != "adamw8bit"
     cuts = (False, True) if can_be_cut and wishes.sharded is None else (bool(wishes.sharded),)
     ways = [(False, cut) for cut in cuts] + [(True, False)] * (asked is True or True in kinds)
     setups = []

@@ -17,7 +17,6 @@ from ftis_node.errors import FtisError
 from ftis_node.fit.plan import MICRO_BATCH_TOKENS
 from ftis_node.host.interruption import check
 from ftis_node.learner.batch import Batch, Prompted, Sample, TrainingGroup, counted, micro_batches
-from ftis_node.learner.gains import Gains, add_measured
 from ftis_node.learner.loss_scale import LossScale
 from ftis_node.learner.optimiser import Optimiser
 from ftis_node.learner.shards import sharded
@@ -84,8 +83,6 @@ class Learner:
         self.loss_scale = LossScale(policy.dtype)
         self._bad_steps = self._retries = 0
         self._watch = FilterWatch()
-        self._by_gain = settings.author_weight == "gain"
-        self.gains: Gains = {}  # of the latest step, see `learner.gains`
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -125,7 +122,6 @@ class Learner:
         retries, used = self._retries, self.micro_batch_tokens
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
-        self.gains = {}
         gate, usual_length = self.gate, self.usual_length
         for inner in range(self.objective.inner_steps if batch.computed else 0):
             computed, norm = self._scaled(batch, start)
@@ -157,7 +153,6 @@ class Learner:
             warnings=self._warnings(summary.sources),
             micro_batch_tokens=used,
             memory_retries=self._retries - retries,
-            gains=self.gains,
             diagnostics=summary,
         )
 
@@ -195,26 +190,16 @@ class Learner:
             self._make_room(batch)  # out here: the error's traceback holds the tensors that were there
 
     def _accumulated(self, batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
-        computed: list[Computed] = []
-
-        def add(prompted: Sequence[Prompted]) -> None:
-            if self._team is None:
-                computed.extend(self._computed(prompted, batch, start))
-                return
-            if self._shards:
-                mine = self._in_step(self._team, prompted, batch, start)
-            else:
-                with self._team.agreeing():
-                    mine = self._computed(self._team.share(prompted), batch, start)
-            with self._team.bound(by_size=True):
-                self._team.add_up(self.trainable)
-                computed.extend(shared(mine, batch, self._team))
-
-        if self._by_gain and not start:
-            self.gains = add_measured(self.trainable, batch, self.own, add)
+        if self._team is None:
+            return self._computed(batch.prompted, batch, start)
+        if self._shards:
+            mine = self._in_step(self._team, batch.prompted, batch, start)
         else:
-            add(batch.prompted)
-        return computed
+            with self._team.agreeing():
+                mine = self._computed(self._team.share(batch.prompted), batch, start)
+        with self._team.bound(by_size=True):
+            self._team.add_up(self.trainable)
+            return list(shared(mine, batch, self._team))
 
     def _computed(self, prompted: Sequence[Prompted], batch: Batch, start: Sequence[Tensor]) -> list[Computed]:
         computed = []

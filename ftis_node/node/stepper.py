@@ -30,7 +30,7 @@ from ftis_node.swarm.standing import Standing
 from ftis_node.swarm.table import Arrival
 from ftis_node.tasks.rewards import PURE_RULES
 from ftis_node.worker.client import WorkerDied, WorkerFault
-from ftis_node.worker.messages import OWN, Answer, Generate, Request, ScoreGroup, Step, TryRows
+from ftis_node.worker.messages import Answer, Generate, Request, ScoreGroup, Step, TryRows
 
 # A node generates at least this part of its batch itself; otherwise many strangers could control it.
 OWN_SHARE_FLOOR = 0.25
@@ -358,7 +358,7 @@ class Stepper:
         )
         ended = self._clock()
         self.progress.needs.trained(one.group.row for one in foreign)
-        self._judge(len(own), foreign, report)
+        self._judge(foreign, report)
         self._step_seconds.append(ended - began)
         self._device.append(report.device)
         self.swarm.interval = exchange_interval(self.step_seconds())
@@ -379,16 +379,12 @@ class Stepper:
         finally:
             answer.cancel()  # has an effect only if `write` failed or the step is given up
 
-    def _judge(self, own: int, foreign: Sequence[Scored], report: StepReport) -> None:
+    def _judge(self, foreign: Sequence[Scored], report: StepReport) -> None:
         """Add the step's evidence to the reputation of its groups' authors."""
-        sources, gains = ({}, {}) if report.skipped else (report.diagnostics.sources, report.gains)
+        sources = {} if report.skipped else report.diagnostics.sources
         for author, groups in Counter(one.group.author for one in foreign).items():
             if (figures := sources.get(peer_id(author))) is not None:
                 self.standing.trained(author, groups, figures)
-            if (gain := gains.get(peer_id(author))) is not None:
-                self.standing.gained(author, gain, groups)
-        if (gain := gains.get(OWN)) is not None:
-            self.standing.gained(None, gain, own + self.own_data_groups)
 
     def _missing(self, have: int) -> int:
         return 0 if self.settings.own_share == 0 else max(0, self.batch_groups - have)

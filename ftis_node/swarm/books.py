@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from ftis_node.swarm.bounded import make_room
 from ftis_node.swarm.claims import Claims
-from ftis_node.swarm.gained import Gained
 
 NEWCOMER_GROUPS = 20  # an author has a record after so many groups trained on with sound claims
 AUTHORS_MAX, HOLDERS_MAX = 2048, 1024
@@ -75,7 +74,6 @@ class Author:
     reward: float = 0.0
     loss_share: float = 0.0
     claims: Claims = field(default_factory=Claims)
-    gained: Gained = field(default_factory=Gained)
     strikes: Fading = field(default_factory=lambda: Fading(STRIKE_HALF_LIFE))
     pulled: Fading = field(default_factory=lambda: Fading(1.0))
     evidence: Fading = field(default_factory=lambda: Fading(EVIDENCE_HALF_LIFE))

@@ -25,7 +25,6 @@ from ftis_node.swarm.books import (
     struck_out,
 )
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
-from ftis_node.swarm.gained import Gained, usual_gain
 from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.rounds import Rounds
 
@@ -94,8 +93,6 @@ class Standing:
         self._books = AuthorBooks(clock)
         self.authors = self._books.books
         self.holders: dict[bytes, Holder] = {}
-        self.own_gained = Gained()  # of this node's own groups
-        self._usual_gain: float | None = None  # until the next evidence
         self.rounds = Rounds(clock, unix)
         self.banned_author: list[Callable[[bytes], None]] = []  # called with each banned author
         self._clock = clock
@@ -156,12 +153,6 @@ class Standing:
             self._books.keep_record(author)
             self.ban(author, f"it claims too low probabilities: {evidence}, honest ≤ 1")
 
-    def gained(self, author: bytes | None, gain: float, groups: int) -> None:
-        """Count what so many of the author's groups brought in a step; None: what one's own did."""
-        gained = self.own_gained if author is None else self._books.open(author).gained
-        gained.add(gain, groups)
-        self._usual_gain = None
-
     def ban(self, author: bytes, reason: str) -> None:
         """Ignore its announcements and groups for ten minutes, four times as long each further time, up to a day."""
         if self.banned(author) is None:
@@ -201,16 +192,11 @@ class Standing:
         return known + min(len(authors) - known, math.ceil(known / (NEWCOMERS_PART - 1)))
 
     def weight(self, author: bytes) -> float:
-        """The weight of its samples in the loss: 0 during a ban, else what it gained (1 unless that is measured), half
-        of it while its claims are doubted."""
+        """The weight of its samples in the loss: 0 during a ban, a half while its claims are doubted, else 1."""
         if self.banned(author) is not None:
             return 0.0
         book = self.authors.get(author)
-        if book is None:
-            return 1.0
-        if self._usual_gain is None:
-            self._usual_gain = usual_gain([self.own_gained, *(other.gained for other in self.authors.values())])
-        return book.gained.weight(self._usual_gain) * (0.5 if self._doubted(book) else 1.0)
+        return 0.5 if book is not None and self._doubted(book) else 1.0
 
     def _doubted(self, book: Author) -> bool:
         return CLAIMS in self._defences and book.claims.too_low(DOUBTED)
@@ -326,12 +312,10 @@ class Standing:
         none = Author()
         strangers = {author: none for author in self._books.strangers if author not in self.authors}
         return {
-            **({"own_gained": asdict(self.own_gained)} if self.own_gained.groups else {}),
             "authors": {
                 author.hex(): {
                     "sound": book.sound,
                     "claims": asdict(book.claims),
-                    "gained": asdict(book.gained),
                     "loss_share": book.loss_share,
                     "evidence": book.evidence.now(now),
                     "ban": {"left": max(0.0, ban.until - now), "reason": ban.reason, "level": ban.level},
@@ -344,8 +328,6 @@ class Standing:
     def take_up(self, facts: Mapping[str, Any]) -> None:
         """Restore the output of `facts`. Raises ValueError, TypeError or KeyError if it is malformed."""
         now = self._clock()
-        self._usual_gain = None
-        self.own_gained = _gained(facts.get("own_gained", {}))
         for name, row in facts["authors"].items():
             author = bytes.fromhex(name)
             ban = Ban(now + float(row["ban"]["left"]), str(row["ban"]["reason"]), int(row["ban"]["level"]))
@@ -358,11 +340,5 @@ class Standing:
             book.sound, book.ban = sound, ban
             book.claims = Claims(**{key: float(value) for key, value in row["claims"].items()})
             book.loss_share = float(row.get("loss_share", 0.0))  # the first homes did not keep it
-            book.gained = _gained(row.get("gained", {}))
             book.evidence.add(now, evidence)
             self._books.keep_record(author)
-
-
-def _gained(row: Mapping[str, Any]) -> Gained:
-    """What a home kept; older ones kept nothing."""
-    return Gained(**{key: float(value) for key, value in row.items()})

@@ -117,7 +117,6 @@ def question(
         lora_rank=settings.lora_rank,
         lora_targets=settings.lora_targets,
         engine=settings.engine_here,
-        by_gain=settings.author_weight == "gain",
         devices=len(settings.devices),
     )
     return Question(shape or geometry(settings.model), budget, workload, wishes, device)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
@@ -40,6 +40,13 @@ class Start(_Line):
     device: str
     threads: int = Field(ge=1)
     versions: dict[str, str]
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _known(cls, settings: Any) -> Any:
+        """Version 0.1.0 could also weigh authors by what their groups brought; that is not replayed."""
+        equal = isinstance(settings, dict) and settings.get("author_weight") == "equal"
+        return {name: value for name, value in settings.items() if name != "author_weight"} if equal else settings
 
     @property
     def label(self) -> str:
