@@ -21,17 +21,17 @@ _ACCOUNTS = tuple((kind, f"{prefix}_{bet}") for kind, prefix in enumerate(("bet"
 class Claims:
     """An author's claimed log-probs against this node's own.
 
-    **Verdicts** go by bets against the claims (Waudby-Smith and Ramdas, JRSS B 86, 2024). A token drawn from the claimed
-    distribution has E[ρ | what was before it] ≤ 1, so 1 + λ(ρ − 1) has a mean of at most 1, and so has the product over
-    all tokens, whenever one looks. Claims that are too low make it grow, at a small λ even where ρ is spread far. No
-    other function of ρ pays more where all honest pairs may win at most their stake. `wealth` has what each λ of `BETS` has paid, first over tokens, then over whole samples of another
-    tokenizer (W for ρ: the tokens of a chunk depend on what follows, so the mean of its ρ is not 1). Every sample also
-    adds a fresh stake of 1/1000, from which bets on an author that begins to lie later can grow (an e-detector, Shin,
-    Ramdas and Rinaldo, arXiv 2203.03532, with Shiryaev and Roberts' sum).
+    **Verdicts** go by bets against the claims (Waudby-Smith and Ramdas, JRSS B 86, 2024). A token drawn from the
+    claimed distribution has E[ρ | what was before it] ≤ 1. So 1 + λ(ρ − 1) has a mean of at most 1, and so has the
+    product over all tokens, whenever one looks. Claims that are too low make it grow, at a small λ even where ρ is
+    spread far. `wealth` has what each λ of `BETS` has paid: first over tokens, then over whole samples of another
+    tokenizer, with W for ρ. (The tokens of a chunk depend on what follows, so the mean of its ρ is not 1.) Every sample
+    adds a fresh stake of 1/1000, from which bets grow on an author that begins to lie later: an e-detector (Shin,
+    Ramdas and Rinaldo, arXiv 2203.03532) that sums over starts as Shiryaev and Roberts do.
 
     Level: within n judged samples an honest author is banned with a probability of at most (2 + n/1000) / 1000, and
-    doubted with at most (2 + n/1000) / 100, for any number of looks (Ville's inequality). Assumed: samples are drawn one
-    by one from what is claimed, up to `objective.diagnostics.TOLERANCE` a token, and judged whatever they hold
+    doubted with at most (2 + n/1000) / 100, for any number of looks (Ville's inequality). Assumed: samples are drawn
+    one by one from what is claimed, up to `objective.diagnostics.TOLERANCE` a token, and are judged whatever they hold
     themselves (`learner.batch.after_both`).
 
     **Means** are shown, and fade: over about the last thousand samples. tokens … surprising: of judged tokens, with
@@ -53,8 +53,9 @@ class Claims:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Claims:
         """What a home kept, as `dataclasses.asdict` gives it. Older ones kept no `wealth`: it begins at 1."""
+        numbers: dict[str, Any] = {key: float(value) for key, value in row.items() if key != "wealth"}
+        kept = cls(**numbers)
         wealth = [float(value) for value in row.get("wealth", ())]
-        kept = cls(**{key: float(value) for key, value in row.items() if key != "wealth"})
         if len(wealth) == len(_ACCOUNTS):
             kept.wealth = wealth
         elif not wealth:
