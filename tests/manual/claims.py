@@ -209,39 +209,43 @@ def opened(model: Path) -> Engine:
     return engine
 
 
-def log_weights(author: Engine, reader: Engine, groups: int) -> tuple[Array, Array]:
-    """log W of each of the author's samples that the reader reads in chunks, −∞ where it cannot; its tokens."""
+def log_weights(author: Engine, reader: Engine, groups: int) -> Array:
+    """Of each of the author's samples that the reader reads in chunks: log W, −∞ where it cannot; tokens; pieces."""
     rows = [place % len(author.prompts) for place in range(groups)]
     found = []
     for row, made in zip(rows, author.generate(rows, AUTHOR).groups, strict=True):
-        assert isinstance(decode(made.packet), TextPacket)
+        packet = decode(made.packet)
+        assert isinstance(packet, TextPacket)
         every = reader.packets.completions(made.packet, own=False)
+        texts = [text for one, text in zip(every, packet.completions(), strict=True) if one is not None]
         read = [one for one in every if one is not None]
-        found += [(-np.inf, 1)] * (len(every) - len(read))
+        found += [(-np.inf, 1, 1)] * (len(every) - len(read))
         with torch.no_grad():
             prompt = Prefixed(reader.prompts[row], [one.token_ids for one in read])
             start = completion_logprobs(reader.policy, [prompt], reader.run.temperature)[0].numpy()
         ends = np.cumsum([len(one) for one in read])
-        for one, own in zip(read, np.split(start, ends[:-1]), strict=True):
+        for one, text, own in zip(read, texts, np.split(start, ends[:-1]), strict=True):
             if one.chunks is not None:
-                found.append((float(own.sum() - one.logprobs.sum()), len(one)))
-    logs, lengths = zip(*found, strict=True)
-    return np.array(logs), np.array(lengths)
+                found.append((float(own.sum() - one.logprobs.sum()), len(one), len(text)))
+    return np.array(found).T
 
 
 def models(folder: Path, groups: int = 60) -> None:
     """The most that bets on each pair's samples ever paid, in their order; one history each."""
-    print("author → reader: samples, mean tokens; the most that bets paid for δ = 0, 0.1, 0.2, 0.5")
+    print("author → reader: samples, mean tokens of both; the most that bets paid for δ = 0, 0.1, 0.2, 0.5")
     for author, reader in itertools.permutations(MIXED, 2):
-        logs, lengths = log_weights(opened(folder / author), opened(folder / reader), groups)
+        logs, lengths, pieces = log_weights(opened(folder / author), opened(folder / reader), groups)
         most = []
         for lie in (0.0, *LIES):
             wealth, peak = np.ones(len(BETS)), 0.0
-            for bets in paid(logs + (lie - TOLERANCE) * lengths):
+            for bets in paid(logs + lie * pieces - TOLERANCE * lengths):
                 wealth = np.minimum(wealth * np.exp(bets) + 1 / STAKE_SAMPLES, MOST)
                 peak = max(peak, wealth.mean() + 1)
             most.append(f"{peak:,.1f}")
-        print(f"{author} → {reader}: {len(logs)}, {lengths.mean():.0f}; {', '.join(most)}", flush=True)
+        print(
+            f"{author} → {reader}: {len(logs)}, {pieces.mean():.0f} → {lengths.mean():.0f}; {', '.join(most)}",
+            flush=True,
+        )
 
 
 def main() -> None:
