@@ -184,7 +184,7 @@ def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apar
 def test_row_10_too_high_claims_earn_nothing_and_need_no_ban() -> None:
     rng, standing = np.random.default_rng(0), Standing(Clock())
     for _ in range(100):
-        standing.trained(ALICE, 1, drawn(rng, 0.5, lie=20.0))
+        standing.trained(ALICE, 1, drawn(rng, 0.5, 20.0))
     assert standing.report(ALICE).mean_importance < 0.1 and standing.banned(ALICE) is None
 
 
