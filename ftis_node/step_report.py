@@ -9,6 +9,9 @@ import msgspec
 Figures = dict[str, float]
 """The figures of some samples by name; `objective.diagnostics.Diagnostics.summary` says what each is."""
 
+BETS = (0.9, 0.5, 0.25, 0.12, 0.06, 0.03, 0.01, 0.003)
+"""λ of the bets against an author's claims, see `swarm.claims`: the figures `bet_λ` and `chunk_bet_λ` of a source."""
+
 
 class StepFigures(msgspec.Struct, frozen=True):
     """Figures of a step's samples: of all of them, of those that other nodes made, and of each source.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 import torch
 
 from ftis_node.learner import TrainingGroup
-from ftis_node.learner.batch import Batch
+from ftis_node.learner.batch import Batch, after_both
 from ftis_node.objective import PRESETS
 from ftis_node.packet import Completion
 from tests.support.learners import FOREIGN, OWN, POLICY, TEMPERATURE, changed, learner, with_claims
@@ -78,8 +81,14 @@ def test_what_lies_at_the_mean_and_far_away_leaves_the_denominator() -> None:
 
 
 def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it() -> None:
-    """Two of four are at the mean: they are computed only if what a filter drops leaves the denominator."""
+    """Two of four are at the mean: they are computed only if what a filter drops leaves the denominator.
+
+    One of a foreign group is computed also where it is evidence on claims, so that none is picked by its own reward.
+    """
     group = changed(FOREIGN[0], rewards=MIXED)
+    batch = Batch.of([group], PRESETS["ftis"], "own")
+    assert any(sample.advantage == 0 for sample in batch.computed if sample.judged) and batch.idle["peer"] == 1
+    group = changed(OWN[0], rewards=MIXED)
     for name, changes, computed in (
         ("ftis", {}, 2),
         ("ftis-author", {}, 4),
@@ -88,7 +97,7 @@ def test_it_costs_no_forward_pass_where_the_denominator_does_not_ask_for_it() ->
         ("gated", {"count_dropped": False}, 4),
     ):
         batch = Batch.of([group], PRESETS[name].replace(**changes), "own")
-        assert (len(batch.computed), batch.idle["peer"]) == (computed, 4 - computed)
+        assert (len(batch.computed), batch.idle["own"]) == (computed, 4 - computed)
 
 
 def test_a_reward_at_the_mean_is_no_success_that_moves_the_gate() -> None:
@@ -103,3 +112,33 @@ def test_a_reward_at_the_mean_is_no_success_that_moves_the_gate() -> None:
     subject = learner(objective="gated")
     subject.step([changed(OWN[0], completions=[least, least, most], rewards=[0.3, 0.4, 0.5])])
     assert subject.gate == pytest.approx(likelihood(most), abs=1e-5)
+
+
+class Ordered(random.Random):
+    """Gives one order."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__(0)
+        self.order = order
+
+    def sample(self, population: Any, k: int, *, counts: Any = None) -> list[Any]:
+        return list(self.order)
+
+
+def test_evidence_on_claims_is_not_picked_by_its_own_reward() -> None:
+    """Over all rewards of a group and all orders the bets pay 1 on average; over all of groups with a signal, more."""
+    right, pays = 0.1, {True: 2.0, False: 0.8 / 0.9}
+    mean = naive = 0.0
+    for rewards in itertools.product((False, True), repeat=5):
+        chance = math.prod(right if one else 1 - right for one in rewards)
+        signal = any(rewards) and not all(rewards)
+        naive += chance * (math.prod(map(pays.__getitem__, rewards)) if signal else 1.0)
+        for order in itertools.permutations(range(5)):
+            judged = after_both([float(one) for one in rewards], [True] * 5, Ordered(order))
+            assert signal or not any(judged)
+            won = math.prod(pays[one] for one, evidence in zip(rewards, judged, strict=True) if evidence)
+            mean += chance * won / math.factorial(5)
+    assert mean == pytest.approx(1.0, abs=1e-12) and naive > 1.1
+    judged = after_both([0.0, 1.0, 0.0, 0.0], [False, True, True, True], Ordered(range(4)))
+    assert judged == [False, False, False, True], "a group of which nothing can be read is never computed"
+    assert after_both([-2.0, -1.0, -2.0], [True] * 3, Ordered(range(3))) == [False] * 3, "nor one without a success"

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ftis_node.objective import PRESETS, Diagnostics, Objective
-from ftis_node.objective.diagnostics import WHOLE_POWER
+from ftis_node.objective.diagnostics import TOLERANCE, WHOLE_POWER
+from ftis_node.step_report import BETS
 from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 
 LENGTHS = torch.tensor([3, 2, 4])
@@ -133,7 +134,7 @@ def summed(objective: Objective, claims: Tensor, chunks: Tensor, chunked: list[b
         own="own",
         chunked=torch.tensor(chunked),
     )
-    diagnostics.add_unreadable("b", 2)
+    diagnostics.add_unreadable("b", 2, judged=1)
     return diagnostics.summary().sources
 
 
@@ -141,10 +142,17 @@ def test_figures_of_chunked_samples_are_of_whole_samples_and_the_others_of_token
     claims = torch.tensor([-1.0, -0.5, -2.0, -0.1, -0.2, -3.0])
     sources = summed(PRESETS["ftis"], claims, CHUNKS, [True, False, True])
     start = drawn()["start"]
-    assert (sources["a"]["chunked"], sources["a"]["chunk_tokens"], sources["a"]["samples"]) == (1, 3, 2)
+    assert (sources["a"]["chunked"], sources["a"]["chunk_judged"], sources["a"]["judged_tokens"]) == (1, 1, 2)
     weight = min(math.exp(WHOLE_POWER * float(start[:3].sum() + 1.5)), 2.0)
     assert sources["a"]["chunk_excess"] == pytest.approx(weight - 1, abs=1e-6)
     assert sources["a"]["chunk_excess_squares"] == pytest.approx((weight - 1) ** 2, abs=1e-6)
+    whole = math.exp(float(start[:3].sum() + 1.5) - 3 * TOLERANCE)
+    assert sources["a"]["chunk_bet_0.5"] == pytest.approx(math.log(0.5 + 0.5 * whole), abs=1e-6)
+    whole = math.exp(float(start[5:].sum() + 3.3) - 4 * TOLERANCE)
+    lost = math.log(0.5)  # the judged one that cannot be read
+    assert sources["b"]["chunk_bet_0.5"] == pytest.approx(math.log(0.5 + 0.5 * whole) + lost, abs=1e-6)
+    bets = sum(math.log(0.5 + 0.5 * math.exp(float(start[3:5].sum() + 2.0) - TOLERANCE)) for _ in range(2))
+    assert sources["a"]["bet_0.5"] == pytest.approx(bets, abs=1e-6), "both have their chunk's ratio"
     ratio = min(math.exp(float(start[3:5].sum() + 2.0)), 2.0)
     assert sources["a"]["excess"] == pytest.approx(2 * (ratio - 1), abs=1e-5)
     assert "unreadable" not in sources["a"] and sources["b"]["unreadable"] == 2
@@ -156,7 +164,8 @@ def of_samples(log_weights: Tensor) -> dict[str, float]:
     x = (WHOLE_POWER * log_weights).exp().clamp(max=2) - 1
     count = float(len(x))
     return {
-        **{"samples": count, "tokens": 10 * count, "chunked": count, "chunk_tokens": 10 * count},
+        **{"samples": count, "tokens": 10 * count, "chunked": count, "chunk_judged": count},
+        **{f"chunk_bet_{bet}": float((bet * (log_weights - 10 * TOLERANCE).expm1()).log1p().sum()) for bet in BETS},
         **{"chunk_excess": float(x.sum()), "chunk_excess_squares": float(x.square().sum())},
         **{"excess": 0.0, "excess_squares": 0.0, "surprising": 0.0, "likelihood": -1.0},
     }
@@ -169,10 +178,10 @@ def test_claims_over_whole_samples_doubt_a_liar_and_no_honest_author() -> None:
     for _ in range(500):  # log W is normal with E[W] = 1
         logs = torch.randn(100, generator=generator) - 0.5
         honest.add(of_samples(logs))
-        doubted += honest.too_low(DOUBTED)
+        doubted += honest.paid >= DOUBTED
         liar.add(of_samples(logs + 10 * 0.2))
     assert doubted == 0
-    assert liar.too_low(DISPROVED) and "whole samples" in liar.evidence(DISPROVED)
+    assert liar.paid >= DISPROVED and "whole samples" in liar.evidence
     assert liar.mean_weight > 1.1 and honest.mean_weight < 1
     assert honest.mean_likelihood == pytest.approx(-1)
 
@@ -181,5 +190,5 @@ def test_honest_tokens_do_not_hide_lies_in_chunks() -> None:
     claims = Claims()
     claims.add(of_samples(torch.full((64,), 1.0)))
     fine = {"samples": 1000.0, "tokens": 10_000.0, "excess": -800.0, "excess_squares": 900.0}
-    claims.add(fine | {"surprising": 0.0, "likelihood": -1.0})
-    assert claims.too_low(DISPROVED)
+    claims.add(fine | {"surprising": 0.0, "likelihood": -1.0} | {f"bet_{bet}": -50.0 for bet in BETS})
+    assert claims.paid >= DISPROVED

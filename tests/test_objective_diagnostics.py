@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from ftis_node.objective import PRESETS, Diagnostics, Objective
+from ftis_node.objective.diagnostics import TOLERANCE
 from tests.support.objective_batches import FORMULAS, packed
 
 ARITHMETIC = PRESETS["ftis"].replace(divergence="k1", reduction="sum", threshold=1.0)
@@ -148,6 +149,8 @@ def test_only_the_gate_drops_what_has_a_positive_advantage() -> None:
 def test_ends_that_do_not_count_are_in_no_figure() -> None:
     figures = gated(PRESETS["ftis-author"].replace(truncation=1.0), entropy=torch.arange(9.0))
     assert figures.overall["tokens"] == 4 and figures.overall["truncated"] == 1
+    assert figures.overall["judged_tokens"] == 9, "but in the evidence on claims they are: ρ has a mean of 1 with them"
+    assert figures.foreign["bet_0.5"] == pytest.approx(6 * math.log(0.5 + 0.5 * math.exp(0.5 - TOLERANCE)))
     assert figures.overall["k1"] == pytest.approx(-0.5)
     assert figures.overall["entropy"] == pytest.approx((1 + 4 + 6 + 7) / 4)
     # One own sample of one token; of the foreign ones one of one token and one of two, each weighing 1 a token.

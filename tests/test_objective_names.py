@@ -225,6 +225,7 @@ def test_sgts_gradient_is_that_of_the_log_likelihood() -> None:
         return Batch.of([group], PRESETS["sgt"], "own").computed
 
     [foreign] = batch("peer")
+    assert not foreign.judged, "it was picked by its reward, so it says nothing of claims"
     assert foreign.advantage == 0.1 and foreign.tokens == 3
     assert [sample.advantage for sample in batch("own")] == [-1.0, 1.0], "own groups keep theirs: GRPO"
     new = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)

@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ftis_node.learner.batch import after_both
 from ftis_node.node.checkpointing import StandingFile
+from ftis_node.objective.diagnostics import TOLERANCE
 from ftis_node.swarm import books as book
 from ftis_node.swarm.books import BAN_SECONDS
 from ftis_node.swarm.budgets import PEERS_MAX, Budgets
+from ftis_node.swarm.claims import DISPROVED, DOUBTED, Claims
 from ftis_node.swarm.pool import Newcomers, Pool, Scored
 from ftis_node.swarm.standing import Standing
 from tests.support.clock import Clock
-from tests.support.evidence import established, figures
+from tests.support.evidence import established, figures, of_ratios
 from tests.support.swarm import group, identity, packet
 
 ALICE, BOB, CAROL = (identity(number).author for number in range(1, 4))
 SAMPLES, TOKENS, WORDS = 8, 10, 16
 
 
-def drawn(rng: np.random.Generator, apart: float, lie: float = 1.0) -> dict[str, float]:
-    """A step's figures of an author whose policy is `apart` from ours and who claims `lie` times its probabilities."""
-    logits = rng.normal(size=(SAMPLES, TOKENS, WORDS)) * 1.5
+def log_ratios(
+    rng: np.random.Generator, apart: float, lie: float = 1.0, samples: int = SAMPLES, tokens: int = TOKENS
+) -> np.ndarray:
+    """log ρ of an author whose policy is `apart` from ours and who claims `lie` times its probabilities."""
+    logits = rng.normal(size=(samples, tokens, WORDS)) * 1.5
     ours = logits + apart * rng.normal(size=logits.shape)
     taken = (logits + rng.gumbel(size=logits.shape)).argmax(-1)[..., None]
 
     def logprobs(of: np.ndarray) -> np.ndarray:
         return np.take_along_axis(of - np.log(np.exp(of).sum(-1, keepdims=True)), taken, -1)[..., 0]
 
-    excess = (np.minimum(np.exp(logprobs(ours) - logprobs(logits) - np.log(lie)), 2.0) - 1.0).sum(1)
-    return figures(SAMPLES, float(excess.sum()), float((excess**2).sum()))
+    return logprobs(ours) - logprobs(logits) - np.log(lie)
+
+
+def drawn(*of: Any) -> dict[str, float]:
+    """A step's figures of such an author."""
+    return of_ratios(log_ratios(*of))
 
 
 def waiting(author: bytes, round: int, born: float) -> Scored:
@@ -113,14 +124,59 @@ def test_honest_claims_are_never_held_against_anybody_however_far_the_policies_a
         assert standing.established(ALICE)
 
 
-@pytest.mark.parametrize(("lie", "apart"), [(0.9, 0.05), (0.5, 0.5), (0.7, 1.0)])
+def test_honest_short_answers_keep_the_level_however_often_one_looks() -> None:
+    """One-token answers, judged every twelve samples: a fixed bound of two standard errors doubts one author in ten."""
+    rng, doubted, banned = np.random.default_rng(0), 0, 0
+    for _ in range(60):
+        claims, most = Claims(), 0.0
+        for look in np.split(log_ratios(rng, 0.225, samples=2004, tokens=1), 167):
+            claims.add(of_ratios(look))
+            most = max(most, claims.paid)
+        doubted, banned = doubted + (most >= DOUBTED), banned + (most >= DISPROVED)
+    assert (doubted <= 2, banned) == (True, 0), "at most 4 % and 0.4 %"
+
+
+def test_a_weak_honest_author_is_not_doubted_although_groups_are_picked_by_their_rewards() -> None:
+    """Right in one of ten, the reader in two of ten: given that rewards differ, the mean of ρ over all is above 1."""
+    rng, order = np.random.default_rng(0), random.Random(0)
+    every, claims = 0.0, Claims()
+    ratio = np.log([0.8 / 0.9, 0.2 / 0.1])
+    groups = [right for right in rng.random((2000, 8)) < 0.1 if right.any() and not right.all()]
+    for right in groups:
+        every += np.exp(ratio[right.astype(int)]).mean() - 1
+        judged = after_both([float(one) for one in right], [True] * 8, order)
+        if any(judged):
+            claims.add(of_ratios(ratio[right[judged].astype(int)][:, None]))
+        assert claims.paid < DOUBTED
+    assert every / len(groups) > 0.05 and claims.samples > 1000
+    assert abs(claims.mean_weight - 1) < 3 * claims.error
+
+
+def test_row_10_an_author_that_begins_to_lie_late_is_found() -> None:
+    rng, standing = np.random.default_rng(0), Standing(Clock())
+    for _ in range(1000):
+        standing.trained(ALICE, 1, drawn(rng, 0.357, 1.0, 12, 3))
+    assert standing.established(ALICE)
+    steps = 0
+    while standing.banned(ALICE) is None:
+        assert (steps := steps + 1) <= 20
+        standing.trained(ALICE, 1, drawn(rng, 0.357, math.exp(-0.2), 12, 3))
+
+
+def test_claims_that_rounding_lowers_are_never_doubted() -> None:
+    rng, standing = np.random.default_rng(0), Standing(Clock())
+    for _ in range(1000):
+        standing.trained(ALICE, 1, drawn(rng, 0.05, math.exp(-TOLERANCE)))
+        assert standing.weight(ALICE) == 1.0
+
+
+@pytest.mark.parametrize(("lie", "apart"), [(0.9, 0.05), (0.5, 0.5), (0.7, 1.0), (0.8, 1.672)])
 def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apart: float) -> None:
     rng, standing = np.random.default_rng(0), Standing(Clock())
     steps = 0
     while standing.banned(ALICE) is None:
         assert (steps := steps + 1) <= 20
         standing.trained(ALICE, 1, drawn(rng, apart, lie))
-    assert steps >= 5, "some luck is not evidence"
     assert "min(ρ, 2)" in (standing.banned(ALICE) or "") and standing.weight(ALICE) == 0.0
     assert not standing.established(ALICE)
 
@@ -128,13 +184,13 @@ def test_row_10_too_low_claims_lead_to_a_ban_within_a_few_steps(lie: float, apar
 def test_row_10_too_high_claims_earn_nothing_and_need_no_ban() -> None:
     rng, standing = np.random.default_rng(0), Standing(Clock())
     for _ in range(100):
-        standing.trained(ALICE, 1, drawn(rng, 0.5, lie=20.0))
+        standing.trained(ALICE, 1, drawn(rng, 0.5, 20.0))
     assert standing.report(ALICE).mean_importance < 0.1 and standing.banned(ALICE) is None
 
 
 def test_doubted_claims_count_half_and_build_no_record(clock: Clock) -> None:
     standing = Standing(clock)
-    standing.trained(ALICE, 5, figures(64, excess=20.0, squares=64.0))  # 640 tokens: 1.031 ± 0.0125
+    standing.trained(ALICE, 5, figures(64, paid=5.0))  # 148 to 1
     assert standing.weight(ALICE) == 0.5 and standing.report(ALICE).record == 0
     assert "doubted" in standing.report(ALICE).standing
 
@@ -142,7 +198,7 @@ def test_doubted_claims_count_half_and_build_no_record(clock: Clock) -> None:
 def test_a_defence_that_is_off_gathers_evidence_and_does_nothing(clock: Clock) -> None:
     standing = Standing(clock, ())
     for _ in range(10):
-        standing.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0))
+        standing.trained(ALICE, 1, figures(64, excess=300.0, squares=64.0, paid=10.0))
     assert standing.banned(ALICE) is None and standing.weight(ALICE) == 1.0
     assert standing.report(ALICE).mean_importance > 1.4
     established(standing, BOB)
@@ -217,6 +273,7 @@ def test_row_17_who_calls_without_end_is_not_answered_and_others_are(clock: Cloc
 def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> None:
     before = Standing(clock)
     established(before, ALICE)
+    before.trained(ALICE, 1, figures(64, paid=3.0))
     before.ban(BOB, "it lied")
     before.admitted(CAROL, completions=8, tokens=80, size=700)
     clock.now += 100
@@ -227,6 +284,7 @@ def test_records_and_bans_outlive_the_process(tmp_path: Path, clock: Clock) -> N
     assert after.established(ALICE) and after.banned(BOB) == "it lied" and CAROL not in after.authors
     for told in ("mean_importance", "loss_share"):
         assert getattr(after.report(ALICE), told) == getattr(before.report(ALICE), told) != 0.0
+    assert after.authors[ALICE].claims == before.authors[ALICE].claims and after.authors[ALICE].claims.paid > 10
     later.now += BAN_SECONDS - 99
     assert after.banned(BOB) is None
 

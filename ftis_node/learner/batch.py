@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +41,7 @@ class TrainingGroup:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One completion that is computed; `index` is its place in the batch."""
+    """One completion that is computed; `index` is its place in the batch. `judged`: it is evidence on claims."""
 
     index: int
     source: str
@@ -47,6 +49,7 @@ class Sample:
     advantage: float
     weight: float
     scale: float
+    judged: bool
 
     @property
     def tokens(self) -> int:
@@ -83,8 +86,9 @@ class Batch:
     prompted                 the same, by prompt
     groups, samples, tokens  of the whole step, groups without a signal included; tokens as the objective counts them
     idle                     samples by source that have an advantage of 0 and are not computed. One of a group with
-                             a signal is computed where the denominator leaves out what is dropped: it may be
-    unreadable               samples by source that the policy's tokenizer cannot write
+                             a signal is computed where the denominator leaves out what is dropped: it may be; and
+                             where it is evidence on its author's claims
+    unreadable, unreadable_judged   samples by source that the policy's tokenizer cannot write; those that are evidence
     """
 
     computed: list[Sample] = field(default_factory=list)
@@ -94,6 +98,7 @@ class Batch:
     tokens: int = 0
     idle: Counter[str] = field(default_factory=Counter)
     unreadable: Counter[str] = field(default_factory=Counter)
+    unreadable_judged: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, groups: Sequence[TrainingGroup], objective: Objective, own: str) -> Batch:
@@ -103,10 +108,11 @@ class Batch:
             FtisError: a part has not as many rewards as completions.
         """
         batch = cls()
-        for group in groups:
+        known = [_ids(group) for group in groups]
+        for group, ids in zip(groups, known, strict=True):
             parts = [part for part in group.parts if part.source == own or not objective.own_only]
             if any(part.completions for part in parts):
-                batch._add(group.prompt_ids, parts, objective, own)
+                batch._add(group.prompt_ids, parts, objective, own, random.Random(sum(known) - ids))
         return batch
 
     def only(self, source: str) -> Batch:
@@ -118,34 +124,62 @@ class Batch:
             prompted=[p for p in prompted if p.samples],
         )
 
-    def _add(self, prompt_ids: Sequence[int], parts: Sequence[Part], objective: Objective, own: str) -> None:
+    def _add(
+        self, prompt_ids: Sequence[int], parts: Sequence[Part], objective: Objective, own: str, rng: random.Random
+    ) -> None:
         if any(len(part.rewards) != len(part.completions) for part in parts):
             raise FtisError("A group has not as many rewards as completions.")
         rewards = torch.tensor([reward for part in parts for reward in part.rewards], dtype=torch.float64)
         advantages = objective.advantages(rewards).tolist()
-        judged = objective.judges_all and any(advantages)
+        every = objective.judges_all and any(advantages)
+        judged = after_both(rewards.tolist(), [one is not None for part in parts for one in part.completions], rng)
         if objective.imitation is not None and all(part.source != own for part in parts):
             advantages = imitated(rewards.tolist(), objective.imitation)
+            judged = [False] * len(judged)  # the one that is computed was picked by its reward
         scale = objective.sample_scale(len(rewards))
         samples: list[Sample] = []
-        remaining = iter(advantages)
+        remaining = zip(advantages, judged, strict=True)
         for part in parts:
             for completion in part.completions:
-                advantage = next(remaining)
+                advantage, evidence = next(remaining)
                 if completion is None:
                     self.unreadable[part.source] += 1
+                    self.unreadable_judged[part.source] += evidence
                     continue
                 self.tokens += counted(completion, objective)
-                if advantage == 0 and not judged:
+                if advantage == 0 and not every and (part.source == own or not evidence):
                     self.idle[part.source] += 1
                     continue
                 index = len(self.computed) + len(samples)
-                samples.append(Sample(index, part.source, completion, advantage, part.weight, scale))
+                judge = evidence or part.source == own
+                samples.append(Sample(index, part.source, completion, advantage, part.weight, scale, judge))
         self.groups += 1
         self.samples += len(rewards)
         if samples:
             self.computed += samples
             self.prompted.append(Prompted(prompt_ids, samples))
+
+
+def after_both(rewards: Sequence[float], readable: Sequence[bool], rng: random.Random) -> list[bool]:
+    """Which samples of a group are evidence on claims: those after a better and a worse one, in a random order.
+
+    Only groups with a signal are computed, and given that, a sample's ρ no longer has a mean of 1. But once readable
+    samples have different rewards, the highest above 0, the group is fetched and computed whatever the later ones are.
+    So these are as if drawn without selection, and may be judged one by one (a martingale). The order is the reader's,
+    so that no author can put its lies into the samples that are no evidence.
+    """
+    found = [False] * len(rewards)
+    low, high = math.inf, -math.inf
+    for place in rng.sample(range(len(rewards)), len(rewards)):
+        found[place] = low < high > 0
+        if readable[place]:
+            low, high = min(low, rewards[place]), max(high, rewards[place])
+    return found
+
+
+def _ids(group: TrainingGroup) -> int:
+    """The sum of a group's ids. That of the others is the seed of its order: unknown to its author, and not its own."""
+    return sum(int(one.token_ids.sum()) for part in group.parts for one in part.completions if one is not None)
 
 
 def imitated(rewards: Sequence[float], weight: float) -> list[float]:

@@ -118,7 +118,7 @@ class Learner:
         for source, samples in batch.idle.items():
             diagnostics.add_idle(source, samples)
         for source, samples in batch.unreadable.items():
-            diagnostics.add_unreadable(source, samples)
+            diagnostics.add_unreadable(source, samples, batch.unreadable_judged[source])
         retries, used = self._retries, self.micro_batch_tokens
         loss, norm, skipped = 0.0, 0.0, None if batch.computed else "no group had a reward that differs from the others"
         start: list[Tensor] = []
@@ -332,6 +332,7 @@ class Learner:
                 entropy=part.entropy,
                 distrusted=part.distrusted,
                 chunked=torch.tensor([sample.completion.chunks is not None for sample in part.samples]),
+                judged=torch.tensor([sample.judged for sample in part.samples]),
             )
 
     def next_gate(self, computed: Sequence[Computed]) -> float | None:

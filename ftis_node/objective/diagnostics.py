@@ -18,7 +18,7 @@ from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.figures import sample_figures, token_figures
 from ftis_node.objective.loss import Terms
 from ftis_node.objective.packed import owners, segment_sum
-from ftis_node.step_report import Figures, StepFigures
+from ftis_node.step_report import BETS, Figures, StepFigures
 
 HONEST_CAP = 2.0  # the bound E[min(ρ, 2)] ≤ 1 of honest claims is checked with this, whatever the objective's C
 SURPRISE = -math.log(1000.0)
@@ -28,6 +28,8 @@ WHOLE_POWER = 0.5
 E[W] ≤ 1 of honest claims whatever the segmentation is (Jensen: so is E[W^s]); E[ρ_c] of one chunk is not 1, because
 the end of a chunk depends on what follows.
 """
+TOLERANCE = 0.02  # nats a token by which honest claims may be too low, since they are rounded or another kernel's
+MOST_LOG = 20.0  # bound of log W in a bet; a bet that wins less stays a fair one
 
 
 class Diagnostics:
@@ -38,6 +40,7 @@ class Diagnostics:
         self._numbers: dict[str, int] = {}
         self._idle: Counter[str] = Counter()
         self._unreadable: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
         self._own: str | None = None
 
     def add(
@@ -51,13 +54,15 @@ class Diagnostics:
         entropy: Tensor | None = None,
         distrusted: Tensor | None = None,
         chunked: Tensor | None = None,
+        judged: Tensor | None = None,
     ) -> None:
         """Count a micro-batch: advantages `[N]`, lengths int64 `[N]`, sources one name a sample, `own` this node's.
 
         `lengths` are those that `Objective.terms` was given. `entropy` `[T]`, in nats, is the policy's at the start of
         the step; give it for all micro-batches of a step or for none. `distrusted` bool `[N]` marks samples that some
-        defence leaves out; `chunked` bool `[N]` those whose terms are of chunks. Add each sample once a step, at its
-        first inner step. ValueError if there is not one source a sample.
+        defence leaves out; `chunked` bool `[N]` those whose terms are of chunks; `judged` bool `[N]` those that are
+        evidence on claims, all if None. Add each sample once a step, at its first inner step. ValueError if there is
+        not one source a sample.
         """
         counted, owner, source = self._rows(terms, lengths, sources)
         self._own = own
@@ -73,9 +78,6 @@ class Diagnostics:
             by_token["entropy"] = entropy.cpu()[counted]
         negative, dropped = advantages.cpu() <= 0, ~terms.kept.cpu()
         by_chunk = torch.zeros(samples, dtype=torch.bool) if chunked is None else chunked.cpu()
-        excess = segment_sum(by_token["log_ratio"].exp().clamp(max=HONEST_CAP) - 1.0, owner, samples)
-        surprising = segment_sum((by_token["log_ratio"] < SURPRISE).double(), owner, samples)
-        weight = (WHOLE_POWER * terms.sample_log_ratio.cpu().double()).exp().clamp(max=HONEST_CAP)
         by_sample = {
             "negative": negative,
             "filtered": dropped & negative,
@@ -85,11 +87,8 @@ class Diagnostics:
             "likelihood": terms.likelihood,
             "loss_weight": terms.loss_weight,
             "token_weight": terms.loss_weight.cpu() / sizes,
-            "excess": torch.where(by_chunk, 0.0, excess),
             "chunked": by_chunk,
-            "chunk_tokens": torch.where(by_chunk, sizes, 0),
-            "chunk_excess": torch.where(by_chunk, weight - 1.0, 0.0),
-            "surprising": torch.where(by_chunk, 0.0, surprising),
+            **_evidence(terms, lengths.cpu(), by_chunk, torch.ones_like(by_chunk) if judged is None else judged.cpu()),
         }
         means = {name: segment_sum(values, owner, samples) / sizes for name, values in estimates.items()}
         self._samples.add(source, by_sample | means)
@@ -105,9 +104,13 @@ class Diagnostics:
         """Count samples of groups whose rewards were all equal: nothing to learn from, so they never become terms."""
         self._idle[source] += samples
 
-    def add_unreadable(self, source: str, samples: int) -> None:
-        """Count samples that the policy's tokenizer cannot write: they have rewards, and never become terms."""
+    def add_unreadable(self, source: str, samples: int, judged: int = 0) -> None:
+        """Count samples that the policy's tokenizer cannot write: they have rewards, and never become terms.
+
+        So many of them are evidence: with W = 0 they lose each bet, as readable ones win too often without them.
+        """
         self._unreadable[source] += samples
+        self._lost[source] += judged
 
     def summary(self) -> StepFigures:
         """The figures of everything counted so far, plain floats (0 of nothing is 0).
@@ -126,12 +129,17 @@ class Diagnostics:
         k1, k2, …           mean over tokens of every estimator in `divergence.ESTIMATORS`
         k1_p99, k2_p99, …   the same, each sample's mean over its tokens, over samples
         likelihood          s_i, the mean log-prob under the policy at the start of the step, mean over samples
-        excess, excess_squares   Σ x_i and Σ x_i² over samples, where x_i = Σ_t min(ρ_t, 2) − 1 has a mean ≤ 0 if the
-                            generator's claims are honest; 0 of a sample that is chunked
-        chunked, chunk_tokens    samples that are chunked, and their tokens; absent where none is, as the next two
+        judged, judged_tokens    samples that are evidence on claims and not chunked, and all their tokens
+        excess, excess_squares   Σ x_i and Σ x_i² over these, where x_i = Σ_t min(ρ_t, 2) − 1 has a mean ≤ 0 if the
+                            generator's claims are honest
+        surprising          their tokens that the generator claims a thousand times likelier than the policy finds them
+        bet_λ               Σ_t log(1 + λ(e^−τ ρ_t − 1)) over them for each λ of `BETS`, τ = `TOLERANCE`: the logarithm
+                            of what a bet on too low claims pays
+        chunked             samples that are chunked; absent where none is, as the next three
+        chunk_judged        those that are evidence on claims
         chunk_excess, chunk_excess_squares   Σ x_i and Σ x_i² of these, x_i = min(W_i^s, 2) − 1, see `WHOLE_POWER`
+        chunk_bet_λ         Σ_i log(1 + λ(e^(−τ·tokens) W_i − 1)) over these, and those that cannot be read (W = 0)
         unreadable          samples that the policy's tokenizer cannot write; absent where none is
-        surprising          tokens that the generator claims a thousand times likelier than the policy finds them
         entropy             in nats, mean over tokens; absent where `add` was given none
         loss_weight         Σ |Â| · weight · Σ_t importance over the samples that were kept
         loss_share          the same as a share of all sources': they add up to 1, or all are 0
@@ -147,7 +155,7 @@ class Diagnostics:
             return {
                 "idle": float(sum(self._idle[name] for name in names)),
                 **_present("unreadable", sum(self._unreadable[name] for name in names)),
-                **sample_figures(samples.of(numbers), samples),
+                **sample_figures(samples.of(numbers), samples, lost=sum(self._lost[name] for name in names)),
                 **token_figures(tokens.of(numbers), clips.of(numbers)),
             }
 
@@ -165,6 +173,34 @@ class Diagnostics:
         numbers = [self._numbers.setdefault(source, len(self._numbers)) for source in sources]
         counted = terms.counted.cpu()
         return counted, owners(lengths.cpu())[counted], torch.tensor(numbers, dtype=torch.int64)
+
+
+def _evidence(terms: Terms, lengths: Tensor, chunked: Tensor, judged: Tensor) -> dict[str, Tensor]:
+    """What each sample says of its claims, `[N]`; 0 of those that are no evidence. All sampled tokens count."""
+    samples, owner, log_ratio = lengths.numel(), owners(lengths), terms.log_ratio.cpu().double()
+    whole = terms.sample_log_ratio.cpu().double()
+    by_token = {
+        "judged_tokens": torch.ones_like(log_ratio),
+        "excess": log_ratio.exp().clamp(max=HONEST_CAP) - 1.0,
+        "surprising": log_ratio < SURPRISE,
+        **{f"bet_{bet}": _paid(bet, log_ratio - TOLERANCE) for bet in BETS},
+    }
+    of_tokens = {name: segment_sum(values.double(), owner, samples) for name, values in by_token.items()}
+    of_wholes = {
+        "chunk_judged": torch.ones_like(whole),
+        "chunk_excess": (WHOLE_POWER * whole).exp().clamp(max=HONEST_CAP) - 1.0,
+        **{f"chunk_bet_{bet}": _paid(bet, whole - TOLERANCE * lengths) for bet in BETS},
+    }
+    return {
+        "judged": judged & ~chunked,
+        **{name: torch.where(judged & ~chunked, values, 0.0) for name, values in of_tokens.items()},
+        **{name: torch.where(judged & chunked, values, 0.0) for name, values in of_wholes.items()},
+    }
+
+
+def _paid(bet: float, log_ratio: Tensor) -> Tensor:
+    """log(1 + λ(R − 1)): the logarithm of what the bet pays."""
+    return torch.log1p(bet * torch.expm1(log_ratio.clamp(max=MOST_LOG)))
 
 
 def _present(name: str, count: int) -> Figures:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from ftis_node.objective.columns import Columns
 from ftis_node.objective.divergence import ESTIMATORS
 from ftis_node.objective.quantiles import nearest_rank
+from ftis_node.step_report import BETS
 
 
-def sample_figures(some: Columns, every: Columns) -> dict[str, float]:
-    """Figures of the samples `some`; their shares are of those of `every` sample."""
+def sample_figures(some: Columns, every: Columns, *, lost: int = 0) -> dict[str, float]:
+    """Figures of the samples `some`; their shares are of those of `every` sample. lost: bets that cannot be won."""
     negatives, filtered = _total(some["negative"]), _total(some["filtered"])
     return {
         "samples": float(len(some)),
@@ -22,20 +25,21 @@ def sample_figures(some: Columns, every: Columns) -> dict[str, float]:
         "divergence_mean": _mean(some["divergence"]),
         "divergence_p99": _quantiles(some["divergence"], 0.99)[0],
         "likelihood": _mean(some["likelihood"]),
-        "excess": _total(some["excess"]),
+        **{name: _total(some[name]) for name in ("judged", "judged_tokens", "excess", "surprising")},
         "excess_squares": _total(some["excess"].square()),
-        "surprising": _total(some["surprising"]),
+        **{f"bet_{bet}": _total(some[f"bet_{bet}"]) for bet in BETS},
         "loss_weight": _total(some["loss_weight"]),
         "loss_share": _ratio(_total(some["loss_weight"]), _total(every["loss_weight"])),
         "loss_share_per_sample": _ratio(_total(some["token_weight"]), _total(every["token_weight"])),
         **{f"{name}_p99": _quantiles(some[name], 0.99)[0] for name in ESTIMATORS},
-        **(_chunk_figures(some) if some["chunked"].any() else {}),
+        **(_chunk_figures(some, lost) if lost or some["chunked"].any() else {}),
     }
 
 
-def _chunk_figures(some: Columns) -> dict[str, float]:
-    totals = {name: _total(some[name]) for name in ("chunked", "chunk_tokens", "chunk_excess")}
-    return totals | {"chunk_excess_squares": _total(some["chunk_excess"].square())}
+def _chunk_figures(some: Columns, lost: int) -> dict[str, float]:
+    bets = {f"chunk_bet_{bet}": _total(some[f"chunk_bet_{bet}"]) + lost * math.log1p(-bet) for bet in BETS}
+    totals = {name: _total(some[name]) for name in ("chunked", "chunk_judged", "chunk_excess")}
+    return {**totals, "chunk_excess_squares": _total(some["chunk_excess"].square()), **bets}
 
 
 def token_figures(tokens: Columns, clips: Columns) -> dict[str, float]:

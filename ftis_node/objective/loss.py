@@ -24,14 +24,14 @@ class Terms:
     likelihood    `[N]`      s_i = 1/|a_i| Σ_t log π_start, mean log-prob; 0 without a counted token
     counted       bool `[T]` in the loss: all but a sampled EOS under an objective that leaves it out
     log_ratio     `[T]`      d = log π_start − log π_gen, clamped; its chunk's, where chunks are given
-    sample_log_ratio `[N]`   Σ d over a sample's counted tokens, or chunks
+    sample_log_ratio `[N]`   Σ d over all of a sample's tokens, or chunks, a sampled EOS included
     importance    `[T]`      weights at the start of the step, after truncation; 1 where the objective uses none
     loss_weight   `[N]`      |Â_i| · weight · Σ_t importance_t, 0 for a dropped sample
     clipped       bool `[T]` ε is active: the ratio is past the clip on the side where it stops the gradient
     truncated     bool `[T]` ρ > C, where C is in force
 
     The other figures by token describe every token, those of dropped samples and uncounted ones too. The figures by
-    sample and every sum Σ_t are of the counted tokens.
+    sample and every sum Σ_t are of the counted tokens, but for `sample_log_ratio`.
     """
 
     value: Tensor

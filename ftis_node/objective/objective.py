@@ -204,7 +204,7 @@ class Objective:
             likelihood=likelihood,
             counted=samples.counted,
             log_ratio=samples.by_token(log_ratio),
-            sample_log_ratio=segment_sum(log_ratio[counted], owner, samples.lengths.numel()),
+            sample_log_ratio=segment_sum(log_ratio, samples.of_chunks(samples.owner), samples.lengths.numel()),
             importance=token_weights,
             loss_weight=torch.where(kept & (gain != 0), mass, torch.zeros_like(mass)),
             clipped=clip_active(samples, importance, clip),

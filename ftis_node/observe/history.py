@@ -192,8 +192,8 @@ class History:
 
 
 def _mean_importance(figures: Mapping[str, Any]) -> float | None:
-    """The mean of min(ρ, 2) over the tokens of a source: `excess` is the sum of min(ρ, 2) − 1."""
-    tokens, excess = _number(figures.get("tokens")), _number(figures.get("excess"))
+    """The mean of min(ρ, 2) over the judged tokens of a source: `excess` is the sum of min(ρ, 2) − 1."""
+    tokens, excess = _number(figures.get("judged_tokens", figures.get("tokens"))), _number(figures.get("excess"))
     return 1.0 + excess / tokens if tokens and excess is not None else None
 
 

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-# FADING: half-life of the sums, in samples. FEWEST: samples before a verdict. TOLERANCE: excess of the mean that
-# rounding may cause. DOUBTED, DISPROVED: standard errors above the bound for each verdict.
-FADING_SAMPLES = 1000.0
-FEWEST_SAMPLES = 32.0
-TOLERANCE = 0.02
-DOUBTED, DISPROVED = 2.0, 3.0
+from ftis_node.step_report import BETS
+
+FADING_SAMPLES = 1000.0  # half-life of the means that are shown; the verdicts need none
+STAKE_SAMPLES = 1000.0  # samples after which as much was staked anew as at first
+DOUBTED, DISPROVED = 100.0, 1000.0  # what the bets have paid for each stake at a verdict
+MOST = 1e6  # what a bet can be worth, so that an author that mends its ways is not doubted for ever
+LARGEST_WIN = 50.0  # nats of a step
+_ACCOUNTS = tuple((kind, f"{prefix}_{bet}") for kind, prefix in enumerate(("bet", "chunk_bet")) for bet in BETS)
 
 
 @dataclass(slots=True)
 class Claims:
-    """An author's claimed log-probs against this node's own, over about its last thousand samples.
+    """An author's claimed log-probs against this node's own.
 
-    Tokens drawn from the claimed distribution have E[ρ] = 1, so the sum of min(ρ, 2) − 1 over a sample's tokens has a
-    mean of at most 0. Claims that are too low buy weight and make this mean positive. The verdict counts by how many
-    standard errors. `surprising` tokens are those that the author claims a thousand times likelier than this node finds
-    them. They are shown but not punished, because an honest peer of another style has many.
+    **Verdicts** go by bets against the claims (Waudby-Smith and Ramdas, JRSS B 86, 2024). A token drawn from the
+    claimed distribution has E[ρ | what was before it] ≤ 1. So 1 + λ(ρ − 1) has a mean of at most 1, and so has the
+    product over all tokens, whenever one looks. Claims that are too low make it grow, at a small λ even where ρ is
+    spread far. `wealth` has what each λ of `BETS` has paid: first over tokens, then over whole samples of another
+    tokenizer, with W for ρ. (The tokens of a chunk depend on what follows, so the mean of its ρ is not 1.) Every sample
+    adds a fresh stake of 1/1000, from which bets grow on an author that begins to lie later: an e-detector (Shin,
+    Ramdas and Rinaldo, arXiv 2203.03532) that sums over starts as Shiryaev and Roberts do.
 
-    `samples` … `squares` cover samples in this node's own tokens. Samples of another tokenizer are judged as wholes
-    (`chunked`, `chunk_excess`, `chunk_squares`; see `objective.diagnostics.WHOLE_POWER`). The tokens of a chunk depend
-    on what follows, so the mean of its ρ is not 1.
+    Level: within n judged samples an honest author is banned with a probability of at most (2 + n/1000) / 1000, and
+    doubted with at most (2 + n/1000) / 100, for any number of looks (Ville's inequality). Assumed: samples are drawn
+    one by one from what is claimed, up to `objective.diagnostics.TOLERANCE` a token, and are judged whatever they hold
+    themselves (`learner.batch.after_both`).
+
+    **Means** are shown, and fade: over about the last thousand samples. tokens … surprising: of judged tokens, with
+    x = min(ρ, 2) − 1. chunked …: of judged whole samples, with x = min(√W, 2) − 1. samples, likelihood: of all that was
+    trained on. `surprising` tokens are not punished, because an honest peer of another style has many.
     """
 
     samples: float = 0.0
@@ -37,26 +48,42 @@ class Claims:
     chunked: float = 0.0
     chunk_excess: float = 0.0
     chunk_squares: float = 0.0
+    wealth: list[float] = field(default_factory=lambda: [1.0] * len(_ACCOUNTS))
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Claims:
+        """What a home kept, as `dataclasses.asdict` gives it. Older ones kept no `wealth`: it begins at 1."""
+        numbers: dict[str, Any] = {key: float(value) for key, value in row.items() if key != "wealth"}
+        kept = cls(**numbers)
+        wealth = [float(value) for value in row.get("wealth", ())]
+        if len(wealth) == len(_ACCOUNTS):
+            kept.wealth = wealth
+        elif not wealth:
+            kept.samples += kept.chunked  # they left these out
+        return kept
 
     def add(self, figures: Mapping[str, float]) -> None:
         """Add a source's figures of one step, see `Diagnostics.summary`."""
         kept = 0.5 ** (figures["samples"] / FADING_SAMPLES)
-        chunked = figures.get("chunked", 0.0)
-        self.chunked = kept * self.chunked + chunked
-        self.chunk_excess = kept * self.chunk_excess + figures.get("chunk_excess", 0.0)
-        self.chunk_squares = kept * kept * self.chunk_squares + figures.get("chunk_excess_squares", 0.0)
-        self.samples = kept * self.samples + figures["samples"] - chunked
-        self.tokens = kept * self.tokens + figures["tokens"] - figures.get("chunk_tokens", 0.0)
+        judged = figures.get("judged", 0.0), figures.get("chunk_judged", 0.0)
+        self.samples = kept * self.samples + figures["samples"]
+        self.likelihood = kept * self.likelihood + figures["likelihood"] * figures["samples"]
+        self.tokens = kept * self.tokens + figures.get("judged_tokens", 0.0)
         self.excess = kept * self.excess + figures["excess"]
         self.squares = kept * kept * self.squares + figures["excess_squares"]
         self.surprising = kept * self.surprising + figures["surprising"]
-        self.likelihood = kept * self.likelihood + figures["likelihood"] * figures["samples"]
+        self.chunked = kept * self.chunked + judged[1]
+        self.chunk_excess = kept * self.chunk_excess + figures.get("chunk_excess", 0.0)
+        self.chunk_squares = kept * kept * self.chunk_squares + figures.get("chunk_excess_squares", 0.0)
+        for place, (kind, name) in enumerate(_ACCOUNTS):
+            paid = self.wealth[place] * math.exp(min(figures.get(name, 0.0), LARGEST_WIN))
+            self.wealth[place] = min(paid + judged[kind] / STAKE_SAMPLES, MOST)
 
     @property
     def mean_weight(self) -> float:
-        """Mean of min(ρ, 2) over tokens; of min(W^s, 2) over samples where all are of another tokenizer.
+        """Mean of min(ρ, 2) over tokens; of min(√W, 2) over samples where all are of another tokenizer.
 
-        At most 1 of honest claims.
+        At most 1 of honest claims, up to chance.
         """
         if self.tokens:
             return 1.0 + self.excess / self.tokens
@@ -72,26 +99,17 @@ class Claims:
     @property
     def mean_likelihood(self) -> float | None:
         """Mean log-prob of the author's tokens under this node's policy, mean over samples."""
-        samples = self.samples + self.chunked
-        return self.likelihood / samples if samples else None
+        return self.likelihood / self.samples if self.samples else None
 
-    def too_low(self, errors: float) -> bool:
-        """Whether either mean lies above 1 by so many standard errors, and by more than rounding may do."""
-        return bool(self.evidence(errors))
+    @property
+    def paid(self) -> float:
+        """What the bets against the claims have paid, for a stake of 1 in each kind of sample."""
+        return sum(self.wealth) / len(BETS)
 
-    def evidence(self, errors: float) -> str:
-        """The evidence that the claims are too low, in words; empty without any."""
-        if self._above(self.samples, self.tokens, self.excess, self.squares, errors):
-            return (
-                f"mean of min(ρ, 2) {1 + self.excess / self.tokens:.3f} ± {math.sqrt(self.squares) / self.tokens:.3f}"
-            )
-        if self._above(self.chunked, self.chunked, self.chunk_excess, self.chunk_squares, errors):
-            mean, error = self.chunk_excess / self.chunked, math.sqrt(self.chunk_squares) / self.chunked
-            return f"mean of min(√W, 2) over whole samples {1 + mean:.3f} ± {error:.3f}"
-        return ""
-
-    @staticmethod
-    def _above(samples: float, count: float, excess: float, squares: float, errors: float) -> bool:
-        if samples < FEWEST_SAMPLES or not count:
-            return False
-        return excess / count > max(TOLERANCE, errors * math.sqrt(squares) / count)
+    @property
+    def evidence(self) -> str:
+        """The evidence that the claims are too low, in words."""
+        tokens = sum(self.wealth[: len(BETS)]) >= sum(self.wealth[len(BETS) :])
+        judged = "tokens, mean of min(ρ, 2)" if tokens else "whole samples, mean of min(√W, 2)"
+        count, excess = (self.tokens, self.excess) if tokens else (self.chunked, self.chunk_excess)
+        return f"bets against them paid {self.paid:,.0f} to 1, over {judged} {1 + excess / max(count, 1.0):.3f}"

@@ -47,7 +47,7 @@ class PeerStanding:
     accepted, refused, late          packets that it signed; refused by reason
     no_signal, record                its groups without a signal; groups trained on with sound claims
     weight                           weight of its samples in the loss, 0 to 1
-    mean_importance (_error)         mean of min(ρ, 2) over its tokens, and the standard error
+    mean_importance (_error)         mean of min(ρ, 2) over its judged tokens, and the standard error
     surprising_tokens                share of its tokens that it claims a thousand times likelier than the policy does
     likelihood                       mean log-prob of its tokens under the policy, nats
     mean_length, mean_reward         tokens of a completion; reward
@@ -146,9 +146,10 @@ class Standing:
         if not figures["samples"]:
             return
         book.claims.add(figures)
-        if not book.claims.too_low(DOUBTED):
+        if book.claims.paid < DOUBTED:
             self._books.earn(author, groups)
-        if CLAIMS in self._defences and (evidence := book.claims.evidence(DISPROVED)):
+        if CLAIMS in self._defences and book.claims.paid >= DISPROVED:
+            evidence = book.claims.evidence
             book.claims, book.sound = Claims(), 0
             self._books.keep_record(author)
             self.ban(author, f"it claims too low probabilities: {evidence}, honest ≤ 1")
@@ -199,7 +200,7 @@ class Standing:
         return 0.5 if book is not None and self._doubted(book) else 1.0
 
     def _doubted(self, book: Author) -> bool:
-        return CLAIMS in self._defences and book.claims.too_low(DOUBTED)
+        return CLAIMS in self._defences and book.claims.paid >= DOUBTED
 
     def note_pull(self, author: bytes, step_seconds: float) -> None:
         """Count a packet of the author whose pull begins."""
@@ -338,7 +339,7 @@ class Standing:
                 continue
             book = self._books.open(author)
             book.sound, book.ban = sound, ban
-            book.claims = Claims(**{key: float(value) for key, value in row["claims"].items()})
+            book.claims = Claims.of(row["claims"])
             book.loss_share = float(row.get("loss_share", 0.0))  # the first homes did not keep it
             book.evidence.add(now, evidence)
             self._books.keep_record(author)
