@@ -92,7 +92,7 @@ class SimulatedStore:
     def take_round(self, number: int) -> None:
         self._round = number + 1
 
-    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
+    def add(self, groups: Sequence[tuple[Group, bytes]], *, own: bool, ages: Sequence[float] = ()) -> None:
         for group, body in groups:
             self._bodies[group.digest] = body
             self._seen.add(group.key)

@@ -175,7 +175,7 @@ export class Chart {
     if (band.length) drawn.push(svg("path", { class: "band own", d: this.area(band[0], band[1]) }));
     edges.forEach(({ low: under, high: over }, index) => {
       const { tone } = spec.series[index];
-      if (under) drawn.push(svg("path", { class: `area ${tone}`, d: this.area(under, over) }));
+      if (under) drawn.push(svg("path", { class: `area ${tone}`, d: this.area(under, over) }), ...(over.length > 1 ? [] : this.dots(over, tone)));
       else drawn.push(svg("path", { class: `line ${tone}`, d: this.line(over) }), ...this.dots(over, tone));
     });
     this.edge = edges;
