@@ -98,7 +98,7 @@ def test_a_group_is_kept_to_its_last_second_and_not_longer() -> None:
     clock.now = 1050
     assert (len(subject), subject.expired) == (2, 0)
     clock.now = 1050.1
-    assert (len(subject), subject.expired) == (1, 1), "no step has asked for groups since: what is shown is what is usable"
+    assert (len(subject), subject.expired) == (1, 1), "also where no step asked since"
     assert [one.born for one in subject.take(5)] == [960]
     subject.add(scored(2, 0, 0, 960))
     clock.now = 1060.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ STEPS = (0, 20, 101, 1_000, 100_000)
 EVALUATIONS = 50
 BEGAN = 1_760_000_000.0  # unix seconds
 MINUTE = 60.0
+POLL = 6.0  # seconds in which a page asks again
 
 
 def faults(browser: Browser, url: str, name: str, out: Path | None = None) -> list[str]:
@@ -32,8 +34,12 @@ def faults(browser: Browser, url: str, name: str, out: Path | None = None) -> li
         browser.wait("return document.querySelector('.tile, #nodes .empty')")
         size = f"{name}-{width}-{'dark' if dark else 'light'}"
         told = browser.run(SCRIPT)
+        if told:  # a node may have taken a step between the page's question and this one's
+            time.sleep(POLL)
+            told = browser.run(SCRIPT)
         if out is not None:
             browser.picture(out / f"{size}.png", "footer")
+        browser.open("about:blank")  # its node may end
         found += [f"{size}: {what}" for what in (*told, *browser.errors())]
     return found
 
@@ -51,7 +57,8 @@ def write_steps(log: Path, steps: int, *, alone: bool = False) -> None:
             swing = wave(number, 7.0)
             others: dict[str, Any] = {"foreign_groups": 0, "foreign_reward": None, "peers": 0, "pool": 0}
             if not alone:
-                others = {"foreign_groups": round(16 * swing), "foreign_reward": 0.4 + 0.4 * swing, "peers": 2 + number % 3, "pool": round(9 * swing)}
+                others = {"foreign_groups": round(16 * swing), "foreign_reward": 0.4 + 0.4 * swing}
+            others |= {"peers": 2 + number % 3, "pool": round(9 * swing)}
             facts = step(number, own_groups=24 - others["foreign_groups"], own_reward=0.3 + 0.5 * swing, **others)
             if alone:
                 facts["diagnostics"]["foreign"] = {}

@@ -182,13 +182,17 @@ function showNodes(nodes) {
       number(node.groups),
       percent(node.success),
       node.version || "–",
-      claims ? el("div", null, claims.model || "–", el("small", null, claims.tokenizer ? `tokenizer ${claims.tokenizer}` : "")) : "–",
-      claims ? el("div", null, `${two(claims.pass_at_1_before)} → ${two(claims.pass_at_1)}`, spark(node.curve)) : "–",
-      claims ? el("div", null, number(claims.foreign_used), el("small", null, taughtBy(Object.keys(claims.teachers).length))) : "–",
-      claims ? bytes(claims.bytes_out) : "–",
     ];
-    return el("tr", { class: node.present ? null : "gone" }, cells.map((cell, index) =>
-      el(index ? "td" : "th", { "data-name": `${COLUMNS[index][0]}${index < SEEN ? "" : ", claimed"}`, scope: index ? null : "row", class: COLUMNS[index][1] ? "figure" : null }, cell)));
+    if (claims) cells.push(
+      el("div", null, claims.model || "–", el("small", null, claims.tokenizer ? `tokenizer ${claims.tokenizer}` : "")),
+      el("div", null, `${two(claims.pass_at_1_before)} → ${two(claims.pass_at_1)}`, spark(node.curve)),
+      el("div", null, number(claims.foreign_used), el("small", null, taughtBy(Object.keys(claims.teachers).length))),
+      bytes(claims.bytes_out),
+    );
+    const told = cells.map((cell, index) =>
+      el(index ? "td" : "th", { "data-name": `${COLUMNS[index][0]}${index < SEEN ? "" : ", claimed"}`, scope: index ? null : "row", class: COLUMNS[index][1] ? "figure" : null }, cell));
+    if (!claims) told.push(el("td", { class: "silent", "data-name": "Claimed", colspan: COLUMNS.length - SEEN }, "nothing: it does not report about itself"));
+    return el("tr", { class: node.present ? null : "gone" }, told);
   };
   const over = el("tr", { class: "over" }, el("th", { colspan: SEEN, scope: "colgroup" }, "heard by the observer"), el("th", { colspan: COLUMNS.length - SEEN, scope: "colgroup" }, "claimed by the node"));
   const head = el("tr", null, COLUMNS.map(([title, figure]) => el("th", { scope: "col", class: figure ? "figure" : null }, title)));
