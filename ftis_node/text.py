@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Mapping
 
 MB, GB = 1 << 20, 1 << 30  # as graphics cards are labelled; of disks too
 
@@ -60,3 +62,13 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // part} {smaller}"
     return f"{whole} s"
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """A text with `NAME (ID)` for each peer id that has a name."""
+    return re.sub(r"\b12D3Koo\w+", lambda found: called(found[0], names), text)
+
+
+def called(who: str, names: Mapping[str, str]) -> str:
+    """`NAME (ID)`, or the peer id alone."""
+    return f"{names[who]} ({who})" if names.get(who) else who

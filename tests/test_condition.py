@@ -29,6 +29,7 @@ from tests.support.steps import taken_step
         ({"peers": 1, "reachability": Reachability.RELAYED}, State.RELAYED, "relays"),
         ({"peers": 1, "reachability": Reachability.OUTBOUND_ONLY}, State.OUTBOUND_ONLY, "nobody can dial it"),
         ({}, State.ALONE, "No peers"),
+        ({"shut_out": "it was removed", "sought": 2}, State.ALONE, "no member .*: it was removed. It trains alone"),
         ({"other_protocol": 2}, State.ALONE, "No peers but 2 peers that .* another version of the protocol"),
         ({"peers": 1, "other_protocol": 2}, State.ONLINE, "with 1 peer."),
         ({"sought": 2, "peers": 1}, State.JOINING, "Waiting for 2 peers"),

@@ -26,6 +26,7 @@ from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
+from ftis_node.swarm.known_addresses import KnownAddresses
 from tests.support.swarm import RUN, identity, make_run, member, transport
 
 Join = Callable[..., tuple[int, str, str]]
@@ -64,7 +65,7 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Join, tmp_path: Path) ->
     assert len(report["run"]["id"]) == 32 and "would start" in report["run"]["from"]
     assert "/ip4/127.0.0.1/tcp/4567" in report["network"]["listens"]
     assert "log-probs" in report["leaves"] and report["problems"] == []
-    assert "self-report" not in report["leaves"]
+    assert "self-report" not in report["leaves"] and report["network"]["dials"] == []
     private = report_of(join, "--home", str(home), "--private", "--set", "lan=true")["leaves"]
     assert "self-report" in private and "local network" not in private
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
@@ -191,6 +192,13 @@ async def test_data_of_another_run_than_the_peers_are_refused_before_they_are_do
         with pytest.raises(UsageError, match="The data of gsm8k is not the run's, which is of arithmetic"):
             await find_run(options.home, options, network, [node.address], 5.0)
     assert not (tmp_path / "cache").exists()
+
+
+def test_what_the_home_knows_is_dialled(join: Join, tmp_path: Path) -> None:
+    known = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{identity(number).peer_id}" for number in range(1, 11)]
+    KnownAddresses(known[:1], met=known).write(Home(tmp_path).peers)
+    assert report_of(join, "--home", str(tmp_path))["network"]["dials"] == known
+    assert "and 2 more" in join("--home", str(tmp_path))[1]
 
 
 async def test_peers_are_asked_for_their_run(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from time import localtime, strftime
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from ftis_node.host.clocks import unix_seconds
 from ftis_node.packet import packet_digest
 from ftis_node.preflight.redaction import Redactor
 from ftis_node.store.home import Home
-from ftis_node.swarm import ftis_pb2
+from ftis_node.swarm import ftis_pb2, overview
 from ftis_node.swarm import roster as roster_module
 from ftis_node.swarm.certificates import (
     DAY,
@@ -38,6 +39,7 @@ from ftis_node.swarm.handshake import MEMBERS_ONLY, fetch_run, greeting
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.invitation import Invitation, invite, read, read_line
 from ftis_node.swarm.roster import Book, Roster, read_book
+from ftis_node.swarm.self_report import SelfReport
 from tests.support.cli import answer, printed, refused
 from tests.support.daemons import PATIENCE, Join
 from tests.support.swarm import RUN, Member, eventually, identity, make_run, member, packet, stub, transport
@@ -281,7 +283,27 @@ def test_a_removed_member_is_out_everywhere_and_so_are_those_it_invited(roster_o
     assert founder.meet(BEN.author, ben.own) is not None
     ben.hear(founder.news(BEN.author), FOUNDER.author)
     assert not ben.is_member and not roster_of(BEN).is_member  # also after a restart
+    assert ben.shut_out.startswith(f"{ANN.peer_id} was removed by {FOUNDER.peer_id} on ")
+    assert roster_of(BEN).shut_out == ben.shut_out
     assert founder.renewal(ANN.author) == b""
+
+
+def test_a_removed_member_learns_of_it_from_whoever_refuses_it_and_believes_the_signature_alone(
+    roster_of: Rosters,
+) -> None:
+    founder, ann, ben = roster_of(FOUNDER), roster_of(ANN, invitation()), roster_of(BEN)
+    joined(founder, ann, invitation(invites=True), ANN)
+    founder.hear([encode(removal(FOUNDER, ANN))], ANN.author)
+    told = founder.removal_for(ANN.author, ann.own)
+    assert told and founder.removal_for(EVE.author, ann.own) == b"" == founder.removal_for(ANN.author, b"junk")
+    assert ben.removal_for(ANN.author, ann.own) == b""
+    for wrong in (b"junk", removal(FOUNDER, BEN), removal(EVE, ANN), removal(ANN, ANN)):
+        ann.learn(wrong if isinstance(wrong, bytes) else encode(wrong))
+    forged = msgspec.structs.replace(removal(EVE, ANN), remover=FOUNDER.author)
+    ann.learn(encode(forged))
+    assert ann.is_member and not ann.book.removals
+    ann.learn(told)
+    assert "this node was removed" in ann.shut_out and "this node was removed" in roster_of(ANN, invitation()).shut_out
 
 
 def test_withdrawn_invitations_are_void_and_later_ones_are_not(roster_of: Rosters, tmp_path: Path, time: Time) -> None:
@@ -460,12 +482,19 @@ async def test_a_dry_run_reads_the_run_and_leaves_the_invitation_unused(tmp_path
         with pytest.raises(UserError, match="ask a member for an invitation") as error:
             await fetch_run(eve, [founder.address], 3600.0)
         assert "ftis-node invite" in error.value.fix
+        roster.redeem(ticket, BEN.author)
+        twice = [founder.address, f"/ip4/127.0.0.1/tcp/1025/p2p/{FOUNDER.peer_id}"]
+        with pytest.raises(UserError, match="used by another key") as error:
+            await fetch_run(eve, twice, 3600.0, ticket.encoded)
+        assert str(error.value).count("used by another key") == 1
 
 
-async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(tmp_path: Path) -> None:
+async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with (
         private_member(1, tmp_path) as (founder, roster),
-        private_member(2, tmp_path, ticket_of(founder)) as (ann, _),
+        private_member(2, tmp_path, ticket_of(founder)) as (ann, of_ann),
         private_member(3, tmp_path, ticket_of(founder)) as (ben, _),
     ):
         nodes = (founder, ann, ben)
@@ -491,6 +520,15 @@ async def test_the_invited_meet_learn_of_each_other_and_lose_the_removed(tmp_pat
         ben.make(1)
         await eventually(lambda: len(founder.admitted) == 3, "a group of Ben's")
         assert ann.identity.author not in [key[0] for key in founder.admitted[2:]]
+        await eventually(lambda: of_ann.shut_out != "", "she learns of it")
+        day = strftime("%Y-%m-%d", localtime(at))
+        assert of_ann.shut_out == f"this node was removed by {FOUNDER.peer_id} on {day}"
+        await eventually(lambda: not ann.swarm.membership.view, "she has no peers any more")
+        monkeypatch.setattr(ann.swarm.membership, "greet", None)  # nobody is dialled from now on
+        ann.swarm.membership.called(FOUNDER.author)
+        ann.swarm._to_greet.set()
+        await eventually(lambda: not ann.swarm._to_greet.is_set(), "she does not think of it")
+        assert not ann.swarm.membership.view
 
 
 async def test_a_transfer_to_a_removed_member_ends(tmp_path: Path) -> None:
@@ -573,6 +611,16 @@ def test_an_invitation_to_an_open_run_is_no_ticket(home_of: Homes, tmp_path: Pat
     assert "has no members" in refused("members", "--home", home).what
 
 
+def names(home: Path, known: dict[Identity, str]) -> None:
+    """Keeps what nodes call themselves as a daemon on the home would."""
+    now = unix_seconds()
+    book = overview.Book(PRIVATE.id, now)
+    for who, name in known.items():
+        report = SelfReport(run_id=PRIVATE.id, author=who.author, at=int(now), name=name)
+        book.nodes[who.author] = overview.Seen(now, now, who.author, report=report)
+    Home(home).swarm_history.write_bytes(msgspec.msgpack.encode(book))
+
+
 def test_members_are_listed_with_who_invited_them(home_of: Homes) -> None:
     anns = lasting((FOUNDER, ANN))
     gone = lasting((FOUNDER, ANN), (ANN, BEN), issued_at=1, expires=2)
@@ -581,7 +629,16 @@ def test_members_are_listed_with_who_invited_them(home_of: Homes) -> None:
     assert rows[FOUNDER.peer_id]["founder"] and rows[ANN.peer_id]["invited_by"] == FOUNDER.peer_id
     assert rows[ANN.peer_id]["why"] is None and "expired" in rows[BEN.peer_id]["why"]
     text = printed("members", "--home", home)
-    assert "the founder" in text and "may invite" in text and "no member" in text
+    assert "this node; the founder" in text and "may invite" in text and "no member" in text
+    names(home, {ANN: "Ann", BEN: "Ann"})
+    told = printed("members", "--home", home)
+    assert f"Ann ({ANN.peer_id})  until" in told and f"invited by Ann ({ANN.peer_id})" in told
+    assert {row["name"] for row in answer("members", "--home", home)["members"]} == {None, "Ann"}
+    ambiguous = refused("remove", "Ann", "--home", home)
+    assert "2 members call themselves 'Ann'" in ambiguous.what and BEN.peer_id in ambiguous.fix
+    names(home, {ANN: "Ann", EVE: "Eve"})
+    assert answer("remove", "Ann", "--home", home)["removed"] == ANN.peer_id
+    assert "No member calls itself 'Eve'" in refused("remove", "Eve", "--home", home).what
 
 
 def test_an_order_to_remove_waits_for_the_daemon(home_of: Homes) -> None:
@@ -617,17 +674,22 @@ def test_what_join_refuses(home_of: Homes, tmp_path: Path) -> None:
 
 def test_daemons_an_invitation_and_a_removal(join: Join) -> None:
     """As people do it: a founder, one who is invited and later removed, and one who has only the run file."""
-    founder = join("founder", "--model", "tiny-a", "--private")
+    founder = join("founder", "--model", "tiny-a", "--private", "--name", "Ana")
+    at = "--home", founder.home.path
     founder.wait(lambda s: s.get("step", 0) >= 1, "a step")
     line = answer("invite", "--home", founder.home.path)["invitation"]
     uninvited = join("uninvited", "--run", str(founder.home.run_file), "--model", "tiny-b")
-    invited = join("invited", line, "--model", "tiny-b")
+    invited = join("invited", line, "--model", "tiny-b", "--name", "Ben")
     invited.wait(lambda s: s.get("foreign_groups_used"), "a group of the founder's")
     assert uninvited.process is not None and uninvited.process.wait(PATIENCE) == 1
-    assert "no member of the private run" in uninvited.log()
-    printed("remove", Identity.load(invited.home.key).peer_id, "--home", founder.home.path)
-    invited.wait(lambda s: not s.get("peers"), "it is left out")
+    assert "no member of its private run" in uninvited.log()
+    founder.wait(lambda s: f"Ben ({Identity.load(invited.home.key).peer_id})" in printed("members", *at), "his name")
+    assert "Ben (" in printed("peers", *at)
+    printed("remove", "Ben", *at)
+    invited.wait(lambda s: "this node was removed by Ana" in s["reason"], "it is told")
+    assert invited.status()["state"] == "ALONE" and not invited.status()["peers"]
+    assert "  this node; no member: Ben (" in printed("members", "--home", invited.home.path)
     assert invited.stop() == 0
-    removed = join("invited", "--model", "tiny-b", "--peers", founder.address())
+    removed = join("invited", line, "--model", "tiny-b")
     assert removed.process is not None and removed.process.wait(PATIENCE) == 1
-    assert "None of the peers takes this node" in removed.log() and "was removed" in removed.log()
+    assert "this node was removed by" in removed.log() and "with a new --home" in removed.log()

@@ -23,6 +23,7 @@ from ftis_node.preflight.finding import Finding
 from ftis_node.preflight.net import look_around, of_a_running_node
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.twin import somebody_else
 from ftis_node.swarm.wire import p2pd
@@ -208,9 +209,9 @@ def test_a_key_moves_to_another_home_and_replaces_none(tmp_path: Path, capsys: p
 # --- the doctor -------------------------------------------------------------------------------------------------------
 
 
-async def found_by(peers: list[str], **settings: Any) -> dict[str, Finding]:
+async def found_by(peers: list[str], home: Path = Path("/nowhere"), **settings: Any) -> dict[str, Finding]:
     chosen = Settings(**{"host": "127.0.0.1", "quic": False, **settings})
-    return {finding.subject: finding async for finding in look_around(chosen, peers, 0.0)}
+    return {finding.subject: finding async for finding in look_around(chosen, Home(home), peers, 0.0)}
 
 
 async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> None:
@@ -223,6 +224,18 @@ async def test_the_doctor_dials_peers_and_says_what_it_saw(tmp_path: Path) -> No
     found = await found_by([node.address])
     assert found["peer"].verdict == "fail" and "reachability" not in found
     assert "listens nowhere" in (await found_by([], listen=False))["addresses"].text.replace("This node ", "")
+
+
+async def test_without_a_name_the_doctor_dials_what_the_home_knows_as_a_start_would(tmp_path: Path) -> None:
+    home, dead = tmp_path / "home", f"/ip4/127.0.0.1/tcp/1025/p2p/{identity(9).peer_id}"
+    home.mkdir()
+    async with member(1, tmp_path) as node:
+        KnownAddresses(named=[dead], met=[node.address, dead]).write(Home(home).peers)
+        found = [one async for one in look_around(Settings(host="127.0.0.1", quic=False), Home(home), [], 0.0)]
+        assert [one.verdict for one in found if one.subject == "peer"] == ["warn", "ok"]
+        assert dead in found[2].text and "peers" not in {one.subject for one in found}
+    found_alone = await found_by([], home)
+    assert (found_alone["peer"].verdict, found_alone["peers"].verdict) == ("warn", "warn")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Watched(Simulation):
                 self.dialled.append(peer)
             await connect(peer, addresses)
 
-        def take(groups: Sequence[tuple[Group, bytes]], *, own: bool) -> None:
+        def take(groups: Sequence[tuple[Group, bytes]], *, own: bool, ages: Sequence[float] = ()) -> None:
             arrive(groups, own=own)
             if not own:
                 self.pulled += [(node.transport.author, group.key) for group, _ in groups]

@@ -75,12 +75,12 @@ def net(
     from ftis_node.preflight.net import looked_around, of_a_running_node
 
     chosen = collect(task="arithmetic", flags=given.values, file=given.file)[0]
-    addresses = addresses_in(peers)
+    addresses, at = addresses_in(peers), Home(home.expanduser())
     try:
-        status = ask(Home(home.expanduser()).api_socket(), "/status", Status) if not addresses else None
+        status = ask(at.api_socket(), "/status", Status) if not addresses else None
     except UserError:
         status = None
-    found = looked_around(chosen, addresses, seconds) if status is None else iter(of_a_running_node(status))
+    found = looked_around(chosen, at, addresses, seconds) if status is None else iter(of_a_running_node(status))
     raise typer.Exit(_report(found, json=json))
 
 

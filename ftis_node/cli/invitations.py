@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from ftis_node.swarm.identity import Identity, author_of, peer_id
 from ftis_node.swarm.invitation import PREFIX, Invitation, read_line
 from ftis_node.swarm.invitation import invite as make_invitation
 from ftis_node.swarm.roster import Book, read_book
-from ftis_node.text import say
+from ftis_node.text import called, say, with_names
 
 DAYS_OF_A_CERTIFICATE = "180d"
 
@@ -83,24 +84,30 @@ def members(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
     place, identity, run = _of(home)
     book = _book(place, run)
     rows = [{"id": run.founder, "founder": True, "invited_by": None, "expires": None, "may_invite": True, "why": None}]
+    names = _names(place, run)
     for member, chain in {**book.members, **({identity.author: book.own} if book.own else {})}.items():
         last = chain[-1]
         row = {"id": peer_id(member), "founder": False, "invited_by": peer_id(last.issuer), "expires": last.expires}
         rows.append({**row, "may_invite": may_invite(chain, member, book.founder), "why": _why(book, chain, member)})
+    rows = [{**row, "name": names.get(str(row["id"]))} for row in rows]
     if json:
         print_json({"run": run.id.hex(), "own": identity.peer_id, "members": rows})
         return
     for row in rows:
         if row["founder"]:
-            say(f"{row['id']}  the founder")
-            continue
-        until = time.strftime("%Y-%m-%d", time.localtime(int(str(row["expires"]))))
-        state = f"no member: {row['why']}" if row["why"] else f"until {until}"
-        say(f"{row['id']}  {state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}")
+            told = "the founder"
+        else:
+            until = time.strftime("%Y-%m-%d", time.localtime(int(str(row["expires"]))))
+            state = f"no member: {row['why']}" if row["why"] else f"until {until}"
+            told = f"{state}; invited by {row['invited_by']}{', may invite' if row['may_invite'] else ''}"
+        own = "this node; " if row["id"] == identity.peer_id else ""
+        say(with_names(f"{row['id']}  {own}{told}", names))
 
 
 def remove(
-    peer: Annotated[str, typer.Argument(help="The peer id to remove, and with it all whom it has invited.")] = "",
+    peer: Annotated[
+        str, typer.Argument(help="The peer id or name to remove, and with it all whom it has invited.")
+    ] = "",
     invitations: Annotated[
         bool, typer.Option("--invitations", help="Withdraw all invitations of this node that were not used yet.")
     ] = False,
@@ -115,15 +122,14 @@ def remove(
     now = int(unix_seconds())
     place.orders.mkdir(mode=0o700, exist_ok=True)
     if peer:
-        try:
-            member = author_of(peer)
-        except ValueError as error:
-            raise UsageError(f"{peer!r} is {error}.", "Copy it from `ftis-node members`.") from None
+        names = _names(place, run)
+        member = _member(peer, book, names)
+        peer = peer_id(member)
         above = [book.founder, *(certificate.member for certificate in book.members.get(member, ())[:-1])]
         if identity.author not in above or member in (book.founder, identity.author):
             raise UserError(
                 "This node cannot remove that member: only the founder and those who invited it can.",
-                f"Ask {peer_id(above[-1])}.",
+                f"Ask {called(peer_id(above[-1]), names)}.",
             )
         removal = Removal(run_id=run.id, member=member, remover=identity.author, at=now).signed_by(identity)
         replace_bytes(place.orders / f"{peer}.removal", encode(removal), durable=True)
@@ -133,7 +139,7 @@ def remove(
         print_json({"removed": peer or None, "invitations_withdrawn": invitations})
         return
     if peer:
-        say(f"{peer} is removed; members hear of it as they meet this node.")
+        say(f"{called(peer, names)} is removed; members hear of it as they meet this node.")
     if invitations:
         say("Invitations that were not used yet are void.")
     if not place.in_use():
@@ -188,6 +194,35 @@ def _invites(book: Book | None, identity: Identity, run: Run) -> bool:
     chain = book.own if book is not None else ()
     valid = book is None or _why(book, chain, identity.author) is None
     return valid and may_invite(chain, identity.author, founder)
+
+
+def _names(place: Home, run: Run) -> dict[str, str]:
+    """What members call themselves: as the daemon knows it, or knew it when it ran."""
+    from ftis_node.observe.answers import Peers
+    from ftis_node.observe.api import ask
+    from ftis_node.swarm import overview
+
+    try:
+        return ask(place.api_socket(), "/peers", Peers).names
+    except UserError:
+        return overview.names_in(overview.read_book(place.swarm_history, run))
+
+
+def _member(text: str, book: Book, names: Mapping[str, str]) -> bytes:
+    """The key of a peer id, or of the one member of this name."""
+    try:
+        return author_of(text)
+    except ValueError as error:
+        named = [member for member in book.members if names.get(peer_id(member)) == text]
+        if not named:
+            raise UsageError(
+                f"No member calls itself {text!r}, and as a peer id it is {error}.",
+                "Copy one from `ftis-node members`.",
+            ) from None
+    if len(named) > 1:
+        ids = ", ".join(map(peer_id, named))
+        raise UsageError(f"{len(named)} members call themselves {text!r}.", f"Name one of these peer ids: {ids}.")
+    return named[0]
 
 
 def _why(book: Book, chain: Chain, member: bytes) -> str | None:

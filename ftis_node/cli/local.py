@@ -11,7 +11,7 @@ from ftis_node.cli.asking import ask_daemon
 from ftis_node.cli.common import HomeOption, JsonOption, print_facts, print_json
 from ftis_node.observe.answers import Peer, Peers, Status
 from ftis_node.store.home import DEFAULT_HOME, Home
-from ftis_node.text import counted, duration, say
+from ftis_node.text import called, counted, duration, say, with_names
 
 
 def status(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
@@ -44,9 +44,9 @@ def peers(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
         return
     answer = ask_daemon(home, "/peers", Peers)
     for peer in sorted(answer.peers, key=lambda peer: -peer.used):
-        say(*_told(peer))
+        say(called(peer.id, answer.names), *_told(peer))
     for refused in answer.left_out:
-        say(refused.id, f"  left out: {refused.reason}")
+        say(called(refused.id, answer.names), f"  left out: {with_names(refused.reason, answer.names)}")
     if not answer.peers and not answer.left_out:
         say("no peers")
 
@@ -95,11 +95,11 @@ def show_id(home: HomeOption = DEFAULT_HOME, json: JsonOption = False) -> None:
 
 
 def _told(peer: Peer) -> list[str]:
-    """A peer in a few lines."""
+    """About a peer, in a few lines."""
     refused = sum(peer.refused.values())
     came_of_it = f"since this start {counted(peer.accepted, 'group')} accepted, {refused} refused"
     came_of_it += f"; {peer.used} used in all"
     megabytes = f"{peer.bytes_in / 1e6:.2f} MB in, {peer.bytes_out / 1e6:.2f} out"
     lines = [f"standing: {peer.standing}", came_of_it, megabytes]
     lines.append(f"heard of {duration(peer.seconds_since_seen)} ago, calls itself {peer.agent}")
-    return [peer.id, *(f"  {line}" for line in [*lines, *peer.addresses])]
+    return [f"  {line}" for line in [*lines, *peer.addresses]]

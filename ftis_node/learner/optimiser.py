@@ -87,7 +87,7 @@ class Optimiser:
         for names in self._slices(gradients):
             trying(functools.partial(self._hand_over, names, gradients))
             if factor != 1:
-                torch._foreach_mul_([self._masters[name].grad for name in names], factor)
+                torch._foreach_mul_([grad for name in names if (grad := self._masters[name].grad) is not None], factor)
             trying(functools.partial(self._update, names))
             with torch.no_grad():
                 for name in names:

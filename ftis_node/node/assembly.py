@@ -13,6 +13,7 @@ from ftis_node.config.settings import Settings
 from ftis_node.errors import UsageError, UserError
 from ftis_node.host.clocks import boot_seconds, unix_seconds
 from ftis_node.node.checkpointing import Saving, StandingFile, layers_of
+from ftis_node.node.condition import NO_MEMBER
 from ftis_node.node.horizontal import HorizontalStepper, needed_age
 from ftis_node.node.options import JoinOptions, check_foreseen, check_run, known_run
 from ftis_node.node.progress import Progress
@@ -192,11 +193,8 @@ def roster_of(home: Home, run: Run, identity: Identity, invitation: Invitation |
     if not run.founder:
         return None
     roster = Roster(run.id, run.founder, identity, home.members, home.orders, invitation)
-    if invitation is None and (why := roster.why_no_member()) is not None:
-        raise UserError(
-            f"This node is no member of the private run: {why}.",
-            "Ask a member for an invitation, and start with `ftis-node join ftis:…`.",
-        )
+    if why := roster.shut_out:
+        raise UserError(f"This node is no member of its private run: {why}.", NO_MEMBER)
     return roster
 
 

@@ -58,6 +58,7 @@ class Signs:
     own_refused     whether an own group of the latest round was unsound
     clock           difference between this node's clock and its peers', None if no peer sent its time
     replayed        announcements refused because of their time, since the start
+    shut_out        why the node is no member of its private run any more, empty if it is
     home            the flag by which a command names this node: `Home.flag`
     """
 
@@ -76,6 +77,7 @@ class Signs:
     own_refused: bool = False
     clock: ClockDifference | None = None
     replayed: int = 0
+    shut_out: str = ""
     home: str = ""
 
 
@@ -85,6 +87,9 @@ def condition(signs: Signs) -> Condition:
         trouble = check(signs)
         if trouble is not None:
             return Condition(State.DEGRADED, *trouble)
+    if signs.shut_out:
+        reason = f"This node is no member of its private run: {signs.shut_out}. It trains alone."
+        return Condition(State.ALONE, reason, NO_MEMBER)
     if signs.sought > signs.peers:
         return Condition(State.JOINING, f"Waiting for {counted(signs.sought, 'peer')} before the first step.")
     if not signs.peers and signs.other_protocol:
@@ -101,6 +106,7 @@ def condition(signs: Signs) -> Condition:
 
 
 _ALONE = "If there should be some: `ftis-node doctor net --peers ADDRESS` says whether they can be reached."
+NO_MEMBER = "Ask a member for an invitation and start with `ftis-node join ftis:…`; after a removal, with a new --home."
 _UPGRADE = "Upgrade ftis-node where it is older: `ftis-node peers"
 _REACHED = {
     Reachability.DIRECT: State.ONLINE,

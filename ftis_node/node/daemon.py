@@ -35,9 +35,10 @@ from ftis_node.observe.web import Web
 from ftis_node.step_report import TakenStep
 from ftis_node.swarm.addresses import parse_address
 from ftis_node.swarm.identity import Identity
-from ftis_node.swarm.overview import Overview
+from ftis_node.swarm.overview import Overview, names_in
 from ftis_node.swarm.swarm import Swarm
 from ftis_node.swarm.wire.libp2p import Libp2p
+from ftis_node.text import with_names
 from ftis_node.worker.client import WorkerDied, WorkerFault
 from ftis_node.worker.messages import Change, Open
 
@@ -559,8 +560,18 @@ class Node:
             own_refused=self._rooms.stepper.own_unsound,
             clock=membership.clocks.difference(membership.view),
             replayed=self._rooms.swarm.gossip.counts["replayed"],
+            shut_out=self._shut_out(),
             home=self.home.flag,
         )
+
+    def _shut_out(self) -> str:
+        assert self._rooms is not None
+        roster = self._rooms.swarm.roster
+        why = roster.shut_out if roster is not None else ""
+        return with_names(why, self._names())
+
+    def _names(self) -> dict[str, str]:
+        return names_in(self._overview.book if self._overview is not None else None)
 
     def _note_condition(self) -> None:
         """Log the condition when its state or advice changes."""
@@ -601,4 +612,6 @@ class Node:
 
     def peers(self) -> PeersReport:
         """The node's peers, and the peers that it refuses."""
-        return peers_report(self._rooms.stepper, self._rooms.swarm) if self._rooms else PeersReport([], [])
+        if self._rooms is None:
+            return PeersReport([], [])
+        return peers_report(self._rooms.stepper, self._rooms.swarm, self._names())

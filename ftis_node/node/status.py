@@ -152,10 +152,11 @@ class PeerRow(KnownPeer, frozen=True, kw_only=True):
 
 
 class PeersReport(msgspec.Struct, frozen=True):
-    """Every peer of the view, and the refused peers."""
+    """Every peer of the view, and the refused peers. names: what nodes call themselves, by peer id."""
 
     peers: list[PeerRow]
     left_out: list[LeftOut]
+    names: dict[str, str] = {}
 
     def row(self) -> dict[str, Any]:
         """The object that `ftis-node peers --json` prints; a peer's standing is among its fields."""
@@ -294,7 +295,7 @@ def self_report(status: NodeStatus, author: bytes, run_id: bytes) -> SelfReport 
     )
 
 
-def peers_report(stepper: Stepper, swarm: Swarm) -> PeersReport:
+def peers_report(stepper: Stepper, swarm: Swarm, names: dict[str, str]) -> PeersReport:
     """The rows of all peers."""
     used, traffic = stepper.progress.foreign_groups_used, swarm.traffic
     peers = [
@@ -311,4 +312,4 @@ def peers_report(stepper: Stepper, swarm: Swarm) -> PeersReport:
         for peer in swarm.membership.view.values()
     ]
     left_out = {**swarm.membership.refused, **swarm.standing.left_alone()}
-    return PeersReport(peers, [LeftOut(peer_id(peer), reason) for peer, reason in left_out.items()])
+    return PeersReport(peers, [LeftOut(peer_id(peer), reason) for peer, reason in left_out.items()], names)

@@ -167,10 +167,11 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class Peers(msgspec.Struct, frozen=True):
-    """Every peer of the node's view, and the refused peers."""
+    """Every peer of the node's view, and the refused peers. names: what nodes call themselves, by peer id."""
 
     peers: list[Peer]
     left_out: list[LeftOut] = []
+    names: dict[str, str] = {}
 
 
 def read(answer: object, kind: type[Kind]) -> Kind:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -18,9 +19,11 @@ from ftis_node.errors import UserError
 from ftis_node.node.condition import CLOCK_FAR, CLOCK_SHOWN, SET_CLOCK
 from ftis_node.observe.answers import Status
 from ftis_node.preflight.finding import Finding
+from ftis_node.store.home import Home
 from ftis_node.swarm.addresses import is_relayed, parse_address, ranked, scope
 from ftis_node.swarm.handshake import fetch_run, greeting, shake
 from ftis_node.swarm.identity import Identity
+from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.swarm.membership import Reachability
 from ftis_node.swarm.wire.libp2p import Libp2p
 from ftis_node.swarm.wire.p2pd import listening_of
@@ -28,6 +31,7 @@ from ftis_node.swarm.wire.transport import Unreachable
 from ftis_node.text import counted, duration
 
 PATIENCE = 5.0  # seconds for peers to send their run; a node that starts waits for `patience`
+KEPT_TRIED = 8  # of the addresses that a home keeps, until one answers
 FORWARD = (
     "Forward a port (TCP and UDP) in your router to this machine and start the node with --port; or name with --relay "
     "nodes that can be dialled. It takes full part in any case, over the connections that it opens itself."
@@ -57,11 +61,11 @@ def of_a_running_node(status: Status) -> list[Finding]:
 
 
 def looked_around(
-    settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
+    settings: Settings, home: Home, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
 ) -> Iterator[Finding]:
     """Yield the findings of `look_around` outside an event loop, each as soon as it is known."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        findings = look_around(settings, peers, patience, met)
+        findings = look_around(settings, home, peers, patience, met)
 
         async def following() -> Finding | None:
             return await anext(findings, None)
@@ -71,12 +75,13 @@ def looked_around(
 
 
 async def look_around(
-    settings: Settings, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
+    settings: Settings, home: Home, peers: Sequence[str], patience: float, met: Callable[[RunFile], None] | None = None
 ) -> AsyncGenerator[Finding, None]:
     """Start a network daemon with a temporary key, and try what a node would do.
 
     Args:
-        peers: addresses to dial.
+        peers: addresses to dial. Without any, those that the home keeps are dialled until one answers, as by a node
+            that starts again; that another of these does not answer keeps no node from working.
         patience: seconds to wait for what peers find out about this node.
         met: called with the run of each peer that answers.
 
@@ -92,16 +97,20 @@ async def look_around(
         yield Finding("p2pd", "ok", f"It starts in {seconds:.1f} s and {where}.")
         yield _addresses(await transport.addresses())
         answered = 0
-        for text in targets:
+        for text in targets or KnownAddresses.read(home.peers).all[:KEPT_TRIED]:
             finding, run_file = await _dial(transport, text)
             if run_file is not None and met is not None:
                 met(run_file)
             answered += finding.verdict == "ok"
-            yield finding
+            yield finding if targets or finding.verdict == "ok" else replace(finding, verdict="warn")
             if run_file is not None and (told := await _time_of(transport, text)):
                 yield _clock(told - time.time(), f"the clock of {text}")
-        if not targets:
-            yield Finding("peers", "warn", "None was named, so none was dialled.", "Name some with --peers.")
+            if answered and not targets:
+                break
+        else:
+            if not targets and not answered:
+                text = "None was named, and none that this home knows answers."
+                yield Finding("peers", "warn", text, "Name some with --peers.")
         if answered:
             yield _reachability(*await _autonat(transport, patience))
 

@@ -11,10 +11,12 @@ from ftis_node.fit.plan import Plan
 from ftis_node.preflight.case import Case
 from ftis_node.preflight.inputs import task_files
 from ftis_node.swarm.addresses import listen_addresses
+from ftis_node.swarm.known_addresses import KnownAddresses
 from ftis_node.text import rounded
 
 _ORIGINS = {"the home": "home", "--run": "file", "--peers": "peers"}
 _NOT_TOLD = {"template", "packet"}
+_SHOWN = 8  # addresses of one kind, in text
 
 
 def as_json(case: Case, *, whole: bool) -> dict[str, object]:
@@ -74,7 +76,9 @@ def in_words(case: Case) -> list[str]:
     network = _network(case)
     network["listens"] = network["listens"] or ["nowhere: it only dials"]
     for key, word in {"listens": "listens", "announces": "tells", "relays": "relay", "dials": "dials"}.items():
-        lines += [f"{word:9} {text}" for text in network[key]]
+        more = len(network[key]) - _SHOWN
+        lines += [f"{word:9} {text}" for text in network[key][:_SHOWN]]
+        lines += [f"          and {more} more"] if more > 0 else []
     return [*lines, f"leaves    {_leaves(case)}"]
 
 
@@ -118,8 +122,9 @@ def _network(case: Case) -> dict[str, list[str]]:
     """Addresses to listen on, to announce, of relays, and to dial."""
     settings, port = case.settings, case.settings.port or case.home.last_port()
     listens = listen_addresses(settings.host, port, quic=settings.quic) if settings.listen else []
+    dialled = (*case.options.peers, *KnownAddresses.read(case.home.peers).all)
     told = {"announces": list(settings.announce), "relays": list(settings.relays)}
-    return {"listens": listens, **told, "dials": list(case.options.peers)}
+    return {"listens": listens, **told, "dials": list(dict.fromkeys(dialled))}
 
 
 def _leaves(case: Case) -> str:

@@ -13,6 +13,7 @@ no signature of one kind passes for another.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Self, TypeVar
@@ -112,31 +113,40 @@ def why_refused(
         return "it shows no certificate"
     if len(chain) > LONGEST:
         return f"its chain has more than {LONGEST} certificates"
-    above = [founder]
+    issuer = founder
     for certificate in chain:
         if certificate.run_id != run_id:
             return "its certificate is for another run"
-        if certificate.issuer != above[-1] or not is_author(certificate.member):
+        if certificate.issuer != issuer or not is_author(certificate.member):
             return "its certificates make no chain from the run's founder"
+        issuer = certificate.member
+    if issuer != peer:
+        return "its certificate is for another key"
+    if (removal := removal_of(chain, removals)) is not None:
+        day = time.strftime("%Y-%m-%d", time.localtime(removal.at))
+        return f"{peer_id(removal.member)} was removed by {peer_id(removal.remover)} on {day}"
+    for certificate in chain:
         if certificate.expires <= now:
             return f"the certificate of {peer_id(certificate.member)} has expired"
         if certificate.issued_at > now + AHEAD:
             return f"the certificate of {peer_id(certificate.member)} is of the future"
-        for removal in removals:
-            by_issuer = removal.remover == certificate.issuer
-            if (
-                removal.member == certificate.member
-                and removal.remover in above
-                and (not by_issuer or removal.at >= certificate.issued_at)
-            ):
-                return f"{peer_id(certificate.member)} was removed"
-        above.append(certificate.member)
-    if above[-1] != peer:
-        return "its certificate is for another key"
     if not all(certificate.invites for certificate in chain[:-1]):
         return "a member invited it that may not invite"
     if not _genuine(chain):
         return "a signature in its certificates is wrong"
+    return None
+
+
+def removal_of(chain: Chain, removals: Collection[Removal]) -> Removal | None:
+    """The removal that ends a membership: by one above in its chain, and, if by the issuer, not followed by a later
+    certificate. Signatures are not checked."""
+    above = [certificate.issuer for certificate in chain]
+    for place, certificate in enumerate(chain):
+        for removal in removals:
+            if removal.member != certificate.member or removal.remover not in above[: place + 1]:
+                continue
+            if removal.remover != certificate.issuer or removal.at >= certificate.issued_at:
+                return removal
     return None
 
 

@@ -12,6 +12,7 @@ from ftis_node.errors import UsageError, UserError, brief
 from ftis_node.host.clocks import unix_seconds
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import parse_address
+from ftis_node.swarm.identity import peer_id
 from ftis_node.swarm.limits import OWN
 from ftis_node.swarm.wire.transport import Transport, Unreachable
 
@@ -35,25 +36,29 @@ async def fetch_run(
         UserError: no bootstrap could be reached, or none sent a run file.
     """
     reasons: dict[str, str] = {}
-    final: set[str] = set()  # bootstraps that speak another protocol, or let in members only
+    peers = {text: parse_address(text)[1] for text in bootstraps}
+    final: dict[bytes, _Final] = {}  # by peer: it speaks another protocol, or does not let this node in
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
     while True:
-        for text in bootstraps:
+        for text in (text for text in bootstraps if peers[text] not in final):
             found = await _ask_run(transport, text, invitation)
             if isinstance(found, RunFile):
                 return found
             if reasons.get(text) != found:
                 logger.info("%s: %s; it is asked again for up to %.0f s.", text, found, patience)
             reasons[text] = found
-            final = final | {text} if isinstance(found, _Final) else final - {text}
-        if final.issuperset(bootstraps) or clock() >= deadline:
+            if isinstance(found, _Final):
+                final[peers[text]] = found
+        if final.keys() >= set(peers.values()) or clock() >= deadline:
             break
         await asyncio.sleep(0.5)
+    told = [f"{peer_id(peer)}: {why}" for peer, why in final.items()]
+    told += [f"{text}: {why}" for text, why in reasons.items() if peers[text] not in final]
     raise UserError(
-        "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
+        f"None of the peers gave their run: {'; '.join(told)}.",
         next(
-            (why.fix for why in reasons.values() if isinstance(why, _Final)),
+            (why.fix for why in final.values()),
             "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
         ),
     )

@@ -341,6 +341,8 @@ class Membership:
             self._refuse_protocol(peer, answer.major)
             return False
         if answer.refusal or answer.run_id != self._run_file.run.id:
+            if self._roster is not None and answer.removal:
+                self._roster.learn(answer.removal)
             self._refuse(peer, plain(answer.refusal, 200) or "it belongs to another run")
             return False
         if answer.observer:
@@ -384,7 +386,8 @@ class Membership:
         self._traffic.received[peer] += request.ByteSize()
         answer = self._hello()
         if self._roster is not None and (why := self._at_the_door(request, answer, peer)) is not None:
-            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why)
+            removal = self._roster.removal_for(peer, request.certificates)
+            answer = ftis_pb2.Handshake(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, refusal=why, removal=removal)
             if request.run_id:
                 self._refuse(peer, why)
         elif request.major != PROTOCOL_MAJOR:

@@ -144,7 +144,7 @@ class Overview:
             file: keeps what was gathered between starts.
         """
         self._swarm, self._run, self._own, self._file = swarm, run, own, file
-        self.book = _read(file, run) or Book(run.id, unix_seconds())
+        self.book = read_book(file, run) or Book(run.id, unix_seconds())
         self._groups = Counter[bytes]()  # announced since the last row of the history
         self._began = self._counted = unix_seconds()
         self._counted_until = self.book.until
@@ -261,6 +261,12 @@ class Overview:
         )
 
 
+def names_in(book: Book | None) -> dict[str, str]:
+    """What nodes call themselves, by peer id; nobody checks it."""
+    nodes = {} if book is None else book.nodes
+    return {peer_id(author): plain(seen.report.name, 64) for author, seen in nodes.items() if seen.report is not None}
+
+
 def _claims(report: SelfReport) -> Claims:
     return Claims(
         name=plain(report.name, 64),
@@ -278,7 +284,7 @@ def _claims(report: SelfReport) -> Claims:
     )
 
 
-def _read(file: Path | None, run: Run) -> Book | None:
+def read_book(file: Path | None, run: Run) -> Book | None:
     """What was gathered before; None if there is nothing, or nothing that can be used."""
     if file is None or not file.exists():
         return None

@@ -29,6 +29,7 @@ from ftis_node.swarm.certificates import (
     encode,
     ends,
     may_invite,
+    removal_of,
     why_refused,
 )
 from ftis_node.swarm.identity import Identity, author_of, peer_id
@@ -105,7 +106,14 @@ class Roster:
 
     def why_no_member(self) -> str | None:
         """Return why this node is no member now, or None."""
-        return self._why_refused(self.book.own, self._identity.author)
+        why = self._why_refused(self.book.own, self._identity.author)
+        return why and why.replace(self._identity.peer_id, "this node")
+
+    @property
+    def shut_out(self) -> str:
+        """Why this node is no member, and cannot become one by the invitation that it has; empty if it is, or can."""
+        removed = removal_of(self.book.own, self.book.removals) is not None
+        return (self.why_no_member() or "") if removed or self._invitation is None else ""
 
     @property
     def is_member(self) -> bool:
@@ -126,6 +134,22 @@ class Roster:
         if why is None and chain:
             self._add(chain)
         return why
+
+    def removal_for(self, peer: bytes, shown: bytes) -> bytes:
+        """What ended the membership of a peer that shows this chain, so that it learns of it; else nothing."""
+        with contextlib.suppress(RecordError):
+            chain = decode(shown, Chain)
+            removal = removal_of(chain, self.book.removals) if chain and chain[-1].member == peer else None
+            return b"" if removal is None else encode(removal)
+        return b""
+
+    def learn(self, record: bytes) -> None:
+        """Take the removal that a peer sent with its refusal, if it ends this node's membership."""
+        with contextlib.suppress(RecordError):
+            removal = decode(record, Removal)
+            if removal_of(self.book.own, (removal,)) is not None:
+                self._remove(removal)
+                self.save()
 
     def _why_refused(self, chain: Chain, peer: bytes) -> str | None:
         book = self.book
@@ -269,7 +293,8 @@ class Roster:
     def _remove(self, removal: Removal) -> None:
         book = self.book
         known = any(one.member == removal.member and one.remover == removal.remover for one in book.removals)
-        may = removal.remover == book.founder or self.admits(removal.remover)
+        above = {certificate.issuer for certificate in book.own}
+        may = removal.remover in {book.founder, *above} or self.admits(removal.remover)
         if known or not may or removal.run_id != book.run_id or not removal.verify(removal.remover):
             return
         if removal.remover != book.founder:
@@ -291,7 +316,7 @@ class Roster:
         if (why := self.why_no_member()) != self._warned:
             self._warned = why
             if why is not None:
-                logger.warning("This node is no member of its private run, and peers leave it out: %s", why)
+                logger.warning("This node is no member of its private run: %s.", why)
         for file in sorted(self._orders.iterdir()) if self._orders is not None and self._orders.is_dir() else ():
             if file.suffix not in (".removal", ".voided"):
                 continue

@@ -374,6 +374,10 @@ class Swarm:
             await self.membership.refresh_addresses()
             if self.roster is not None:
                 self.roster.obey()
+                if self.roster.shut_out:
+                    self.membership.view.clear()
+                    await asyncio.sleep(1.0)
+                    continue
             if not self._settled():
                 self.membership.look_for(self._bootstraps)
             if not self.membership.view:
