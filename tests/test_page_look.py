@@ -49,7 +49,10 @@ def crowd(swarm: WatchedSimulation, steps: int) -> dict[str, Any]:
     if steps == STEPS[-1]:
         many = (seen[number % len(seen)] for number in range(CROWD))
         seen = [msgspec.structs.replace(one, id=one.id[:-2] + f"{number:02}") for number, one in enumerate(many)]
-    facts = msgspec.structs.replace(swarm.facts, nodes=seen, history=minutes(steps, now).rows)
+    history = minutes(steps, now).rows
+    if steps == STEPS[2]:  # in this one the clock was set back by an hour
+        history = [*history[:50], *([(row[0] or 0.0) - 3600.0, *row[1:]] for row in history[50:])]
+    facts = msgspec.structs.replace(swarm.facts, nodes=seen, history=history)
     return msgspec.to_builtins(facts) | {"at": now, "since": now - 60.0 * steps}
 
 

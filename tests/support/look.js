@@ -68,12 +68,13 @@ if (document.querySelector("#history")) {
 for (const figure of all("figure.chart")) {
   const due = figure.dataset.keys.split(" ").filter((key) => known.has(key));
   const drawn = new Set();
-  const frame = figure.querySelector(".plot").getBoundingClientRect();
+  const frame = figure.querySelector(".plot .base")?.getBoundingClientRect();
+  const { top, bottom } = figure.querySelector(".plot").getBoundingClientRect();
   for (const mark of all(".plot path.line, .plot path.area, .plot circle.dot", figure)) {
     const box = mark.getBoundingClientRect();
     if (mark.matches(".line") ? !mark.getTotalLength() : !box.width) continue;
     drawn.add(mark.getAttribute("class").split(" ").at(-1));
-    if (box.left < frame.left - 4 || box.right > frame.right + 4 || box.top < frame.top - 4 || box.bottom > frame.bottom + 4) faults.push(`${title(figure)}: a curve leaves its picture`);
+    if (box.left < frame.left - 4 || box.right > frame.right + 4 || box.top < top - 4 || box.bottom > bottom + 4) faults.push(`${title(figure)}: a curve leaves its picture`);
   }
   if (drawn.size < due.length) faults.push(`${title(figure)}: ${due.length} series have values, and ${drawn.size} are drawn`);
 }

@@ -32,7 +32,7 @@ export const TIME = {
     const zone = 60 * new Date(1000 * low).getTimezoneOffset();
     const found = [];
     for (let time = Math.ceil((low - zone) / step) * step + zone; time <= high; time += step) found.push(time);
-    return found;
+    return found.length ? found : [low];
   },
   labels(times, span) {
     const hour = { hour: "2-digit", minute: "2-digit" };
@@ -149,7 +149,7 @@ export class Chart {
     const digits = decimals(marks);
     const labels = marks.map((value) => (spec.axis ? spec.axis(value, digits) : spec.format(value)));
     const left = 12 + 7 * Math.max(3, ...labels.map((label) => label.length));
-    const [first, final] = [data.step[0], data.step[data.step.length - 1]];
+    const [first, final] = [Math.min(...data.step), Math.max(...data.step)]; // a clock may have been set back
     const span = Math.max(1, final - first);
     const inner = width - left - RIGHT;
     this.x = (step) => left + ((step - first) / span) * inner;

@@ -100,7 +100,7 @@ export function swarmPicture(peers, name) {
   });
   const me = svg("g", null,
     svg("circle", { class: "me", cx, cy, r: 26 }),
-    svg("text", { class: "me-text", x: cx, y: cy + 4.5, "text-anchor": "middle" }, name && name.length <= 5 ? name : "me"));
+    svg("text", { class: "me-text", x: cx, y: cy + 4.5, "text-anchor": "middle" }, name && name.length <= 4 ? name : "me"));
   const told = peers.length ? `This node and ${peers.length === 1 ? "one other" : `${peers.length} others`}; the table beside says the same in words.` : "This node, alone.";
   const picture = svg("svg", { class: "swarm", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": told }, ...lines, ...nodes, me);
   const tones = [...new Map(shown.map((peer) => [standing(peer).tone, standing(peer)])).values()];
