@@ -6,7 +6,7 @@ DEV := .venv/.dev
 # Bytecode is kept, whatever the environment says: without it pytest rewrites every test file anew in each process.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures proto \
+.PHONY: demo test lint unit test-all slow chaos soak kills hostile fuzz nat lab-quick evidence models settings pictures look proto \
   stopwatch chaos-quick fuzz-quick wheels compose-test lock clean vllm-test gpu gpu-wheels older
 
 demo: $(STAMP)
@@ -135,6 +135,11 @@ settings: $(DEV)
 
 pictures: $(DEV)
 	$(BIN)/python -m tests.manual.pictures
+
+# The pages of real nodes and an observer in Chromium after 0 to 100,000 steps, at a desk and on a phone, light and dark;
+# pictures in build/look. What overlaps, is empty or throws fails: five minutes. `make test` has it in short.
+look: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.manual.look
 
 # Regenerates the RPC messages from proto/ftis.proto.
 proto: $(DEV)

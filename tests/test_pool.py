@@ -96,11 +96,13 @@ def test_a_group_is_kept_to_its_last_second_and_not_longer() -> None:
     subject.add(scored(1, 0, 0, 950))
     subject.add(scored(1, 0, 1, 960))
     clock.now = 1050
-    subject.expire()
     assert (len(subject), subject.expired) == (2, 0)
     clock.now = 1050.1
+    assert (len(subject), subject.expired) == (1, 1), "also where no step asked since"
     assert [one.born for one in subject.take(5)] == [960]
-    assert subject.expired == 1
+    subject.add(scored(2, 0, 0, 960))
+    clock.now = 1060.1
+    assert subject.waiting() == {} and subject.rows() == set()
 
 
 def test_an_empty_pool_gives_nothing() -> None:
@@ -151,11 +153,6 @@ class PoolMachine(RuleBasedStateMachine):
     def time_goes_on(self, seconds: float) -> None:
         self.clock.now += seconds
 
-    @rule()
-    def expire(self) -> None:
-        self.forget_old()
-        self.pool.expire()
-
     def forget_old(self) -> None:
         limit = self.clock.now - 50
         old = [key for key, one in self.waiting.items() if one.born < limit]
@@ -167,6 +164,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         if hasattr(self, "pool"):
+            self.forget_old()
             assert len(self.pool) == len(self.waiting)
             assert (self.pool.no_signal, self.pool.expired) == (self.idle, self.expired)
 

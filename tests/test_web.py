@@ -93,15 +93,16 @@ async def test_without_the_token_nothing_is_shown_but_how_to_get_it(
             assert "ftis-node page" in await response.text()
 
 
+@pytest.mark.parametrize("path", ["", "watch.html"])
 async def test_the_link_becomes_a_cookie_that_no_script_and_no_other_site_can_use(
-    page: Web, browser: aiohttp.ClientSession
+    page: Web, browser: aiohttp.ClientSession, path: str
 ) -> None:
-    async with browser.get(link(page.address, TOKEN), allow_redirects=False) as response:
+    async with browser.get(link(page.address + path, TOKEN), allow_redirects=False) as response:
         assert response.status == 200, "a redirect after a click elsewhere would be followed without the cookie"
-        assert '<meta http-equiv="refresh" content="0; url=/">' in await response.text()
+        assert f'<meta http-equiv="refresh" content="0; url=/{path}">' in await response.text()
         cookie = response.headers["Set-Cookie"]
     assert {"HttpOnly", "Path=/", "SameSite=Strict"} <= set(cookie.split("; "))
-    async with browser.get(page.address) as response:
+    async with browser.get(page.address + path) as response:
         assert response.status == 200 and response.content_type == "text/html"
         assert TOKEN not in await response.text()
 

@@ -46,9 +46,9 @@ HEADERS = {
 NO_TOKEN = "This page is for the node's owner. `ftis-node page`, on the node's machine, prints the link to it.\n"
 # Not a redirect: after a click on another site's page a browser would follow one without the cookie that came with it.
 WELCOME = (
-    b'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ftis-node</title>'
-    b'<link rel="icon" href="/icon.svg">'
-    b'<meta http-equiv="refresh" content="0; url=/"></head><body><p><a href="/">To the page</a></p></body></html>\n'
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ftis-node</title>'
+    '<link rel="icon" href="/icon.svg">'
+    '<meta http-equiv="refresh" content="0; url={0}"></head><body><p><a href="{0}">To the page</a></p></body></html>\n'
 )
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -108,7 +108,7 @@ def json_response(request: web.BaseRequest, body: bytes) -> web.Response:
 
 
 class Web:
-    """Serves the page under ``/``, its files beside it, and `routes`."""
+    """Serves the page under ``/``, its files beside it, and `routes`. Every page takes the token in its address."""
 
     def __init__(self, token: str, routes: Sequence[Route], first: str = "index.html") -> None:
         """
@@ -122,6 +122,7 @@ class Web:
         self._cookie = f"ftis-node-{hashlib.sha256(self._token).hexdigest()[:12]}"
         self._names = Names()
         self._routes = {route.path: route for route in (*_files(first), *routes)}
+        self._pages = {route.path for route in _files(first) if Path(route.path).suffix in ("", ".html")}
         self._runner: web.ServerRunner | None = None
 
     async def start(self, host: str, port: int) -> None:
@@ -175,7 +176,7 @@ class Web:
             return _plain(403, f"This is a node's page; it is found at {self.address}\n")
         if request.method not in ("GET", "HEAD"):
             return _plain(405, "This page is to be looked at only.\n", Allow="GET, HEAD")
-        if request.path == "/" and not request.query.keys().isdisjoint(("token", "code")):
+        if request.path in self._pages and not request.query.keys().isdisjoint(("token", "code")):
             return self._welcome(request)
         route = self._routes.get(request.path)
         if not (route is not None and route.open) and not self._may(request):
@@ -198,7 +199,9 @@ class Web:
             cookie = self._guests.enter(request.query["code"], shown, let_in=self._may(request))
         if not cookie:
             return _plain(401, NO_TOKEN)
-        response = web.Response(body=WELCOME, content_type="text/html", headers={"Cache-Control": "no-store"})
+        response = web.Response(
+            text=WELCOME.format(request.path), content_type="text/html", headers={"Cache-Control": "no-store"}
+        )
         response.set_cookie(self._cookie, cookie, path="/", httponly=True, samesite="Strict")
         return response
 

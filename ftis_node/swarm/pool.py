@@ -106,7 +106,8 @@ class Pool:
         self._born: dict[tuple[bytes, int, int], float] = {}  # of every group that is or was here
 
     def __len__(self) -> int:
-        return sum(len(groups) for groups in self._by_author.values())
+        """The number of waiting groups that may still be trained on; those that are too old go."""
+        return sum(self.waiting().values())
 
     def add(self, scored: Scored) -> bool:
         """Add a group. False if it has no signal (counted), or the pool has or had it already."""
@@ -134,7 +135,8 @@ class Pool:
         self._by_author.pop(author, None)
 
     def waiting(self) -> dict[bytes, int]:
-        """The number of waiting groups by author."""
+        """The number of waiting groups by author; those that are too old go first."""
+        self.expire()
         return {author: len(groups) for author, groups in self._by_author.items()}
 
     def take(self, count: int, newcomers: Newcomers | None = None) -> list[Scored]:
@@ -161,7 +163,8 @@ class Pool:
         return born >= self._clock() - (self.longest_age if self._needed(row) else self.max_age)
 
     def rows(self) -> set[int]:
-        """The rows that the waiting groups answer."""
+        """The rows that the waiting groups answer; those that are too old go first."""
+        self.expire()
         return {scored.group.row for groups in self._by_author.values() for scored in groups}
 
     def answers(

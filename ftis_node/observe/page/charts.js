@@ -3,7 +3,7 @@
 import { el, number, show, svg } from "./dom.js";
 
 const TOP = 10;
-const BOTTOM = 34;
+const BOTTOM = 38;
 const RIGHT = 14;
 
 /** Ticks at 1, 2, 2.5 or 5 times a power of ten, from `low` to at least `high`. */
@@ -20,24 +20,40 @@ export function ticks(low, high, about, whole = false) {
 }
 
 const ROUND = [60, 300, 600, 1800, 3600, 10800, 21600, 43200, 86400, 172800, 604800, 2592000];
+const DAY = 86400;
 const date = (time, shown) => new Intl.DateTimeFormat("en-GB", shown).format(new Date(1000 * time));
 
 /** An axis of unix seconds: ticks at whole minutes, hours or days of the reader's clock. */
 export const TIME = {
   name: "time",
   ticks(low, high, about) {
-    const step = ROUND.find((size) => (high - low) / size <= about) ?? ROUND.at(-1);
+    const longest = ROUND.at(-1);
+    const step = ROUND.find((size) => (high - low) / size <= about) ?? longest * Math.ceil((high - low) / longest / about);
     const zone = 60 * new Date(1000 * low).getTimezoneOffset();
     const found = [];
     for (let time = Math.ceil((low - zone) / step) * step + zone; time <= high; time += step) found.push(time);
-    return found;
+    return found.length ? found : [low];
   },
-  format: (time, span) => date(time, span < 2 * 86400 ? { hour: "2-digit", minute: "2-digit" } : { day: "numeric", month: "short" }),
+  labels(times, span) {
+    const hour = { hour: "2-digit", minute: "2-digit" };
+    const days = times.length < 2 || times[1] - times[0] >= DAY;
+    const shown = span < DAY ? hour : days ? { day: "numeric", month: "short" } : { weekday: "short", ...hour };
+    return times.map((time) => date(time, shown));
+  },
   long: (time) => date(time, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }),
 };
-const STEPS = { name: "step", ticks: (low, high, about) => ticks(low, high, about, true), format: number, long: (step) => `Step ${number(step)}` };
+const STEPS = { name: "step", ticks: (low, high, about) => ticks(low, high, about, true), labels: (steps) => steps.map((step) => number(step)), long: (step) => `Step ${number(step)}` };
 
-/** One curve card. `spec`: title, series ({key, name, tone, format}), kind, band, floor, ceiling, format, empty; along: what x is, steps or TIME. */
+/** The decimals that these values need to be written whole. */
+function decimals(values) {
+  const whole = (digits) => values.every((value) => Math.abs(value - value.toFixed(digits)) < 1e-9);
+  return [0, 1, 2, 3, 4, 5].find(whole) ?? 6;
+}
+
+/**
+ * One curve card. `spec`: title, series ({key, name, tone, format}), kind, band, floor, ceiling, empty; along: what x is, steps or TIME;
+ * format: a value as text; axis: the same at a tick, from the value and the decimals that tell the ticks apart.
+ */
 export class Chart {
   constructor(spec) {
     this.spec = spec;
@@ -47,7 +63,8 @@ export class Chart {
     this.plot = el("div", { class: "plot", tabindex: "0", role: "group", "aria-label": spec.title });
     this.tip = el("div", { class: "tip", role: "status", hidden: true });
     const caption = el("figcaption", null, el("h3", null, spec.title), spec.note && el("p", { class: "note" }, spec.note));
-    this.element = el("figure", { class: `card chart ${spec.size ?? ""}` }, caption, this.legend, this.plot);
+    const keys = spec.series.map(({ key }) => key).join(" ");
+    this.element = el("figure", { class: `card chart ${spec.size ?? ""}`, "data-keys": keys }, caption, this.legend, this.plot);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerdown", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.read(null));
@@ -129,9 +146,10 @@ export class Chart {
     const low = Math.min(spec.floor ?? Infinity, ...all);
     const high = Math.max(spec.ceiling ?? -Infinity, ...all);
     const marks = ticks(low, high > low ? high : low + 1, 4, spec.whole);
-    const labels = marks.map((value) => (spec.axis ?? spec.format)(value));
+    const digits = decimals(marks);
+    const labels = marks.map((value) => (spec.axis ? spec.axis(value, digits) : spec.format(value)));
     const left = 12 + 7 * Math.max(3, ...labels.map((label) => label.length));
-    const [first, final] = [data.step[0], data.step[data.step.length - 1]];
+    const [first, final] = [Math.min(...data.step), Math.max(...data.step)]; // a clock may have been set back
     const span = Math.max(1, final - first);
     const inner = width - left - RIGHT;
     this.x = (step) => left + ((step - first) / span) * inner;
@@ -144,10 +162,12 @@ export class Chart {
       svg("text", { class: "tick", x: left - 8, y: y(value) + 4, "text-anchor": "end" }, labels[index]),
     ]);
     const { along } = this;
-    const steps = along.ticks(first, first + span, Math.max(2, Math.floor(inner / 70)));
+    const wide = 24 + 7 * Math.max(...along.labels([first, first + span], span).map((label) => label.length));
+    const steps = along.ticks(first, first + span, Math.max(1, Math.floor(inner / wide)));
     const below = steps.filter((step) => step >= first && step <= first + span);
-    const across = below.map((step) =>
-      svg("text", { class: "tick", x: this.x(step), y: this.height - BOTTOM + 18, "text-anchor": "middle" }, along.format(step, span)),
+    const told = along.labels(below, span);
+    const across = below.map((step, index) =>
+      svg("text", { class: "tick", x: this.x(step), y: this.height - BOTTOM + 20, "text-anchor": "middle" }, told[index]),
     );
     const name = svg("text", { class: "tick name", x: left + inner / 2, y: this.height - 2, "text-anchor": "middle" }, along.name);
 
@@ -155,7 +175,7 @@ export class Chart {
     if (band.length) drawn.push(svg("path", { class: "band own", d: this.area(band[0], band[1]) }));
     edges.forEach(({ low: under, high: over }, index) => {
       const { tone } = spec.series[index];
-      if (under) drawn.push(svg("path", { class: `area ${tone}`, d: this.area(under, over) }));
+      if (under) drawn.push(svg("path", { class: `area ${tone}`, d: this.area(under, over) }), ...(over.length > 1 ? [] : this.dots(over, tone)));
       else drawn.push(svg("path", { class: `line ${tone}`, d: this.line(over) }), ...this.dots(over, tone));
     });
     this.edge = edges;

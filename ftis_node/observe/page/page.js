@@ -42,7 +42,7 @@ const CHARTS = [
     series: [{ key: "own_groups", name: "own", tone: "own" }, { key: "foreign_groups", name: "others'", tone: "foreign" }],
   },
   {
-    title: "Time of a step", note: "Evaluation is not in it.", kind: "stack", floor: 0, format: seconds, axis: (value) => `${number(value, value < 10 && value % 1 ? 1 : 0)}\u202fs`,
+    title: "Time of a step", note: "Evaluation is not in it.", kind: "stack", floor: 0, format: seconds, axis: (value, digits) => `${number(value, digits)}\u202fs`,
     empty: `How long generating, waiting and training take ${SOON}`,
     series: [
       { key: "generate", name: "generating", tone: "own" },
@@ -55,7 +55,7 @@ const CHARTS = [
     series: [{ key: "peers", name: "peers", tone: "own" }, { key: "pool", name: "groups waiting", tone: "foreign" }],
   },
   {
-    size: "half", title: "Traffic", floor: 0, format: rate, axis: (value) => bytes(value, "/s", 0), empty: `What comes in and goes out ${SOON}`,
+    size: "half", title: "Traffic", floor: 0, whole: true, format: rate, axis: (value) => bytes(value, "/s", 0), empty: `What comes in and goes out ${SOON}`,
     series: [{ key: "in_rate", name: "in", tone: "own" }, { key: "out_rate", name: "out", tone: "foreign" }],
   },
 ].map((spec) => ({ of: "steps", chart: new Chart(spec), ...spec }));
@@ -233,7 +233,7 @@ function showTexts() {
   const own = groups.filter((group) => group.author === null);
   const foreign = groups.filter((group) => group.author !== null);
   const none = (what) => el("p", { class: "empty card" }, what);
-  show(find("texts-own"), own.length ? own.map(groupCard) : none("What this node's model writes appears here with the first step."));
+  show(find("texts-own"), own.length ? own.map(groupCard) : none("What this node's model writes appears here with the next step."));
   show(find("texts-foreign"), foreign.length ? foreign.map(groupCard) : none("What other nodes' models write appears here once a step has used groups of theirs."));
 }
 

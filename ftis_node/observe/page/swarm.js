@@ -87,20 +87,20 @@ export function swarmPicture(peers, name) {
     const side = Math.cos(angle);
     const anchor = side > 0.3 ? "start" : side < -0.3 ? "end" : "middle";
     const lx = x + (anchor === "middle" ? 0 : Math.sign(side) * 20);
-    const ly = anchor === "middle" ? y + (Math.sin(angle) > 0 ? 30 : -32) : y - 3;
+    const ly = anchor === "middle" ? y + (Math.sin(angle) > 0 ? 31 : -34) : y - 3;
     nodes.push(
       svg("g", null,
         svg("title", null, `${peer.id}: ${thought.word}, ${number(peer.used)} groups used. ${thought.reason}`),
         svg("circle", { class: `peer ${thought.tone}`, cx: x, cy: y, r: 14 }),
         svg("text", { class: "mark", x, y: y + 4.5, "text-anchor": "middle" }, thought.mark),
         svg("text", { class: "label", x: lx, y: ly, "text-anchor": anchor }, short(peer.id)),
-        svg("text", { class: "sub", x: lx, y: ly + 14, "text-anchor": anchor }, `${number(peer.used)} used`),
+        svg("text", { class: "sub", x: lx, y: ly + 16, "text-anchor": anchor }, `${number(peer.used)} used`),
       ),
     );
   });
   const me = svg("g", null,
     svg("circle", { class: "me", cx, cy, r: 26 }),
-    svg("text", { class: "me-text", x: cx, y: cy + 4.5, "text-anchor": "middle" }, name && name.length <= 5 ? name : "me"));
+    svg("text", { class: "me-text", x: cx, y: cy + 4.5, "text-anchor": "middle" }, name && name.length <= 4 ? name : "me"));
   const told = peers.length ? `This node and ${peers.length === 1 ? "one other" : `${peers.length} others`}; the table beside says the same in words.` : "This node, alone.";
   const picture = svg("svg", { class: "swarm", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": told }, ...lines, ...nodes, me);
   const tones = [...new Map(shown.map((peer) => [standing(peer).tone, standing(peer)])).values()];

@@ -13,11 +13,12 @@ const TEACHERS_TOLD = 16; // by a self-report
 const ROWS = 200;
 
 const two = (value) => number(value, 2);
+const few = (value) => number(value, value < 10 ? 1 : 0);
 const LATER = "appears here after some minutes.";
 
 const CHARTS = [
   { title: "pass@1, as claimed", note: "Mean of the nodes that report it.", floor: 0, ceiling: 1, format: two, empty: `What the nodes claim to reach ${LATER}`, series: [{ key: "pass", name: "mean", tone: "own" }] },
-  { title: "Groups announced", note: "A minute, by all nodes.", floor: 0, format: (value) => number(value, value < 10 ? 1 : 0), empty: `How much the swarm generates ${LATER}`, series: [{ key: "groups", name: "groups", tone: "foreign" }] },
+  { title: "Groups announced", note: "A minute, by all nodes.", floor: 0, format: few, axis: number, empty: `How much the swarm generates ${LATER}`, series: [{ key: "groups", name: "groups", tone: "foreign" }] },
   { title: "Nodes", note: "Heard of within ten minutes.", floor: 0, whole: true, format: number, empty: `How many take part ${LATER}`, series: [{ key: "nodes", name: "nodes", tone: "third" }] },
 ].map((spec) => new Chart({ along: TIME, ...spec }));
 
@@ -63,30 +64,34 @@ function draw(swarm) {
   ];
   show(find("facts"), facts.map(([term, told]) => el("div", null, el("dt", null, term), el("dd", null, told))));
   showTiles(swarm, present);
-  const [step, nodes, groups, pass] = [0, 1, 2, 3].map((column) => swarm.history.map((row) => row[column]));
+  // The present is the last point, so that a curve and its tile say the same.
+  const rows = swarm.history.length ? [...swarm.history, [swarm.at, present.length, swarm.history.at(-1)[2], mean(passes(present))]] : [];
+  const [step, nodes, groups, pass] = [0, 1, 2, 3].map((column) => rows.map((row) => row[column]));
   for (const chart of CHARTS) chart.update({ step, nodes, groups, pass });
   showGraph(swarm.nodes);
   showNodes(swarm.nodes);
 }
 
+const passes = (nodes) => nodes.map((node) => node.claims?.pass_at_1 ?? null).filter((value) => value !== null);
+const mean = (values) => (values.length ? values.reduce((whole, one) => whole + one, 0) / values.length : null);
+
 function showTiles(swarm, present) {
   const claims = present.map((node) => node.claims).filter(Boolean);
   const sum = (key) => claims.reduce((whole, one) => whole + one[key], 0);
-  const passes = claims.map((one) => one.pass_at_1).filter((value) => value !== null);
-  const mean = passes.reduce((whole, one) => whole + one, 0) / passes.length;
+  const reached = passes(present);
   const last = swarm.history.at(-1);
   const models = new Set(claims.map((one) => one.model));
   const tokenizers = new Set(claims.map((one) => one.tokenizer));
   const versions = [...new Set(present.map((node) => node.version).filter(Boolean))].sort();
-  const reached = (how) => present.filter((node) => node.reach === how).length;
+  const dialled = (how) => present.filter((node) => node.reach === how).length;
   const tiles = [
     ["Nodes", number(present.length), `${number(swarm.nodes.length - present.length)} more were here before`],
-    ["Groups a minute", last ? number(last[2], 1) : "–", `${number(swarm.nodes.reduce((all, node) => all + node.groups, 0))} heard of so far`],
-    ["pass@1, claimed", passes.length ? two(mean) : "–", passes.length ? `${two(Math.min(...passes))} to ${two(Math.max(...passes))}` : "nobody reports it"],
+    ["Groups a minute", last ? few(last[2]) : "–", `${number(swarm.nodes.reduce((all, node) => all + node.groups, 0))} heard of so far`],
+    ["pass@1, claimed", two(mean(reached)), reached.length ? `${two(Math.min(...reached))} to ${two(Math.max(...reached))}` : "nobody reports it"],
     ["Learned from others", claims.length ? number(sum("foreign_used")) : "–", `groups, as claimed; ${number(sum("own_used"))} own`],
     ["Models, claimed", claims.length ? number(models.size) : "–", claims.length ? `${number(tokenizers.size)} ${tokenizers.size === 1 ? "tokenizer" : "tokenizers"}` : "nobody reports one"],
     ["Traffic, claimed", claims.length ? bytes(sum("bytes_out")) : "–", "sent since the nodes' starts"],
-    ["Reached directly", number(reached("direct")), `${number(reached("relayed"))} by relays, ${number(reached("outbound-only"))} only dial`],
+    ["Reached directly", number(dialled("direct")), `${number(dialled("relayed"))} by relays, ${number(dialled("outbound-only"))} only dial`],
     ["Versions", number(versions.length), versions.slice(0, 3).join(", ") || "not known"],
   ];
   show(find("tiles"), tiles.map(([label, value, sub]) =>
@@ -103,12 +108,17 @@ function showGraph(all) {
   const shown = [...all].sort((one, other) => other.present - one.present || used(other) - used(one)).slice(0, IN_PICTURE);
   shown.sort((one, other) => (name(one) < name(other) ? -1 : 1));
   const places = new Map();
-  const [width, height] = [920, shown.length > 12 ? 620 : shown.length > 4 ? 420 : 320];
+  const room = find("graph").clientWidth - 34;
+  const narrow = room > 0 && room < 600;
+  const [width, height] = [narrow ? room : 920, shown.length > 12 ? 620 : shown.length > 4 ? 420 : 320];
   const [cx, cy] = [width / 2, height / 2];
-  const [rx, ry] = [width / 2 - 170, height / 2 - 46];
+  const [rx, ry] = [width / 2 - (narrow ? 92 : 170), height / 2 - 46];
+  // Down the right side and up the left one in equal steps of height: names stand beside the nodes.
   shown.forEach((node, index) => {
-    const angle = -Math.PI / 2 + (2 * Math.PI * index) / shown.length;
-    places.set(node.id, { angle, x: cx + rx * Math.cos(angle), y: cy + ry * Math.sin(angle) });
+    const part = (2 * index) / shown.length;
+    const high = part <= 1 ? 2 * part - 1 : 3 - 2 * part;
+    const side = Math.sqrt(Math.max(0, 1 - high * high)) * (part <= 1 ? 1 : -1);
+    places.set(node.id, { side, x: cx + rx * side, y: cy + ry * high });
   });
   const edges = shown.flatMap((node) =>
     Object.entries(node.claims?.teachers ?? {}).filter(([teacher, groups]) => groups && places.has(teacher) && teacher !== node.id)
@@ -134,16 +144,15 @@ function showGraph(all) {
     return svg("g", { class: "taught", "data-from": teacher, "data-to": learner }, arc, point);
   });
   const marks = shown.map((node) => {
-    const { angle, x, y } = places.get(node.id);
-    const side = Math.cos(angle);
+    const { side, x, y } = places.get(node.id);
     const anchor = Math.abs(side) < 0.12 ? "middle" : side > 0 ? "start" : "end";
     const lx = x + (anchor === "middle" ? 0 : Math.sign(side) * 14);
-    const ly = anchor === "middle" ? y + (Math.sin(angle) > 0 ? 28 : -16) : y + 4;
+    const ly = anchor === "middle" ? y + (y > cy ? 28 : -16) : y + 4;
     const told = `${names.get(node.id)}: taught ${number(taught.get(node.id) ?? 0)} groups, learned ${number(node.claims?.foreign_used)}, as claimed`;
     const mark = svg("g", { class: `vertex ${node.present ? "" : "gone"}`, tabindex: "0", role: "img", "aria-label": told },
       svg("title", null, told),
       svg("circle", { cx: x, cy: y, r: 8 }),
-      svg("text", { x: lx, y: ly, "text-anchor": anchor }, clipped(names.get(node.id))));
+      svg("text", { x: lx, y: ly, "text-anchor": anchor }, clipped(names.get(node.id), narrow ? 10 : 18)));
     const alone = (on) => {
       for (const arc of arcs) arc.classList.toggle("faint", on && arc.dataset.from !== node.id && arc.dataset.to !== node.id);
     };
@@ -157,7 +166,7 @@ function showGraph(all) {
   show(find("graph"), svg("svg", { class: "swarm graph", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${shown.length} nodes and ${edges.length} arcs; the table says the same in words.` }, ...arcs, ...marks), hidden);
 }
 
-const clipped = (text) => (text.length > 18 ? `${text.slice(0, 17)}…` : text);
+const clipped = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 const COLUMNS = [["Node", 0], ["Heard", 0], ["Step", 1], ["Groups", 1], ["Right", 1], ["Version", 0], ["Model", 0], ["pass@1", 1], ["Learned from", 1], ["Sent", 1]];
 const SEEN = 6;
@@ -167,19 +176,23 @@ function showNodes(nodes) {
   const row = (node) => {
     const claims = node.claims;
     const cells = [
-      el("div", null, el("b", null, node.own ? `${name(node)} (this node)` : name(node)), el("small", null, el("code", { title: node.id }, short(node.id)))),
+      el("div", null, el("b", null, node.own ? `${name(node)} (this node)` : name(node)), claims?.name ? el("small", null, el("code", { title: node.id }, short(node.id))) : null),
       el("div", null, node.present ? "now" : `${lasting(node.heard)} ago`, el("small", null, node.reach || "")),
       number(node.step),
       number(node.groups),
       percent(node.success),
       node.version || "–",
-      claims ? el("div", null, claims.model || "–", el("small", null, claims.tokenizer ? `tokenizer ${claims.tokenizer}` : "")) : "–",
-      claims ? el("div", null, `${two(claims.pass_at_1_before)} → ${two(claims.pass_at_1)}`, spark(node.curve)) : "–",
-      claims ? el("div", null, number(claims.foreign_used), el("small", null, taughtBy(Object.keys(claims.teachers).length))) : "–",
-      claims ? bytes(claims.bytes_out) : "–",
     ];
-    return el("tr", { class: node.present ? null : "gone" }, cells.map((cell, index) =>
-      el(index ? "td" : "th", { "data-name": COLUMNS[index][0], scope: index ? null : "row", class: COLUMNS[index][1] ? "figure" : null }, cell)));
+    if (claims) cells.push(
+      el("div", null, claims.model || "–", el("small", null, claims.tokenizer ? `tokenizer ${claims.tokenizer}` : "")),
+      el("div", null, `${two(claims.pass_at_1_before)} → ${two(claims.pass_at_1)}`, spark(node.curve)),
+      el("div", null, number(claims.foreign_used), el("small", null, taughtBy(Object.keys(claims.teachers).length))),
+      bytes(claims.bytes_out),
+    );
+    const told = cells.map((cell, index) =>
+      el(index ? "td" : "th", { "data-name": `${COLUMNS[index][0]}${index < SEEN ? "" : ", claimed"}`, scope: index ? null : "row", class: COLUMNS[index][1] ? "figure" : null }, cell));
+    if (!claims) told.push(el("td", { class: "silent", "data-name": "Claimed", colspan: COLUMNS.length - SEEN }, "nothing: it does not report about itself"));
+    return el("tr", { class: node.present ? null : "gone" }, told);
   };
   const over = el("tr", { class: "over" }, el("th", { colspan: SEEN, scope: "colgroup" }, "heard by the observer"), el("th", { colspan: COLUMNS.length - SEEN, scope: "colgroup" }, "claimed by the node"));
   const head = el("tr", null, COLUMNS.map(([title, figure]) => el("th", { scope: "col", class: figure ? "figure" : null }, title)));
@@ -202,4 +215,5 @@ function spark(rows) {
 
 show(find("history"), CHARTS.map((chart) => chart.element));
 document.addEventListener("visibilitychange", poll);
+addEventListener("resize", () => text && draw(JSON.parse(text)));
 go();

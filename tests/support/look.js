@@ -1,0 +1,91 @@
+// What is wrong with the page that is shown, as sentences; none if nothing is. Run in the page, as the body of a function.
+
+const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+await frame();
+const faults = [];
+const all = (what, within = document) => [...within.querySelectorAll(what)];
+const title = (element) => element.closest("figure, section, header")?.querySelector("h1, h2, h3")?.textContent ?? "the page";
+
+// Nothing is wider than the window.
+if (document.documentElement.scrollWidth > innerWidth) faults.push(`scrolls sideways: ${document.documentElement.scrollWidth} px in ${innerWidth}`);
+for (const element of all("body *")) {
+  const { left, right } = element.getBoundingClientRect();
+  if (right > innerWidth + 0.5 || (left < -0.5 && !element.matches(".skip"))) faults.push(`${title(element)}: reaches beyond the window: ${element.outerHTML.slice(0, 90)}`);
+}
+
+// No value of a program's stands where a person reads.
+for (const word of document.body.innerText.match(/\b(?:NaN|undefined|null|Infinity)\b|\[object/g) ?? []) faults.push(`says ${word}`);
+
+// No text lies over another, whether in a picture or not; what scrolls within a box, or is shown on demand, is left out.
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+const words = [];
+while (walk.nextNode()) {
+  const node = walk.currentNode;
+  const element = node.parentElement;
+  if (!node.textContent.trim() || element.closest("title, script, noscript, .tip, .skip, .group ol, .question, [hidden]")) continue;
+  const hidden = element.closest("thead");
+  if (hidden && hidden.getBoundingClientRect().width < 2) continue;
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  for (const { left, right, top, bottom } of range.getClientRects()) {
+    if (right > left) words.push({ left: left + 1, right: right - 1, top: top + 1.5, bottom: bottom - 1.5, text: node.textContent, element });
+  }
+}
+words.sort((one, other) => one.top - other.top);
+words.forEach((one, index) => {
+  for (let next = index + 1; next < words.length && words[next].top < one.bottom; next++) {
+    const other = words[next];
+    if (other.left < one.right && other.right > one.left) faults.push(`${title(one.element)}: “${one.text}” lies over “${other.text}”`);
+  }
+});
+
+// What is written in a picture can be read.
+for (const text of all("main svg text")) {
+  const size = parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a;
+  if (size < 9) faults.push(`${title(text)}: “${text.textContent}” is ${size.toFixed(1)} px high`);
+}
+
+// The labels of an axis differ.
+for (const plot of all(".plot")) {
+  for (const anchor of ["end", "middle"]) {
+    const labels = all(`.tick:not(.name)[text-anchor=${anchor}]`, plot).map((label) => label.textContent);
+    if (new Set(labels).size < labels.length) faults.push(`${title(plot)}: an axis reads ${labels.join(", ")}`);
+  }
+}
+
+// Each series that has values is drawn, within its picture.
+const answer = async (path) => (await fetch(path)).json();
+const known = new Set();
+const note = (columns) => Object.entries(columns).forEach(([key, values]) => values.some((value) => value !== null) && known.add(key));
+if (document.querySelector("#history")) {
+  const rows = (await answer("swarm.json")).history ?? [];
+  note(Object.fromEntries(["step", "nodes", "groups", "pass"].map((key, column) => [key, rows.map((row) => row[column])])));
+} else {
+  const { steps, evaluations } = await answer("/api/history");
+  note(steps);
+  note(evaluations);
+}
+for (const figure of all("figure.chart")) {
+  const due = figure.dataset.keys.split(" ").filter((key) => known.has(key));
+  const drawn = new Set();
+  const frame = figure.querySelector(".plot .base")?.getBoundingClientRect();
+  const { top, bottom } = figure.querySelector(".plot").getBoundingClientRect();
+  for (const mark of all(".plot path.line, .plot path.area, .plot circle.dot", figure)) {
+    const box = mark.getBoundingClientRect();
+    if (mark.matches(".line") ? !mark.getTotalLength() : !box.width) continue;
+    drawn.add(mark.getAttribute("class").split(" ").at(-1));
+    if (box.left < frame.left - 4 || box.right > frame.right + 4 || box.top < top - 4 || box.bottom > bottom + 4) faults.push(`${title(figure)}: a curve leaves its picture`);
+  }
+  if (drawn.size < due.length) faults.push(`${title(figure)}: ${due.length} series have values, and ${drawn.size} are drawn`);
+}
+
+// A figure has a name, and a row says a thing once.
+for (const cell of all("table.peers td").filter((cell) => /^[–\d]/.test(cell.innerText))) {
+  const head = cell.closest("table").tHead.getBoundingClientRect();
+  if (head.width < 2 && !getComputedStyle(cell, "::before").content.startsWith('"')) faults.push(`${title(cell)}: ${cell.innerText} has no name`);
+}
+for (const cell of all("tbody th, tbody td")) {
+  const told = cell.innerText.split("\n").map((line) => line.trim()).filter(Boolean);
+  if (new Set(told).size < told.length) faults.push(`${title(cell)}: a cell says twice: ${told.join(" | ")}`);
+}
+return [...new Set(faults)];

@@ -1,0 +1,85 @@
+"""Looks at a page in a browser at every size, and says what is wrong with it; and histories to look at."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from ftis_node.swarm.overview import HISTORY_ROWS, Curve
+from tests.support.browser import Browser
+from tests.support.step_events import step
+
+SCRIPT = Path(__file__).with_name("look.js").read_text(encoding="utf-8")
+SIZES = [(width, dark) for width in (1280, 360) for dark in (False, True)]
+STEPS = (0, 20, 101, 1_000, 100_000)
+EVALUATIONS = 50
+BEGAN = 1_760_000_000.0  # unix seconds
+MINUTE = 60.0
+POLL = 6.0  # seconds in which a page asks again
+
+
+def faults(browser: Browser, url: str, name: str, out: Path | None = None) -> list[str]:
+    """What is wrong with a page at a desk's width and a phone's, light and dark.
+
+    Args:
+        name: of the pictures in `out`, which gets one of each size.
+    """
+    found: list[str] = []
+    for width, dark in SIZES:
+        browser.show(width, 900, dark=dark)
+        browser.open(url)
+        browser.wait("return document.querySelector('.tile, #nodes .empty')")
+        size = f"{name}-{width}-{'dark' if dark else 'light'}"
+        told = browser.run(SCRIPT)
+        if told:  # a node may have taken a step between the page's question and this one's
+            time.sleep(POLL)
+            told = browser.run(SCRIPT)
+        if out is not None:
+            browser.picture(out / f"{size}.png", "footer")
+        browser.open("about:blank")  # its node may end
+        found += [f"{size}: {what}" for what in (*told, *browser.errors())]
+    return found
+
+
+def wave(number: int, period: float) -> float:
+    """From 0 to 1 and back."""
+    return 0.5 - 0.5 * math.cos(number / period)
+
+
+def write_steps(log: Path, steps: int, *, alone: bool = False) -> None:
+    """A `metrics.jsonl` of so many steps. alone: of a node without peers, which still says hello now and then."""
+    with log.open("w") as file:
+        write(file, 0, evaluated(0.2))
+        for number in range(1, steps + 1):
+            swing = wave(number, 7.0)
+            others: dict[str, Any] = {"foreign_groups": 0, "foreign_reward": None, "peers": 0, "pool": 0}
+            if not alone:
+                others = {"foreign_groups": round(16 * swing), "foreign_reward": 0.4 + 0.4 * swing}
+            others |= {"peers": 2 + number % 3, "pool": round(9 * swing)}
+            facts = step(number, own_groups=24 - others["foreign_groups"], own_reward=0.3 + 0.5 * swing, **others)
+            if alone:
+                facts["diagnostics"]["foreign"] = {}
+            sent = number / 3 if alone else 40_000 * number + 9_000 * swing
+            write(file, number, facts | {"event": "step", "bytes_in": sent, "bytes_out": sent / 2})
+            if number % max(5, steps // EVALUATIONS) == 0:
+                write(file, number, evaluated(0.2 + 0.6 * number / steps))
+
+
+def write(file: Any, number: int, facts: dict[str, Any]) -> None:
+    file.write(json.dumps({"time": BEGAN + number, "step": number} | facts) + "\n")
+
+
+def evaluated(reached: float) -> dict[str, Any]:
+    return {"event": "evaluation", "pass_at_1": reached, "low": reached - 0.05, "high": reached + 0.05}
+
+
+def minutes(steps: int, end: float) -> Curve:
+    """What an observer keeps of so many minutes until `end`: nodes, groups a minute, mean pass@1."""
+    curve = Curve(HISTORY_ROWS)
+    for number in range(steps):
+        swing = wave(number, 30.0)
+        curve.add(end - MINUTE * (steps - number), 3 + number % 2, 100 * swing, 0.2 + 0.6 * number / steps)
+    return curve

@@ -1,0 +1,99 @@
+"""Every page is whole after any number of steps, at a desk and on a phone, light and dark: `make look` in short.
+
+Histories are prepared; `make look` does the same with real nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ftis_node.lab.simulation.scenario import Scenario
+from ftis_node.observe.history import History
+from ftis_node.observe.web import Web, json_route, link
+from tests.support.browser import Browser, missing
+from tests.support.looking import STEPS, faults, minutes, write_steps
+from tests.support.statuses import JOINING, NOBODY, TRAINING, peer
+from tests.support.watched import WatchedSimulation, watched
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+TOKEN = "t" * 43
+CROWD = 45
+PEERS = [peer(f"12D3KooW{number:044d}", record=20, mean_reward=0.5, delivered=3) for number in range(12)]
+SAMPLE = {"text": "<think>3+4</think><answer>7</answer>", "reward": 1.0, "tokens": 9, "finished": True}
+GROUP = {"step": 3, "author": None, "question": "3+4", "answer": "7", "completions": 4 * [SAMPLE]}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser(1280, 900) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def swarm() -> WatchedSimulation:
+    """Eight nodes, of which two say nothing of themselves."""
+    return watched(Scenario(nodes=8, seconds=600.0), lambda number: number not in (2, 5))
+
+
+def crowd(swarm: WatchedSimulation, steps: int) -> dict[str, Any]:
+    """The swarm after so many minutes; after the most of them with so many nodes that the picture leaves some out."""
+    now, seen = time.time(), list(swarm.facts.nodes)
+    if steps == STEPS[-1]:
+        many = (seen[number % len(seen)] for number in range(CROWD))
+        seen = [msgspec.structs.replace(one, id=one.id[:-2] + f"{number:02}") for number, one in enumerate(many)]
+    history = minutes(steps, now).rows
+    if steps == STEPS[2]:  # in this one the clock was set back by an hour
+        history = [*history[:50], *([(row[0] or 0.0) - 3600.0, *row[1:]] for row in history[50:])]
+    facts = msgspec.structs.replace(swarm.facts, nodes=seen, history=history)
+    return msgspec.to_builtins(facts) | {"at": now, "since": now - 60.0 * steps}
+
+
+def answers(tmp_path: Path, steps: int, alone: bool) -> dict[str, dict[str, Any]]:
+    """What the node answers after so many steps."""
+    if steps:
+        write_steps(tmp_path / "metrics.jsonl", steps, alone=alone)
+    curves = History(tmp_path / "metrics.jsonl")
+    curves.follow()
+    groups = [GROUP, *([] if alone else [GROUP | {"author": PEERS[0]["id"]}])] if steps else []
+    told = (TRAINING if steps else JOINING) | {"step": steps}
+    if alone:
+        told |= {"state": "ALONE", "foreign_groups_used": {}, "bytes_in": steps // 3, "bytes_out": steps // 6}
+    return {
+        "status": told,
+        "peers": NOBODY if alone else {"peers": PEERS, "left_out": []},
+        "history": curves.facts(),
+        "completions": {"step": steps, "groups": groups},
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "alone"), [*((steps, False) for steps in STEPS), *((steps, True) for steps in (1, *STEPS[1:4]))]
+)
+async def test_every_page_is_whole_after(
+    tmp_path: Path, browser: Browser, swarm: WatchedSimulation, steps: int, alone: bool
+) -> None:
+    told = {f"/api/{name}": facts for name, facts in answers(tmp_path, steps, alone).items()}
+    told["/swarm.json"] = crowd(swarm, steps)
+
+    def route(path: str) -> Any:
+        async def answer() -> dict[str, Any]:
+            return told[path]
+
+        return json_route(path, answer)
+
+    server = Web(TOKEN, [route(path) for path in told])
+    await server.start("127.0.0.1", 0)
+    try:
+        urls = {name: link(server.address + path, TOKEN) for name, path in (("page", ""), ("watch", "watch.html"))}
+        found = [what for name, url in urls.items() for what in await asyncio.to_thread(faults, browser, url, name)]
+        assert not found, "\n".join(found)
+    finally:
+        await server.close()
