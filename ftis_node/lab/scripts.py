@@ -65,7 +65,7 @@ class Scripted(InProcess):
             place = Slot(request.author, request.round, slot, request.policy_step)
             prompt, made = self.engine.task.prompt(example), self._claimed(row, written)
             packet = _by_bytes(self.engine.packets.write(place, prompt, self.engine.prompts[row], made))
-            answers.append(ScoredPacket(packet, self.engine.score(row, packet, own=True)))
+            answers.append(ScoredPacket(packet, self.engine.rewards(row, packet)))
         return Generated(answers, seconds=0.0, generation_batch=len(request.rows))
 
     def _claimed(self, row: int, written: Sequence[tuple[list[int], list[float]]]) -> list[Completion]:

@@ -337,7 +337,7 @@ class Engine:
         ]
         with self.usage.of("score"):
             rewards = [
-                self._rewards(row, packet, self._scorer)
+                self.rewards(row, packet)
                 if data is None
                 else self._worth(packet, data.examples[row], data.scorer)
                 for row, packet in zip(rows, packets, strict=True)
@@ -349,13 +349,13 @@ class Engine:
         """New seeds of random numbers."""
         return torch.randint(1 << 62, (count,), generator=self.random).tolist()
 
-    def score(self, row: int, packet: bytes, own: bool = False) -> list[float]:
-        """Rewards [G] of a group, by this node's own reading of its text; in a thread of its own.
+    def score(self, row: int, packet: bytes) -> list[float]:
+        """Rewards [G] of a foreign group, by this node's own reading of its text; in a thread of its own.
 
-        There are none if this node can train on none of a foreign group's completions: right answers that its tokenizer
-        cannot read would take others' place in a batch and teach nothing.
+        There are none if this node can train on none of its completions: right answers that its tokenizer cannot read
+        would take others' place in a batch and teach nothing.
         """
-        return self._rewards(row, packet, self._side_scorer) if own or self.packets.readable(packet) else []
+        return self.rewards(row, packet, self._side_scorer) if self.packets.readable(packet) else []
 
     def close(self) -> None:
         """End the scoring processes, if any; `open` starts others."""
@@ -632,7 +632,9 @@ class Engine:
             noise=noise,
         )
 
-    def _rewards(self, row: int, packet: bytes, scorer: Scorer) -> list[float]:
+    def rewards(self, row: int, packet: bytes, scorer: Scorer | None = None) -> list[float]:
+        """Rewards [G] of a group, whatever this node can read of it."""
+        scorer = scorer or self._scorer
         example = self.task.train[row]
         if self._episodes is not None:
             completions = [one for one in self.packets.completions(packet, own=False) if one is not None]

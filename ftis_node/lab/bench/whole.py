@@ -107,8 +107,8 @@ class RandomEngine(Engine):
         groups = [ScoredPacket(group.packet, rewards(len(group.rewards))) for group in made.groups]
         return Generated(groups, made.seconds, made.generation_batch)
 
-    def score(self, row: int, packet: bytes, own: bool = False) -> list[float]:
-        return rewards(len(super().score(row, packet, own)))
+    def score(self, row: int, packet: bytes) -> list[float]:
+        return rewards(len(super().score(row, packet)))
 
 
 def questions(size: Size, words: int) -> list[str]:

@@ -262,7 +262,7 @@ class _Replay:
 
     def _rewards(self, group: Group) -> tuple[float, ...]:
         """By the packet's own text; what the daemon once gave is not asked for."""
-        return tuple(self._engine.score(group.row, group.data, own=True))
+        return tuple(self._engine.rewards(group.row, group.data))
 
     # --- weights --------------------------------------------------------------------------------------------------
 
