@@ -14,6 +14,8 @@ import pytest
 from huggingface_hub import constants
 
 from ftis_node.cli import main
+from ftis_node.cli.join import NOTICE
+from ftis_node.cli.join import join as join_command
 from ftis_node.cli.run import new
 from ftis_node.config.run import RunFile, dump_run_file, load_run_file
 from ftis_node.config.settings import collect
@@ -26,8 +28,10 @@ from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
+from tests.support.command_lines import root
 from tests.support.swarm import RUN, identity, make_run, member, transport
 
+ROOT_DIR = Path(__file__).parent.parent
 Join = Callable[..., tuple[int, str, str]]
 
 
@@ -66,9 +70,18 @@ def test_a_first_start_is_told_and_leaves_nothing(join: Join, tmp_path: Path) ->
     assert "log-probs" in report["leaves"] and report["problems"] == []
     assert "self-report" not in report["leaves"]
     private = report_of(join, "--home", str(home), "--private", "--set", "lan=true")["leaves"]
-    assert "self-report" in private and "local network" not in private
+    assert "self-report a minute (--name, the model's name" in private and "local network" not in private
     code, out, _ = join("--home", str(home), "--set", "own_share=0")
     assert code == 0 and report["run"]["id"] in out and "samples nothing of its own" in out
+
+
+def test_whatever_says_what_leaves_the_machine_names_what_a_self_report_holds() -> None:
+    described = ROOT_DIR / "README.md", ROOT_DIR / "docs" / "security.md"
+    sections = [path.read_text().split("## What leaves your machine\n")[1].split("\n## ")[0] for path in described]
+    for text in (NOTICE, join_command.__doc__ or "", *sections):
+        assert "self-report" in text and "--name" in text, text
+    (option,) = (one for one in root().commands["join"].params if one.name == "name")
+    assert "self-report" in str(vars(option)["help"])
 
 
 def test_the_run_it_would_start_is_the_run_it_starts(

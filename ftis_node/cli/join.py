@@ -38,7 +38,7 @@ HINT = "Ctrl-C: finish the step, save and end. In another terminal: ftis-node pa
 NOTICE = (
     "First start in %s. What leaves this machine, for anyone to read: its network address, and the texts that its "
     "model samples for the run's prompts, with log-probs; in a private run, for its members only, and a self-report a "
-    "minute. Never the model, its gradients or your files."
+    "minute (--name, the model's name, figures). Never the model, its gradients or your files."
 )
 
 
@@ -74,7 +74,7 @@ def join(
     own_reward: Annotated[str | None, typer.Option(help="The reward rule of --own-data; default: integer.")] = None,
     home: HomeOption = DEFAULT_HOME,
     given: Given,
-    name: Annotated[str, typer.Option(help="A name for logs and pictures; it stays on this machine.")] = "",
+    name: Annotated[str, typer.Option(help="A name for logs and pictures; self-reports carry it, too.")] = "",
     view: Annotated[
         bool | None, typer.Option("--view/--no-view", help="The live view; default: if this is a terminal.")
     ] = None,
@@ -92,7 +92,8 @@ def join(
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.
 
-    This leaves your machine: its address, and the texts that its model samples, with log-probs. Never the model.
+    This leaves your machine: its address, and the texts that its model samples, with log-probs; in a private run also
+    a self-report a minute: --name, the model's name, figures. Never the model.
     """
     if json and not dry_run:
         raise UsageError("--json is for --dry-run: a daemon answers nothing.", "Ask it with `ftis-node status --json`.")
