@@ -87,7 +87,9 @@ def join(
     private: Annotated[
         bool, typer.Option("--private", help="Begin a run for members only; `ftis-node invite` lets others in.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done; tries the model, if it is here.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
     """Train a model together with a swarm. The same command again goes on from the last checkpoint.

@@ -199,7 +199,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "worker/engine.py": ("There is no objective ….",),
     },
     "test_context.py::test_a_row_longer_than_the_runs_cap_is_named_with_its_length": {
-        "fit/context.py": ("… is a prompt of … tokens, and the run allows …: ….",),
+        "fit/context.py": ("… is a prompt of … tokens, and the run allows …….",),
     },
     "test_context.py::test_a_strangers_run_that_no_prompt_could_fit_is_refused_before_the_weights_are_loaded": {
         "fit/context.py": ("The run has completions of up to … tokens, but … ….",),
@@ -263,7 +263,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "cli/local.py": ("The node on this home serves no page.",),
     },
     "test_errors_within.py::test_a_question_without_a_token": {
-        "fit/context.py": ("… has no token in the tokenizer of …: ….",),
+        "fit/context.py": ("… has no token in the tokenizer of …….",),
     },
     "test_errors_within.py::test_a_report_replaces_no_file": {
         "preflight/bugreport.py": ("… exists already.",),
@@ -461,6 +461,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_policy_load.py::test_a_folder_without_a_model_is_refused": {
         "policy/names.py": ("The folder … holds no model (config.json is missing).",),
     },
+    "test_dry_run.py::test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words": {
+        "policy/load.py": ("The model … (…) has no tokenizer.",),
+    },
     "test_policy_load.py::test_a_model_that_changes_its_logits_after_the_head_is_refused": {
         "policy/load.py": ("… transforms its logits after the head (…), which scoring does not kno",),
     },
@@ -641,7 +644,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "config/run.py": ("… can take no part in a run of any tokenizer: ….",),
     },
     "test_text_run.py::test_a_prompt_longer_than_the_run_allows_is_refused": {
-        "fit/context.py": ("Row … of … is a prompt of … bytes, and the run allows ….",),
+        "fit/context.py": ("… is a prompt of … bytes, and the run allows ….",),
     },
     "test_tokenizer_codec.py::test_a_tokenizer_without_an_end_of_its_own_has_no_codec": {
         "tokenizer/codec.py": ("This tokenizer names no end-of-sequence token as its own.",),
