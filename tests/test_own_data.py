@@ -87,7 +87,7 @@ def test_the_rows_of_a_step_follow_from_its_number_and_come_in_turn(rows: Path) 
 
 
 def test_a_row_that_is_too_long_is_named_by_its_number_and_not_shown(rows: Path) -> None:
-    with pytest.raises(UsageError, match="Line .*one's own data.* is a prompt of") as refused:
+    with pytest.raises(UsageError, match=r"Line .*one's own data.* is a prompt of") as refused:
         opened(rows, prompt_tokens=8)
     assert SECRET not in str(refused.value)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftis_node.errors import UsageError
+from ftis_node.swarm.invitation import PREFIX
 from ftis_node.text import escaped, in_json, say
 
 if TYPE_CHECKING:
@@ -121,5 +122,12 @@ def seconds_in(text: str) -> int:
 
 
 def addresses_in(text: str) -> tuple[str, ...]:
-    """The parts between commas."""
+    """The parts between commas of --peers. Raises UsageError if they are an invitation."""
+    refuse_invitation("--peers", text)
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def refuse_invitation(option: str, text: str) -> None:
+    """Raise UsageError for an option that was given an invitation."""
+    if text.startswith(PREFIX):
+        raise UsageError(f"{option} was given an invitation.", "It stands alone: `ftis-node join ftis:…`.")

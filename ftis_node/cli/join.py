@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, RewardOption, addresses_in, print_json
+from ftis_node.cli.common import (
+    AnswerOption,
+    HomeOption,
+    QuestionOption,
+    RewardOption,
+    addresses_in,
+    print_json,
+    refuse_invitation,
+)
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation
 from ftis_node.cli.runs import the_run
@@ -45,8 +53,8 @@ NOTICE = (
 @with_settings(*FLAGS)
 def join(
     invitation: Annotated[
-        str, typer.Argument(help="An invitation, ftis:…; a file that holds it; or - to read it from stdin.")
-    ] = "",
+        str | None, typer.Argument(help="An invitation, ftis:…; a file that holds it; or - to read it from stdin.")
+    ] = None,
     *,
     model: Annotated[
         str | None,
@@ -104,9 +112,10 @@ def join(
     from ftis_node.preflight.checks import refused
     from ftis_node.tasks.hub import with_columns
 
+    refuse_invitation("--task", task or "")
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
-    invited = invitation_in(invitation, place) if invitation else None
+    invited = invitation_in(invitation, place) if invitation is not None else None
     named = (*addresses_in(peers), *(invited.addresses if invited is not None else ()))
     if not (named or run or private or place.run_file.exists()):
         named = _on_lan(layers)
@@ -185,7 +194,7 @@ def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> 
     sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
 
 
-def _detach(options: JoinOptions, invitation: str) -> None:
+def _detach(options: JoinOptions, invitation: str | None) -> None:
     from ftis_node.cli.detach import detach
 
     home = options.home

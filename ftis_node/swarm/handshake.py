@@ -54,7 +54,9 @@ async def fetch_run(
         "None of the peers gave their run: " + "; ".join(f"{text}: {why}" for text, why in reasons.items()) + ".",
         next(
             (why.fix for why in reasons.values() if isinstance(why, _Final)),
-            "Check the addresses and that those nodes run; or give --run FILE; or leave out --peers to start a run.",
+            "Check that the inviter's node runs; ask for a new invitation if its addresses have changed."
+            if invitation
+            else "Check the addresses and that those nodes run; give --run FILE; or leave out --peers to start a run.",
         ),
     )
 

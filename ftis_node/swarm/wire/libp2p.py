@@ -19,6 +19,7 @@ from ftis_node.errors import UserError
 from ftis_node.host.descriptors import ran_out
 from ftis_node.swarm import ftis_pb2
 from ftis_node.swarm.addresses import check_port, free_port
+from ftis_node.swarm.bounded import remember
 from ftis_node.swarm.identity import Identity
 from ftis_node.swarm.wire.directory import Directory
 from ftis_node.swarm.wire.p2pd import health, kill, launch
@@ -30,6 +31,7 @@ DIAL_SECONDS = 5.0
 PING_EVERY = 1.0
 PING_SECONDS = 1.5
 MISSED_PINGS = 2
+FAILURES_KEPT = 256
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Libp2p:
         self._down_since: float | None = None
         self.port = 0
         self._started = started
+        self._failures: dict[bytes, str] = {}  # by peer, why the last dial failed
 
     @classmethod
     async def start(cls, listening: Listening, started: Callable[[int], None] | None = None, before: int = 0) -> Libp2p:
@@ -137,7 +140,11 @@ class Libp2p:
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {_in_words(error)}") from error
+            if not _rests(error):  # else p2pd did not dial at all, so soon after it failed
+                self._failures.pop(peer, None)
+                remember(self._failures, peer, _in_words(error), FAILURES_KEPT)
+            why = self._failures.get(peer) or _in_words(error)
+            raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
     async def connected(self) -> set[bytes]:
         """The ids of the peers that p2pd has a connection to."""
@@ -225,6 +232,12 @@ class Libp2p:
         except Exception as error:  # hivemind raises anything from a socket error to what its parser raises
             return ran_out(error)  # this process has no file descriptors left: no evidence against p2pd
         return True
+
+
+def _rests(error: Exception) -> bool:
+    """Whether p2pd tried no address again, because it failed just before."""
+    text = str(error)
+    return 0 < text.count("dial backoff") == text.count("* [")
 
 
 def _in_words(error: Exception) -> str:
