@@ -29,6 +29,7 @@ from ftis_node.observe.view import nodes_view, number
 from ftis_node.store.home import Home
 from ftis_node.swarm.identity import Identity
 from ftis_node.tasks import load_task
+from ftis_node.text import counted
 
 POLL_SECONDS = 0.5
 SPEAK_SECONDS = 5.0
@@ -311,8 +312,9 @@ def _in_words(node: NodeSummary) -> str:
         f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
         f"{node.pass_at_1_after:.2f} in {node.steps} steps, with {node.foreign_groups_used} groups of "
         f"{len(node.foreign_groups_by_author)} others{tokenizers}, which had "
-        f"{node.foreign_weight_share:.0%} of the weight in its training; of {node.rows_needed} rows that it could "
-        f"not do it learned {node.rows_learned} from others, and can do {node.rows_now} of these now"
+        f"{node.foreign_weight_share:.0%} of the weight in its training; all its own tries failed at "
+        f"{counted(node.rows_needed, 'question')}: it trained on others' answers to {node.rows_learned} of them, and "
+        f"has solved {node.rows_now} of those itself since"
     )
 
 

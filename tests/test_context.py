@@ -202,6 +202,8 @@ def test_a_home_belongs_to_no_run_that_its_model_has_no_room_for(tmp_path: Path)
     ended = run_cli(*line, timeout=PATIENCE)
     assert ended.returncode == 2 and "has room for 20" in ended.stderr, ended.stderr
     assert not (home / "run.toml").exists()
+    last = (home / "node.log").read_text().splitlines()[-1]
+    assert " ERROR " in last and "has room for 20" in last
 
 
 LONG_COMPLETIONS = "up to 16 tokens, but .* room for 16"

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from ftis_node.preflight.checks import refused
 from ftis_node.preflight.report import as_json
 from ftis_node.store.checkpoints import Checkpoints, labelled
 from ftis_node.store.home import Home
+from ftis_node.swarm.invitation import invite
 from ftis_node.tasks.jsonl import _place
 from ftis_node.worker import planning
 from ftis_node.worker.engine import Engine
@@ -288,6 +290,17 @@ def test_what_a_start_refuses_the_dry_run_refuses_in_the_same_words(
     error = compute_refuses(["--device", "cpu", *line])
     assert code == (2 if isinstance(error, UsageError) else 1) and re.search(words, error.what), error.what
     assert err.endswith(f"error: {error.what}\n       {error.fix}\n"), err
+
+
+def test_an_invitation_to_a_node_that_is_gone_says_so_in_terms_of_invitations(join: Join, tmp_path: Path) -> None:
+    inviter = identity(3)
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{inviter.peer_id}"
+    line = invite(inviter, bytes(16), [address], now=time.time(), seconds=3600).text
+    code, _, err = join("--task", "gsm8k", line, "--home", str(tmp_path / "home"), "--set", "patience=1")
+    assert code == 1 and "the inviter's node runs" in err and "--peers" not in err, err
+    assert "nothing listens there (connection refused)" in err and "backoff" not in err, (
+        "asked for the second time, too"
+    )
 
 
 async def test_data_of_another_run_than_the_peers_are_refused_before_they_are_downloaded(

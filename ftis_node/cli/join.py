@@ -25,10 +25,11 @@ from ftis_node.cli.common import (
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation
 from ftis_node.cli.runs import the_run
+from ftis_node.config.run import TASKS
 from ftis_node.config.settings import FLAGS
 from ftis_node.errors import UsageError, UserError, raise_all
 from ftis_node.host.loading import loading
-from ftis_node.observe.logs import Tail, begin_output, log_to
+from ftis_node.observe.logs import Tail, begin_output, log_to, noting
 from ftis_node.store.home import DEFAULT_HOME, Home
 from ftis_node.swarm.identity import peer_id
 from ftis_node.text import say
@@ -64,13 +65,7 @@ def join(
         str, typer.Option(help="Addresses of nodes to join, separated by commas; none: start a run of one's own.")
     ] = "",
     run: Annotated[Path | None, typer.Option(help="A run file; without it the peers are asked for theirs.")] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="arithmetic, gsm8k, a .jsonl file, hf:ORG/NAME:SPLIT, reasoning-gym:NAME, or Python: "
-            "package.module:function. Default: the run's."
-        ),
-    ] = None,
+    task: Annotated[str | None, typer.Option(help=f"{TASKS}. Default: the run's.")] = None,
     data: Annotated[Path | None, typer.Option(help="A local training file of the task.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="A local file of held-out examples.")] = None,
     question: QuestionOption = None,
@@ -142,7 +137,8 @@ def join(
         from ftis_node.preflight.report import as_json
 
         print_json(as_json(case, whole=False))
-    raise_all(problems)
+    with contextlib.nullcontext() if dry_run or place.in_use() else noting(place.path):
+        raise_all(problems)
     if invited is not None:
         whom = f"{invited.name} ({peer_id(invited.inviter)})" if invited.name else peer_id(invited.inviter)
         kind = "the private run" if invited.private else "run"
@@ -190,8 +186,9 @@ def _run(options: JoinOptions, layers: Layers, *, view: bool, as_json: bool) -> 
 
         from ftis_node.node.daemon import Node
 
-    node = Node(options, lambda task: layers(task)[0])
-    sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
+    with noting(place.path):
+        node = Node(options, lambda task: layers(task)[0])
+        sys.exit(uvloop.run(_watched(node, tail) if view else node.run()))
 
 
 def _detach(options: JoinOptions, invitation: str | None) -> None:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Write a UTF-8 file so that a reader, or a kill in between, finds the old text or the new one, never a part.
@@ -23,12 +25,24 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
 def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
     """As `replace_text`, of bytes."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    if durable:
-        sync(temporary)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(data)
+        if durable:
+            sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     if durable:
         sync(path.parent)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what `replace_bytes` left there in processes that were killed."""
+    for file in directory.glob("*.*.tmp"):
+        pid = file.suffixes[-2][1:]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            file.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -199,15 +199,17 @@ class Saving:
         step."""
         await self.flush()
         directory = await asyncio.to_thread(self._checkpoints.begin, progress.step)
-        await worker.call(Snapshot(str(directory)))
+        with self._checkpoints.unfinished(directory):
+            await worker.call(Snapshot(str(directory)))
         self._begun_at, self._unsaved = self._clock(), False
         facts = {**self._of, "branch": self.branch, "progress": progress.facts()}
         self._writing = asyncio.create_task(self._write(worker, directory, progress.step, facts))
 
     async def _write(self, worker: Worker, directory: Path, step: int, facts: Facts) -> None:
-        await worker.call(Write(str(directory)))
-        self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
-        await asyncio.to_thread(self._checkpoints.commit, directory, facts)
+        with self._checkpoints.unfinished(directory):
+            await worker.call(Write(str(directory)))
+            self._saved_bytes = await asyncio.to_thread(bytes_under, directory)
+            await asyncio.to_thread(self._checkpoints.commit, directory, facts)
         self.saved_step, self._saved_at = step, self._begun_at
         self.written += 1
 

@@ -149,9 +149,13 @@ def compress(path: Path) -> None:
         final = _compressed(plain)
         if not final.exists():
             partial = final.with_name(f"{final.name}.partial")
-            with plain.open("rb") as source, gzip.open(partial, "wb", LEVEL) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            sync(partial)
+            try:
+                with plain.open("rb") as source, gzip.open(partial, "wb", LEVEL) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+                sync(partial)
+            except OSError:
+                partial.unlink(missing_ok=True)
+                raise
             partial.rename(final)
             sync(final.parent)
         plain.unlink()

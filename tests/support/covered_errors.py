@@ -125,7 +125,7 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
         "worker/engine.py": ("There is no room for a checkpoint in …",),
     },
     "test_errors_within.py::test_waiting_for_a_pause_ends_when_something_else_was_asked_for": {
-        "cli/life.py": ("The node does not pause",),
+        "cli/life.py": ("The node does not …: it is ….",),
     },
     "test_api.py::test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever": {
         "observe/api.py": ("The daemon on this home did not answer within … s.",),
