@@ -35,6 +35,9 @@ COVERED: dict[str, dict[str, tuple[str, ...]]] = {
     "test_devices.py::test_what_shards_do_not_go_with_is_refused": {
         "config/checks.py": ("sharded (…) does not go with ….",),
     },
+    "test_bench_train.py::test_a_model_that_does_not_fit_is_refused_before_it_is_made": {
+        "lab/bench/model.py": ("… does not fit: by the plan it takes … of ….",),
+    },
     "test_devices.py::test_one_device_is_nothing_to_compare": {
         "cli/bench.py": ("One device is nothing to compare.",),
     },
