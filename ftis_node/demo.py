@@ -264,7 +264,7 @@ class Demo:
             )
         (self.output / "summary.json").write_text(json.dumps(msgspec.to_builtins(summary), indent=1))
         for node in nodes:
-            self.console.print(words(_in_words(node)))
+            self.console.print(words(in_words(node)))
         curves = f"curves in {picture}" if picture is not None else f"for a picture of the curves: {TO_DRAW}"
         self.console.print(words(f"{seconds:.0f} s; {curves}; logs under {self.output}"))
         return summary
@@ -306,7 +306,8 @@ def _prepare(output: Path) -> None:
     (output / _MARK).touch()
 
 
-def _in_words(node: NodeSummary) -> str:
+def in_words(node: NodeSummary) -> str:
+    """A node's results in a sentence."""
     tokenizers = f" with {node.foreign_tokenizers} other tokenizers" if node.foreign_tokenizers else ""
     return (
         f"{node.name} ({node.model}, {node.role}): pass@1 {node.pass_at_1_before:.2f} → "
