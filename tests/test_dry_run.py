@@ -210,7 +210,7 @@ def test_json_is_for_the_dry_run_only(
 
 LONG, STRANGE = '{"prompt": "1+2+3+4+5+6+7+8+9=", "answer": 45}', '{"prompt": "ÆØÅ", "answer": 1}'
 MISTAKES = {
-    "a row of one's own that is too long": ("--own-data {tmp}/long.jsonl", "Line 31 of long.jsonl .*tokens"),
+    "a row of one's own that is too long": ("--own-data {tmp}/long.jsonl", r"Line 31 of long.jsonl .*allows 16\.$"),
     "one that is held out": ("--own-data {tmp}/held.jsonl", "Line 3 of held.jsonl .*own held-out data.*tokens"),
     "a row of one's own without a token": ("--own-data {tmp}/strange.jsonl", "has no token"),
     "a row without a token": ("--task {tmp}/strange.jsonl", "Line 31 of strange.jsonl .*has no token"),

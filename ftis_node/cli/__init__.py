@@ -33,6 +33,7 @@ from ftis_node.cli import (
     watch,
 )
 from ftis_node.errors import FtisError, UsageError, UserError, one_by_one
+from ftis_node.swarm import invitation
 from ftis_node.text import say
 
 app = typer.Typer(
@@ -93,7 +94,7 @@ def main() -> None:
     """Run the command line; exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         try:
-            _refuse_empty(sys.argv[1:])
+            _refuse_misplaced(sys.argv[1:])
             app()
         finally:
             sys.stdout.flush()  # or a closed pipe is met when nobody can answer for it any more
@@ -112,11 +113,14 @@ def main() -> None:
         _tell(UserError(what, "Check the path, its permissions, and that its disk has room."))
 
 
-def _refuse_empty(words: Sequence[str]) -> None:
-    """An empty word after an option is mostly a variable that is not set; --peers= is empty on purpose."""
+def _refuse_misplaced(words: Sequence[str]) -> None:
+    """Refuse an empty word after an option, mostly a variable that is not set (--peers= is empty on purpose), and an
+    invitation."""
     for option, value in pairwise(words):
         if option.startswith("--") and not value.strip():
             raise UsageError(f"{option} is followed by an empty value.", "Leave it out, or set the variable behind it.")
+        if option in ("--peers", "--task", "--run") and value.startswith(invitation.PREFIX):
+            raise UsageError(f"{option} was given an invitation.", "It stands alone: `ftis-node join ftis:…`.")
 
 
 def _tell(error: UserError) -> NoReturn:

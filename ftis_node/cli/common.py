@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftis_node.config.run import TASKS
 from ftis_node.errors import UsageError
-from ftis_node.swarm.invitation import PREFIX
 from ftis_node.text import escaped, in_json, say
 
 if TYPE_CHECKING:
     from ftis_node.config.settings import Settings
     from ftis_node.worker.restore import Checkpoint
 
+KINDS = f"{TASKS}."  # what --task takes
 HomeOption = Annotated[
     Path, typer.Option("--home", envvar="FTIS_HOME", help="The node's directory: key, checkpoints, logs.")
 ]
@@ -122,12 +123,5 @@ def seconds_in(text: str) -> int:
 
 
 def addresses_in(text: str) -> tuple[str, ...]:
-    """The parts between commas of --peers. Raises UsageError if they are an invitation."""
-    refuse_invitation("--peers", text)
+    """The parts between commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def refuse_invitation(option: str, text: str) -> None:
-    """Raise UsageError for an option that was given an invitation."""
-    if text.startswith(PREFIX):
-        raise UsageError(f"{option} was given an invitation.", "It stands alone: `ftis-node join ftis:…`.")

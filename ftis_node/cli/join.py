@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from ftis_node.cli.common import (
-    AnswerOption,
-    HomeOption,
-    QuestionOption,
-    RewardOption,
-    addresses_in,
-    print_json,
-    refuse_invitation,
-)
+from ftis_node.cli.common import AnswerOption, HomeOption, QuestionOption, RewardOption, addresses_in, print_json
 from ftis_node.cli.flags import Given, with_settings
 from ftis_node.cli.invitations import invitation_in, keep_invitation
 from ftis_node.cli.runs import the_run
@@ -107,7 +99,6 @@ def join(
     from ftis_node.preflight.checks import refused
     from ftis_node.tasks.hub import with_columns
 
-    refuse_invitation("--task", task or "")
     place = Home(home.expanduser())
     layers = given.with_values(model=model).on(place)
     invited = invitation_in(invitation, place) if invitation is not None else None

@@ -92,9 +92,9 @@ def refuse_prompts(
     prompts: Sequence[Sequence[int]],
     rows: Sequence[Row],
     data: str,
-    *,
     completion_tokens: int,
     prompt_tokens: float = float("inf"),
+    *,
     shown: bool = True,
     shorter: str = "Use a model with a longer context, or start a run with a smaller completion_tokens.",
 ) -> None:

@@ -6,8 +6,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,15 +73,6 @@ class Checkpoints:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         return directory
-
-    @contextmanager
-    def unfinished(self, directory: Path) -> Iterator[None]:
-        """Remove what `begin` gave if the block fails, as on a full disk."""
-        try:
-            yield
-        except Exception:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
 
     def commit(self, directory: Path, facts: Facts) -> Path:
         """Make what `begin` gave a checkpoint: checksums, fsync of everything, rename; older ones are removed.

@@ -238,16 +238,8 @@ class Prompts:
             if run.text and template is None:
                 texts = [run.template.replace("{question}", example.question) for example in examples]
                 refuse_long_prompts(texts, run.prompt_bytes, examples, data)
-            refuse_prompts(
-                model,
-                context,
-                prompts,
-                examples,
-                data,
-                completion_tokens=run.completion_tokens,
-                prompt_tokens=run.prompt_tokens or float("inf"),
-                shown=template is None,
-            )
+            caps = run.completion_tokens, run.prompt_tokens or float("inf")
+            refuse_prompts(model, context, prompts, examples, data, *caps, shown=template is None)
             return prompts
 
         rows = checked(task.train, "the training data"), checked(task.held_out[:most], "the held-out data")

@@ -140,10 +140,9 @@ class Libp2p:
             # hivemind keeps this call private, and a node needs it to dial after the start.
             await asyncio.wait_for(self.p2p._client.connect(PeerID(peer), maddrs), DIAL_SECONDS)
         except (ControlFailure, P2PDaemonError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            if not _rests(error):  # else p2pd did not dial at all, so soon after it failed
-                self._failures.pop(peer, None)
-                remember(self._failures, peer, _in_words(error), FAILURES_KEPT)
-            why = self._failures.get(peer) or _in_words(error)
+            before = self._failures.pop(peer, "it failed just before")
+            why = _in_words(error) or before
+            remember(self._failures, peer, why, FAILURES_KEPT)
             raise Unreachable(f"{PeerID(peer)} cannot be dialled: {why}") from error
 
     async def connected(self) -> set[bytes]:
@@ -234,18 +233,15 @@ class Libp2p:
         return True
 
 
-def _rests(error: Exception) -> bool:
-    """Whether p2pd tried no address again, because it failed just before."""
-    text = str(error)
-    return 0 < text.count("dial backoff") == text.count("* [")
-
-
 def _in_words(error: Exception) -> str:
-    """The reason of a failed dial in one line; libp2p reports each address on a line of its own."""
+    """The reason of a failed dial in one line; "" if p2pd tried no address again, so soon after it failed. libp2p
+    reports each address on a line of its own."""
     text = " ".join(str(error).split())
     if found := re.search(r"remote key matches (\w+)", text):
         return f"another node answers there, {found[1]}"
-    refused = text.count("connection refused")
-    if refused and refused + text.count("dial backoff") == text.count("* ["):
+    refused, put_off, tried = (text.count(words) for words in ("connection refused", "dial backoff", "* ["))
+    if put_off == tried > 0:
+        return ""
+    if refused and refused + put_off == tried:
         return "nothing listens there (connection refused)"
     return text or type(error).__name__
